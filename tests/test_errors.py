@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 import trl_small
 from spanwise import errors
-from spanwise.commands.shared.files import read_json
+from spanwise.commands.shared.files import read_fields
 from spanwise.credit import grpo, method
 from spanwise.errors import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.layout import Layout
@@ -62,7 +62,7 @@ def test_sentences_go_through_pydantic_once_and_together():
 
 def test_a_file_that_cannot_be_read_is_not_called_nonsense(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.json' cannot be read") as caught:
-        read_json(tmp_path / "nowhere.json")
+        read_fields(tmp_path / "nowhere.json")
     assert "not a JSON object" not in str(caught.value)
 
 

@@ -116,15 +116,16 @@ def dead_strata(found: Credit, scheme: Scheme) -> dict[str, tuple[int, int]]:
         return {}
     stratum_nm, moved_nm = found.comparison.stratum_nm, found.adv_nm != 0
     if scheme.entry.kind != "block":
-        return {" + ".join(scheme.names): _dead(stratum_nm[:, 0], moved_nm[:, 0])}
+        return {" + ".join(scheme.names): dead_among(stratum_nm[:, 0], moved_nm[:, 0])}
     return {
-        objective.name: _dead(stratum_nm[:, m], moved_nm[:, m])
+        objective.name: dead_among(stratum_nm[:, m], moved_nm[:, m])
         for m, objective in enumerate(scheme.objectives)
         if objective.baseline != "none"
     }
 
 
-def _dead(stratum_n: Tensor, moved_n: Tensor) -> tuple[int, int]:
+def dead_among(stratum_n: Tensor, moved_n: Tensor) -> tuple[int, int]:
+    """How many strata there are, without -1, and in how many of them nobody moved."""
     held_n = stratum_n >= 0
     dense_n = group_index(stratum_n[held_n])
     total = int(dense_n.max()) + 1 if len(dense_n) else 0

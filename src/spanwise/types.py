@@ -32,10 +32,23 @@ def take_rows(table: _Table, rows: Any) -> _Table:
     >>> take_rows(scores, slice(1, 2)).reward_nm
     tensor([[2.]])
     """
-    tensors = {name: value for name, value in vars(table).items() if isinstance(value, Tensor)}
-    return replace(
-        table, **{name: value[rows] for name, value in tensors.items() if name.rpartition("_")[2].startswith("n")}
-    )
+    return replace(table, **{name: getattr(table, name)[rows] for name in _of_rows(table)})
+
+
+def join_rows(parts: Sequence[_Table]) -> _Table:
+    """The completions of several such dataclasses as one; what is not of completions is that of the first.
+
+    >>> scores = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.zeros(1, 1, 2))
+    >>> join_rows([scores, scores]).reward_nm.flatten()
+    tensor([1., 1.])
+    """
+    return replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts]) for name in _of_rows(parts[0])})
+
+
+def _of_rows(table: Any) -> list[str]:
+    """The tensors of a dataclass whose first index is that of completions."""
+    tensors = [name for name, value in vars(table).items() if isinstance(value, Tensor)]
+    return [name for name in tensors if name.rpartition("_")[2].startswith("n")]
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
@@ -263,8 +276,7 @@ class Scores:
         >>> Scores.joined([one, one]).reward_nm.flatten()
         tensor([1., 1.])
         """
-        tables = [name for name, value in vars(parts[0]).items() if isinstance(value, Tensor)]
-        return replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts]) for name in tables})
+        return join_rows(parts)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, episode, node, said, trace, write_lines
-from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.write import write_credit
+from rollout_files import LAYOUT, episode, node, quiet, said, trace, write_lines
+from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.errors import RecipeError
 from spanwise.rollouts import read_rollouts
 
@@ -77,9 +76,8 @@ def test_what_the_trainer_gave_stands_beside_what_another_method_would(tmp_path)
 def test_an_export_remembers_whose_a_row_is(tmp_path):
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
     options = {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
-    result = credit_rollouts(WRITTEN, methods=["rloo"], **options)
+    result = credit(WRITTEN, methods=["rloo"], output=tmp_path / "out", console=quiet(), **options)
     file = tmp_path / "out" / "credit.parquet"
-    write_credit(file, result)
     assert pq.read_table(file)["rollout"].to_pylist() == [0, 0, 1, 1]
     again = credit_rollouts(file, recipe=tmp_path / "recipe.yaml", methods=["rloo"], tokenizer=tmp_path / "model")
     assert again.table.rollout_n.tolist() == [0, 0, 1, 1]

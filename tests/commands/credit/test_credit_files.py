@@ -12,9 +12,10 @@ import torch
 import trl_small
 from rollout_files import LAYOUT, episode, quiet, said, trace, verl_rows, write_lines
 from spanwise.commands.credit.blocks import split_groups
-from spanwise.commands.credit.credit import credit, credit_rollouts, figures
+from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts.rows import credit_figures
 from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Status
 
@@ -152,7 +153,7 @@ def two_streams(path):
 
 def test_a_value_for_each_objective_is_read_under_its_name(tmp_path):
     result = credit_rollouts(two_streams(tmp_path))
-    own = next(one for arm, one in zip(result.arms, result.applied, strict=True) if arm.own)
+    own = next(one for one in result.applied if one.name == result.arms.own)
     lengths, length_nk = result.table.tokens.lengths, own.marked.length_nk.tolist()
     brier_n = result.scores.reward_nm[:, result.scores.names.index("brier")].tolist()
     for n, one in enumerate(trl_small.SAID[:4]):
@@ -215,7 +216,7 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
     for step in (1, 2):
         write_lines(tmp_path / f"{step}.jsonl", [{**row, "step": step} for row in verl_rows()[:4]])
     whole = credit_rollouts(tmp_path, overrides={"layout": LAYOUT})
-    for module in ("score", "apply", "write"):
+    for module in ("apply", "write"):
         monkeypatch.setattr(f"spanwise.commands.credit.{module}.AT_A_TIME", 25)
     parts = credit(tmp_path, output=tmp_path / "out", console=quiet(), overrides={"layout": LAYOUT})
     assert len(list(fitting_runs(whole.table.tokens.lengths, 25))) > 2
@@ -263,7 +264,8 @@ def test_dead_strata_and_silent_completions_are_counted(tmp_path):
     # One stratum has a Brier score at all, and it has a signal.
     assert bae.dead == {"correct": 0.5, "brier": 0.0, **WELL_FORMED}
     assert grpo.silent_n.tolist() == [True, True, False, False]
-    assert figures(bae)["confidence"] == {"completions": 2.0, "mean_abs": pytest.approx(0.12), "zero_share": 0.0}
+    figures = credit_figures(bae.by_block["confidence"])
+    assert (figures["completions"], figures["mean_abs"], figures["zero_share"]) == (2, pytest.approx(0.12), 0.0)
 
 
 def test_groups_larger_than_the_run_says_are_cut():

@@ -24,11 +24,9 @@ from rollout_files import (
     verl_file,
 )
 from spanwise.cli import app
-from spanwise.commands.credit.arms import choose_arms
-from spanwise.commands.credit.credit import credit_rollouts, figures_table, summary
-from spanwise.commands.credit.score import score_file
-from spanwise.errors import AlignmentError, DataError, RecipeError
-from spanwise.recipe import load
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.credit.write import figures_table, summary
+from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.table import fitting_runs
 
@@ -45,20 +43,13 @@ TAGLESS = [rf"The answer is \boxed{{{x}}}" for x in (4, 4, 3, 5)]
 
 def test_an_arm_under_two_names_is_one_arm(tmp_path, monkeypatch):
     """Two chunks with other rewards in each: the second must not get those of the first."""
-    monkeypatch.setattr("spanwise.commands.credit.score.AT_A_TIME", 25)
+    monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 25)
     outputs = [*[said("4", "0.5")] * 4, *[said("4", "0.5")] * 4]
     file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aaaabbbb"], correct=[1, 1, 1, 0, 0, 0, 0, 1])
     result = credit_rollouts(file, methods=["recipe", "bae"], overrides={"layout": LAYOUT})
     assert [one.name for one in result.applied] == ["bae"]
     assert len(list(fitting_runs(result.table.tokens.lengths, 25))) > 1
     assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.25, 0.25, 0.25, -0.75, -0.25, -0.25, -0.25, 0.75]
-
-
-def test_two_arms_of_one_name_do_not_go_unnoticed(tmp_path):
-    table = read_rollouts(verl_file(tmp_path / "1.jsonl", WELL_FORMED, correct=[1, 1, 1, 0]))
-    arms, _ = choose_arms(load(None, {"layout": LAYOUT}), ["bae"], table)
-    with pytest.raises(AlignmentError, match="Method 'bae' has 8 rewards for 4 completions"):
-        score_file(table, [*arms, *arms])
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -208,7 +199,7 @@ def test_a_completion_without_tokens_is_charged_nothing(tmp_path):
     result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
     assert result.table.tokens.lengths[0] == 0
     assert result.applied[0].credit.stop_n.tolist() == [0.0] * 4  # it leaves out both blocks, and no token could carry it
-    assert summary(result)["methods"]["bae"]["stop_mean_abs"] == 0.0
+    assert summary(result, {})["methods"]["bae"]["stop_mean_abs"] == 0.0
 
 
 def test_brackets_in_a_path_are_shown(tmp_path):

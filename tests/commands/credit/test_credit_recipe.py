@@ -73,7 +73,7 @@ def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
     plain = load(None, {"layout": LAYOUT, "method": "rlcr", "calibration": "log_score"})
     out = load(None, {"layout": LAYOUT, "method": "rlcr", "objectives": filled})
     for name in ("bae", "grpo", "rlcr", "bae:blended"):
-        assert choose_arms(out, [name], table)[0][0].scheme == choose_arms(plain, [name], table)[0][0].scheme
+        assert choose_arms(table, out, [name]).schemes == choose_arms(table, plain, [name]).schemes
 
 
 BROKEN = [*OBJECTIVES[1:2], {"reward": "train_of_nobody:code_correct", "pays": ["code"]}]

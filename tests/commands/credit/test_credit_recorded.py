@@ -14,9 +14,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 import trl_small
 from rollout_files import LAYOUT, WELL_FORMED, own_run, quiet, said, trl_file, verl_file
-from spanwise.commands.credit.credit import credit, credit_rollouts, figures, summary
+from spanwise.commands.credit.credit import credit, credit_rollouts
+from spanwise.commands.credit.write import summary
 from spanwise.commands.report.report import report_folder
 from spanwise.errors import RecipeError
+from spanwise.rollouts.rows import credit_figures
 
 WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
 
@@ -55,7 +57,7 @@ def test_verl_with_plan_code_and_confidence():
         seen, size = sampled(result, n)
         np.testing.assert_allclose(seen["recorded"], number / size, rtol=1e-6)
     assert "recorded is no method: the file's 'score', from which nothing is subtracted" in result.note
-    assert "recorded" not in summary(result)["statuses"]
+    assert "recorded" not in summary(result, {})["statuses"]
 
 
 def test_verifiers_with_draft_and_final():
@@ -93,8 +95,9 @@ def test_the_advantages_of_verifiers_stay_at_their_tokens(other_tags, tmp_path):
     np.testing.assert_allclose(found[:3], expected[:3])
     assert found[3].isnan().all()
     assert np.isnan(sampled(result, 3)[0]["recorded"]).all()
-    assert figures(recorded)["final"]["completions"] == 3
-    assert figures(recorded)["final"]["mean_abs"] == pytest.approx((0.5 + 0.7 + 1.2) / 3)
+    figures = credit_figures(recorded.by_block["final"])
+    assert figures["completions"] == 3
+    assert figures["mean_abs"] == pytest.approx((0.5 + 0.7 + 1.2) / 3)
 
 
 def test_advantages_per_token_without_their_tokens_are_a_mean(other_tags):

@@ -17,11 +17,10 @@ import spanwise.commands.fidelity.fidelity as fidelity_module
 import trl_small
 from rollout_files import LAYOUT, quiet
 from spanwise import cli
-from spanwise.commands.compare.compare import planned
 from spanwise.commands.credit.credit import credit
 from spanwise.commands.credit.write import outcome_of
 from spanwise.commands.report.report import report_folder
-from spanwise.commands.shared.again import assignments, compare_command, credit_command, fidelity_command
+from spanwise.commands.shared.again import again_command
 from spanwise.commands.shared.options import recipe_fields
 from spanwise.commands.shared.task import run_or_model
 from spanwise.layout import Layout
@@ -170,7 +169,10 @@ def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch)
 
 
 def test_options_that_were_not_given_are_not_printed(tmp_path):
-    assert credit_command(tmp_path, "x y", {"rows": 500}) == f"spanwise credit 'x y' --output {tmp_path}-again"
+    asked = {"recipe": None, "methods": [], "columns": {}}
+    assert (
+        again_command("credit", "x y", folder=tmp_path, options=asked) == f"spanwise credit 'x y' --output {tmp_path}-again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,60 +254,46 @@ def test_the_outcome_of_a_run_is_not_its_first_reward(tmp_path):
     assert data["stops"][0][0] == -0.25
 
 
-def test_fields_of_a_recipe_survive_the_command_line():
+def test_fields_of_a_recipe_survive_the_command_line(tmp_path):
     fields = {
         "learning_rate": 1e-06, "prefilled": None, "layout": {"c": [], "a b": ["x"]},
         "trainer": {"beta": 1e-07, "x": "1e-7", "y": "no"},
         "objectives": [{"reward": "correct", "pays": ["a"], "if_missing": -4.605170185988091}] * 9, "output": "a 'quoted' = é",
         "entropy_target": 0.2, "options": {"leave_one_out": True},
     }  # fmt: skip
-    words = assignments(fields)
+    words = shlex.split(again_command("credit", folder=tmp_path, options={"overrides": fields}))[2:-2]
     assert words[::2] == ["--set"] * len(fields)
     read = recipe_fields(words[1::2])
     assert read == fields
     assert list(read["layout"]) == ["c", "a b"]  # blocks have an order
 
 
-def compared(folder, arms, *, shared=None, choices=None, reference=None):
-    """A comparison as `compare` leaves it, without the training: recipes beside the run folders and the summary."""
-    runs = planned(arms, [3, 4], choices or {}, str(folder), shared=shared)
-    folder.mkdir(exist_ok=True)
-    for run in runs:
-        run.file.write_text(yaml.safe_dump(run.asked(), sort_keys=False))
-    fields = [run.asked() for run in runs]
-    common = {k: v for k, v in fields[0].items() if k not in ("seed", "output") and all(f[k] == v for f in fields)}
-    names = list(dict.fromkeys(run.arm for run in runs))
-    return runs, {"arms": names, "seeds": [3, 4], "reference": reference, "recipe": common}
-
-
-@pytest.mark.parametrize("case", ["plain", "shared", "choices", "files", "a name that says less", "hub"])
-def test_the_command_of_a_comparison_plans_the_same_runs(case, tmp_path, monkeypatch):
-    mine, shared = tmp_path / "mine.yaml", tmp_path / "shared.yaml"
-    mine.write_text(yaml.safe_dump({"method": "rlcr", "entropy": 0.5}))
-    shared.write_text(yaml.safe_dump({"start": "hard", "steps": 7, "eval_every": 10, "report": True, "baseline": "group"}))
-    hub = {"task": "confidence", "model": "m", "dataset": "d e", "learning_rate": 4e-4, "trainer": {"beta": 1e-6}}
-    (tmp_path / "rloo.yaml").write_text(yaml.safe_dump({"method": "bae", "baseline": "none"}))
-    arms, options = {
-        "plain": (["blended", "rlcr"], {}),
-        "shared": (["outcome", "rlcr"], {"shared": shared}),
-        "choices": (["outcome", "blended"], {"choices": {"entropy_target": None, "layout": LAYOUT, "micro_batch": 4}}),
-        "files": ([str(mine), "grpo"], {"reference": "mine"}),
-        "a name that says less": ([str(tmp_path / "rloo.yaml"), "outcome"], {}),
-        "hub": (["outcome", "grpo"], {"choices": hub}),
-    }[case]
-    runs, summary = compared(tmp_path / "out", arms, **options)
+@pytest.mark.parametrize("case", ["plain", "shared", "choices", "files"])
+def test_the_command_of_a_comparison_asks_for_the_same(case, tmp_path, monkeypatch):
     import spanwise.commands.compare.compare as compare_module
 
-    called = run_command(monkeypatch, compare_module, "compare", compare_command(tmp_path / "out", summary))
-    assert called["output"] == f"{tmp_path}/out-again"
-    again = planned(called["arms"], called["seeds"], called["choices"], called["output"], shared=called["shared"])
-    for one, other in zip(runs, again, strict=True):
-        assert {**one.asked(), "output": ""} == {**other.asked(), "output": ""}
-    assert called["reference"] == {"files": "mine-3"}.get(case)
+    asked = {
+        "plain": {"arms": ["blended", "rlcr"]},
+        "shared": {"arms": ["outcome", "rlcr"], "shared": tmp_path / "shared.yaml"},
+        "choices": {"arms": ["outcome"], "choices": {"entropy_target": None, "layout": LAYOUT, "micro_batch": 4}},
+        "files": {"arms": [str(tmp_path / "mine.yaml"), "grpo"], "reference": "mine"},
+    }[case]
+    asked = {"seeds": [3, 4], "shared": None, "choices": {}, "reference": None, **asked}
+    (tmp_path / "shared.yaml").write_text("steps: 7")
+    (tmp_path / "mine.yaml").write_text("method: rlcr")
+    pages = []
+    monkeypatch.setattr(compare_module, "_train_waiting", lambda *_: None)
+    monkeypatch.setattr(
+        compare_module, "figures_by_arm", lambda runs: {run.arm: {3: {"ece": 0.1}, 4: {"ece": 0.2}} for run in runs}
+    )
+    monkeypatch.setattr("spanwise.commands.report.report.report_folder", lambda folder: pages.append(folder))
+    compare_module.compare(output=str(tmp_path / "out"), console=quiet(), **asked)
+    options = json.loads((tmp_path / "out" / "summary.json").read_text())["options"]
+    command = again_command("compare", *options.pop("places"), folder=tmp_path / "out", options=options)
+    called = run_command(monkeypatch, compare_module, "compare", command)
+    assert called == {"args": (), "output": f"{tmp_path}/out-again", "processes": None, **asked}
     if case == "plain":
-        assert compare_command(tmp_path / "out", summary) == (
-            f"spanwise compare --arms blended,rlcr --seeds 3,4 --output {tmp_path}/out-again"
-        )
+        assert command == f"spanwise compare --arms blended,rlcr --seeds 3,4 --output {tmp_path}/out-again"
 
 
 @pytest.mark.parametrize("place", ["run", "run/model", "alone"])
@@ -316,17 +304,13 @@ def test_the_command_of_a_fidelity_report_measures_the_same(place, tmp_path, mon
     written = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(written))
     given = {"prompts": 5, "samples": 6, "rerolls": 7, "seed": 8}
-    asked = run_or_model(tmp_path / place, None, {"temperature": 0.5})
-    found = {"source": str(asked[0]), "recipe": asked[1].model_dump(mode="json"), "options": given}
-    command = fidelity_command(tmp_path / "out", found)
+    fields = {"temperature": 0.5}
+    asked = run_or_model(tmp_path / place, None, fields)
+    command = again_command(
+        "fidelity", asked[0], folder=tmp_path / "out", options={**given, "recipe": None, "overrides": fields}
+    )
     called = run_command(monkeypatch, fidelity_module, "show", command)
-    model, loaded = called["args"]
-    assert (model, loaded) == asked
+    assert called["args"] == asked
     assert {name: called[name] for name in given} == given
+    assert called["given"] == {"recipe": None, "overrides": fields}
     assert called["output"] == tmp_path / "out-again"
-    assert command.startswith(f"spanwise fidelity {tmp_path / ('alone' if place == 'alone' else 'run')}")
-    if place == "run":
-        assert command == (
-            f"spanwise fidelity {tmp_path}/run --prompts 5 --samples 6 --rerolls 7 --seed 8 --set temperature=0.5"
-            f" --output {tmp_path}/out-again"
-        )

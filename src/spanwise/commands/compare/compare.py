@@ -65,7 +65,13 @@ def compare(
                 raise
         figures = figures_by_arm(runs)
         comparison = compare_arms(figures, figures=_present(figures), reference=reference)
-        _write(folder, runs, comparison, reference)
+        asked = {
+            "places": [] if shared is None else [str(shared)],
+            "arms": list(arms),
+            "seeds": list(seeds),
+            "reference": reference,
+        }
+        _write(folder, runs, comparison, {**asked, "overrides": dict(choices or {})})
         say(console, *comparison_tables(comparison), comparison.summary())
         from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
 
@@ -181,7 +187,7 @@ def _why(run: ArmRun, status: int) -> str:
     return f"{said} (all of it: {_log(run)})"
 
 
-def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, reference: str | None) -> None:
+def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
     """Leave the comparison behind: numbers, Markdown."""
     fields = [run.asked() for run in runs]
     common = {k: v for k, v in fields[0].items() if k not in _PLACE and all(other[k] == v for other in fields)}
@@ -189,8 +195,8 @@ def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, refe
     for (arm, figure), interval in comparison.cells.items():
         cells[arm][figure] = {**_interval(interval), "sd": interval.sd, "seeds": interval.count}
     summary = {
-        "arms": list(comparison.methods), "seeds": sorted({run.seed for run in runs}), "reference": reference,
-        "recipe": common, "figures": cells,
+        "arms": list(comparison.methods), "seeds": sorted({run.seed for run in runs}), "reference": options["reference"],
+        "options": options, "recipe": common, "figures": cells,
         "differences": [{**vars(d), "interval": _interval(d.interval), "sd": d.interval.sd} for d in comparison.differences],
     }  # fmt: skip
     RunFolder(output).write_summary(without_nan(summary))

@@ -1,8 +1,7 @@
-"""What a method, or the trainer that wrote a file, credits its completions with: per block, per token, strata without signal."""
+"""What methods, and the trainer that wrote a file, credit its completions with: read and credited a part at a time."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,27 +9,54 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from rich.text import Text
 from torch import Tensor
 
 from spanwise.batch import Batch, Steps
-from spanwise.commands.credit.arms import Arm, token_columns
-from spanwise.commands.credit.score import AT_A_TIME, Marked
-from spanwise.credit_metrics import dead_strata
+from spanwise.commands.credit.arms import Arms, left_out, token_columns
+from spanwise.commands.credit.own_score import score_figures
+from spanwise.credit_metrics import dead_among, dead_strata
 from spanwise.errors import RecipeError
-from spanwise.pipeline import Reading, advantages, credit_batch
+from spanwise.explain import setup_warnings
+from spanwise.layout import Layout
+from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.rollouts.table import at, fitting_runs
 from spanwise.scheme import Scheme
-from spanwise.types import Comparison, Credit, Scores
+from spanwise.segment import find_blocks
+from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
+
+#: Places of a padded table that are worked on at a time.
+AT_A_TIME = 1_000_000
+
+
+@dataclass(frozen=True)
+class Marked:
+    """The spans of one layout over all completions; `block` lies flat, as the tokens of the table do.
+
+    Some block is in several pieces where they are `interleaved`.
+    """
+
+    names: tuple[str, ...]
+    start_nk: Int[Tensor, "n k"]
+    end_nk: Int[Tensor, "n k"]
+    length_nk: Int[Tensor, "n k"]
+    fault_n: Int[Tensor, " n"]
+    block: Int[np.ndarray, " v"]
+    interleaved: bool = False
+
+    def spans(self, rows: Tensor | slice, places: Int[np.ndarray, "r t"]) -> Spans:
+        """The spans of some rows, whose tokens lie at `places`."""
+        return Spans(self.names, self.start_nk[rows], self.end_nk[rows], at(places, self.block, -1), self.fault_n[rows])
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What one arm credits the completions of a file with.
+    """What one method credits the completions of a file with, or its trainer.
 
     Attributes:
-        name: of the arm.
+        name: of the method.
         marked: the spans of its layout.
         credit: per block, of all completions; NaN where nothing is recorded. What is known per token has the mean over the block.
         tokens: advantages of each token, as those of the table lie; or the scheme that spreads `credit` over them.
@@ -83,7 +109,7 @@ class CreditResult:
 
     table: RolloutTable
     group_n: Tensor
-    arms: tuple[Arm, ...]
+    arms: Arms
     applied: tuple[Applied, ...]
     scores: Scores
     marked: Marked
@@ -95,51 +121,163 @@ class CreditResult:
         """The notes as one text."""
         return " ".join(self.notes)
 
+    @property
+    def title(self) -> Text:
+        """Which file it is, and its size, over a table."""
+        size = f"{len(self.table)} completions in {len(self.group_n.unique())} groups"
+        return Text(f"{self.table.path} ({self.table.source}): {size}", style="table.title")  # a path is no markup
 
-def apply_arm(table: RolloutTable, arm: Arm, reading: Reading, marked: Marked, group_n: Int[Tensor, " n"]) -> Applied:
+
+def apply_arms(
+    table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
+) -> CreditResult:
+    """Credit a file by all methods, and, if `recorded`, by what it records, which may be missing unless it `must` be there."""
+    marked, readings = read_file(table, arms, also=[arms.layout] if recorded else [])
+    schemes = arms.schemes
+    applied = [
+        apply_arm(table, name, scheme, readings[name], marked[scheme.layout], group_n) for name, scheme in schemes.items()
+    ]
+    about_recorded = ""
+    try:
+        if recorded:
+            trained, about_recorded = apply_recorded(table, marked[arms.layout])
+            applied.append(trained)
+    except RecipeError as error:
+        if must:
+            raise
+        about_recorded = left_out([RECORDED], str(error))
+    setup = [text for name, scheme in schemes.items() for text in setup_warnings(readings[name], scheme).values()]
+    scores = _scores(len(table), arms, readings)
+    worth, of_score = score_figures(table, schemes.values(), scores)
+    modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
+    sentences = [
+        *arms.notes, about_recorded, *dict.fromkeys(setup), table.note, *notes, _origins(arms), of_score,
+        *(mode.note(table) for mode in modes),
+    ]  # fmt: skip
+    widest = max((one.marked for one in applied), key=lambda marked: len(marked.names))
+    shown = marked.get(arms.layout, widest)
+    return CreditResult(table, group_n, arms, tuple(applied), scores, shown, tuple(filter(None, sentences)), worth)
+
+
+def _scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
+    """The rewards of all objectives; the method with the most blocks speaks first."""
+    first: dict[str, tuple[Scores, int]] = {}
+    for name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
+        scores = readings[name].scores
+        for m, objective in enumerate(scores.names):
+            first.setdefault(objective, (scores, m))
+    if not first:  # nothing but what the file records
+        return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
+
+    reward_nm, status_nm, by_outcome_nmo, stated_nm = (
+        torch.stack([getattr(scores, part)[:, m] for scores, m in first.values()], dim=1)
+        for part in ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
+    )
+    return Scores(tuple(first), reward_nm, status_nm, by_outcome_nmo, stated_nm=stated_nm)
+
+
+def _origins(arms: Arms) -> str:
+    """Where each reward comes from."""
+    places = []
+    for name in dict.fromkeys(objective.name for objective in arms.objectives):
+        column = arms.taken.get(name)
+        places.append(
+            f"{name} from " + ("the text" if column is None else "the file" if column == name else f"the file's '{column}'")
+        )
+    return f"Rewards: {', '.join(places)}." if places else ""
+
+
+def read_file(
+    table: RolloutTable, arms: Arms, *, also: Sequence[Layout] = ()
+) -> tuple[dict[Layout, Marked], dict[str, Reading]]:
+    """Find the blocks and rewards of every completion: layout -> its spans, method -> what completions say and what that is worth.
+
+    A reward that the file records (`Arms.taken`) is taken from it; what it would be under the other outcome, and every other
+    reward, is computed from the text.
+    """
+    layouts = dict.fromkeys((*(scheme.layout for scheme in arms.schemes.values()), *also))
+    spans_of: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
+    readings: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
+    for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
+        rows = slice(first, last)
+        places = table.tokens.places(rows)
+        ids_nt, mask_nt = at(places, table.tokens.values, 0), at(places, table.trainable, False)
+        columns = {name: values[rows] for name, values in table.columns.items()}
+        recorded = {name: table.rewards[column].take(rows) for name, column in arms.taken.items()}
+        for layout, parts in spans_of.items():
+            spans, texts = located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
+            block_v, pieces_1 = spans.block_nt[torch.from_numpy(places >= 0)], torch.tensor([spans.interleaved])
+            parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n, block_v, pieces_1))
+            for name, scheme in arms.schemes.items():
+                if scheme.layout == layout:
+                    asked = _for_functions(table, rows, texts, scheme)
+                    batch = Batch(table.group_n[rows], ids_nt, mask_nt, columns={**columns, **asked})
+                    reading = read(batch, scheme, table.vocabulary, recorded=recorded, located=located)
+                    readings[name].append(reading.take(slice(None)))
+    marked = {}
+    for layout, parts in spans_of.items():
+        start_nk, end_nk, length_nk, fault_n, block_v, pieces_c = (torch.cat(column) for column in zip(*parts, strict=True))
+        pieces = bool(pieces_c.any())
+        marked[layout] = Marked(layout.names, start_nk, end_nk, length_nk, fault_n, block_v.numpy(), interleaved=pieces)
+    return marked, {name: Reading.joined(parts) for name, parts in readings.items()}
+
+
+def _for_functions(table: RolloutTable, rows: slice, texts: Sequence[BlockText], scheme: Scheme) -> dict[str, Sequence[Any]]:
+    """What a trainer would hand to reward functions beside the columns."""
+    if not any(callable(objective.reward) for objective in scheme.objectives):
+        return {}
+    return {
+        "prompts": table.prompts[rows],
+        "completions": [whole_text(blocks) for blocks in texts],
+        "completion_ids": [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)],
+    }
+
+
+def apply_arm(
+    table: RolloutTable, name: str, scheme: Scheme, reading: Reading, marked: Marked, group_n: Int[Tensor, " n"]
+) -> Applied:
     """Turn the rewards of a file into credit, step by step: a batch is what was generated in one step.
 
     A method per token goes over as many completions at a time as fit, unless it compares them.
     """
-    scheme, lengths = arm.scheme, table.tokens.lengths
     by_token = scheme.entry.kind == "token" or scheme.refine is not None
     flat = np.zeros(len(table.tokens.values), dtype=np.float32)
-    strata, dead = Counter[str](), Counter[str]()
     parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
         mean_length = marked.length_nk[step].sum(dim=1).double().mean()  # a part is not a whole step
-        runs = fitting_runs(lengths[step.numpy()], AT_A_TIME) if by_token and not _compares(scheme) else [(0, len(step))]
+        alone = by_token and not _compares(scheme)
+        runs = fitting_runs(table.tokens.lengths[step.numpy()], AT_A_TIME) if alone else [(0, len(step))]
         for rows in [step[first:last] for first, last in runs]:
-            here = reading.take(rows)
-            known: dict[str, Any] = {
-                name: value for mode in scheme.modes for name, value in mode.recorded(table, rows).items()
-            }
+            here, fields = reading.take(rows), dict[str, Any]()
+            for mode in scheme.modes:
+                fields |= mode.recorded(table, rows)
             if by_token:
                 places = table.tokens.places(rows.numpy())
                 spans = marked.spans(rows, places)
-                known |= {
-                    need: torch.stack([at(places, table.token_values[name], 0.0) for name in names], dim=2).squeeze(2)
-                    for need, names in token_columns(scheme).items()
-                }
-                batch = Batch(group_n[rows], at(places, table.tokens.values, 0), at(places, table.trainable, False), **known)
-                found = credit_batch(replace(here, spans=spans), batch, scheme)
-                found = replace(found, mean_length_n=mean_length.expand(len(rows)))
-                flat[places[places >= 0]] = advantages(found, spans, scheme).numpy()[places >= 0]
+                for need, columns in token_columns(scheme).items():
+                    streams = [at(places, table.token_values[column], 0.0) for column in columns]
+                    fields[need] = torch.stack(streams, dim=2).squeeze(2)
+                batch = Batch(
+                    group_n[rows], at(places, table.tokens.values, 0), at(places, table.trainable, False), **fields
+                )
+                credit = credit_batch(replace(here, spans=spans), batch, scheme)
+                credit = replace(credit, mean_length_n=mean_length.expand(len(rows)))
+                flat[places[places >= 0]] = advantages(credit, spans, scheme).numpy()[places >= 0]
             else:
                 turns = None if table.rollout_n is None else Steps(table.rollout_n[rows], rows)
-                found = credit_batch(here, Batch(group_n[rows], steps=turns, **known), scheme)
+                credit = credit_batch(here, Batch(group_n[rows], steps=turns, **fields), scheme)
                 empty_n = ~here.present_nk.any(dim=1)  # without any token, nothing carries what stopping costs
-                found = replace(found, stop_n=found.stop_n.masked_fill(empty_n, 0.0))
-                for name, (total, silent) in dead_strata(found, scheme).items():
-                    strata[name] += total
-                    dead[name] += silent
-            parts.append((rows, found))
-    whole = _joined(parts, len(table))
+                credit = replace(credit, stop_n=credit.stop_n.masked_fill(empty_n, 0.0))
+            parts.append((rows, credit))
+    credit = _joined(parts)
     if by_token:
-        assert whole.adv_nm is not None, "it was credited here"
-        return Applied(arm.name, marked, whole, flat, _dead_groups(arm, group_n, whole.adv_nm[:, 0] != 0))
-    whole = replace(whole, length_nk=marked.length_nk if whole.length_nk is None else whole.length_nk)
-    return Applied(arm.name, marked, whole, scheme, {name: dead[name] / total for name, total in strata.items() if total})
+        assert credit.adv_nm is not None, "it was credited here"
+        strata = {" + ".join(scheme.names): dead_among(group_n, credit.adv_nm[:, 0] != 0)}
+    else:
+        strata = dead_strata(credit, scheme)
+        credit = replace(credit, length_nk=marked.length_nk if credit.length_nk is None else credit.length_nk)
+    dead = {of: silent / total for of, (total, silent) in strata.items() if total}
+    return Applied(name, marked, credit, flat if by_token else scheme, dead)
 
 
 def _compares(scheme: Scheme) -> bool:
@@ -148,32 +286,17 @@ def _compares(scheme: Scheme) -> bool:
     return not alone or any(mode.compares for mode in scheme.modes)
 
 
-def _joined(parts: Sequence[tuple[Tensor, Credit]], completions: int) -> Credit:
+def _joined(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     """The credit of all parts, each at its rows; strata of different parts have different numbers."""
-
-    def at_rows(values: Sequence[Any]) -> Any:
-        if any(value is None for value in values):
-            return None
-        whole = values[0].new_zeros((completions, *values[0].shape[1:]))
-        for (rows, _), value in zip(parts, values, strict=True):
-            whole[rows] = value
-        return whole
-
-    credits = [one for _, one in parts]
-    numbered, strata = [], 0
-    for one in credits:
-        assert one.comparison is not None, "it was credited here"
-        here = one.comparison.stratum_nm
-        numbered.append(vars(one.comparison) | {"stratum_nm": torch.where(here >= 0, here + strata, -1)})
-        strata += int(here.max()) + 1 if here.numel() else 0
-    tables = ("block_nk", "stop_n", "adv_nm", "mean_length_n", "length_nk")
-    return replace(
-        credits[0],
-        **{name: at_rows([getattr(one, name) for one in credits]) for name in tables},
-        comparison=Comparison(**{name: at_rows([one[name] for one in numbered]) for name in numbered[0]}),
-        token_nt=None,
-        refined_nt=None,
-    )
+    order_n = torch.cat([rows for rows, _ in parts]).argsort()
+    comparisons, strata = [], 0
+    for _, credit in parts:
+        assert credit.comparison is not None, "it was credited here"
+        own_nm = credit.comparison.stratum_nm
+        comparisons.append(replace(credit.comparison, stratum_nm=torch.where(own_nm >= 0, own_nm + strata, -1)))
+        strata += int(own_nm.max()) + 1 if own_nm.numel() else 0
+    whole = join_rows([replace(credit, token_nt=None, refined_nt=None) for _, credit in parts])
+    return replace(whole, comparison=join_rows(comparisons)).take(order_n)
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
@@ -187,23 +310,14 @@ def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
     yield from torch.split(order, sizes.tolist())
 
 
-def _dead_groups(arm: Arm, group_n: Tensor, moved_n: Tensor) -> dict[str, float]:
-    """The share of groups in which no token of any completion moved."""
-    groups = int(group_n.max()) + 1 if len(group_n) else 0
-    moved = torch.zeros(groups).index_add(0, group_n, moved_n.float()) > 0
-    there = len(group_n.unique())
-    name = " + ".join(arm.scheme.names)
-    return {name: (there - int(moved.sum())) / there} if there else {}
-
-
 def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
     """What the trainer that wrote the file says of its completions, as it stands there: nothing is compared; and a sentence.
 
     A number is shared out evenly over the tokens that the model sampled in the rollout, as a trainer does, one of a block over
     those of the block; one per token keeps its place.
     """
-    held = table.as_recorded
-    if held is None:
+    recorded = table.as_recorded
+    if recorded is None:
         raise RecipeError(
             f"'{table.path}' records no advantages, score or reward, so there is nothing to show under '{RECORDED}'; leave it out."
         )
@@ -211,39 +325,35 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
     inside = np.flatnonzero(marked.block >= 0)
     rows, blocks = rows[inside], marked.block[inside].astype(np.int64)
     length_nk, stop_n = marked.length_nk.numpy(), np.zeros(len(table))
-    flat = np.where(np.isnan(held.number), np.nan, 0.0)
-    if held.by_block:
-        block_nk, stop_n = _recorded_blocks(table, marked, held.by_block)
+    flat = np.where(np.isnan(recorded.number), np.nan, 0.0)
+    if recorded.by_block:
+        block_nk = _recorded_blocks(table, marked, recorded.by_block)
+        stop_n = np.nan_to_num(recorded.by_block.get(STOP, stop_n))
         flat[inside] = (block_nk / np.maximum(length_nk, 1))[rows, blocks]
         flat[inside[np.flatnonzero(np.diff(rows, append=-1))]] += stop_n[np.unique(rows)]  # the last sampled token of each
     else:
-        number = held.number[inside]
+        number = recorded.number[inside]
         rollout_n = np.arange(len(table)) if table.rollout_n is None else table.rollout_n.numpy()
-        flat[inside] = number if held.shares else number / np.bincount(rollout_n[rows])[rollout_n[rows]]
+        flat[inside] = number if recorded.shares else number / np.bincount(rollout_n[rows])[rollout_n[rows]]
         place = rows * len(marked.names) + blocks
         total_nk = np.bincount(place, weights=number, minlength=length_nk.size).reshape(length_nk.shape)
-        block_nk = total_nk / (1 if held.shares else np.maximum(length_nk, 1))
+        block_nk = total_nk / (1 if recorded.shares else np.maximum(length_nk, 1))
     nobody_m = torch.zeros(0, dtype=torch.long)
-    found = Credit(torch.from_numpy(block_nk), torch.from_numpy(stop_n), nobody_m, nobody_m)
-    shared = f"shared out over the tokens of the {'block' if held.by_block else 'completion'}"
-    shared = "as it stands there" if held.shares else shared
-    note = f"{RECORDED} is no method: {held.says}, {shared}."
-    return Applied(RECORDED, marked, found, flat.astype(np.float32), {}), note
+    credit = Credit(torch.from_numpy(block_nk), torch.from_numpy(stop_n), nobody_m, nobody_m)
+    shared = f"shared out over the tokens of the {'block' if recorded.by_block else 'completion'}"
+    note = f"{RECORDED} is no method: {recorded.says}, {'as it stands there' if recorded.shares else shared}."
+    return Applied(RECORDED, marked, credit, flat.astype(np.float32), {}), note
 
 
-def _recorded_blocks(
-    table: RolloutTable, marked: Marked, by_block: Mapping[str, np.ndarray]
-) -> tuple[Float[np.ndarray, "n k"], Float[np.ndarray, " n"]]:
-    """The credit of each block and of stopping, 0 where a completion has none."""
-    present_nk = marked.length_nk > 0
-    nothing_n = np.zeros(len(table))
-    written = zip(marked.names, present_nk.any(dim=0).tolist(), strict=True)
-    unknown = [name for name, anywhere in written if anywhere and name not in by_block]
+def _recorded_blocks(table: RolloutTable, marked: Marked, by_block: Mapping[str, np.ndarray]) -> Float[np.ndarray, "n k"]:
+    """The recorded credit of each block, 0 where a completion has none."""
+    present_nk = (marked.length_nk > 0).numpy()
+    unknown = [name for k, name in enumerate(marked.names) if present_nk[:, k].any() and name not in by_block]
     if unknown:
         there = ", ".join(name for name in by_block if name != STOP)
         raise RecipeError(
             f"'{table.path}' records credit of the blocks {there}, and the layout has {', '.join(unknown)}; give the layout "
             f"that the trainer had to see it under '{RECORDED}'."
         )
-    block_nk = np.nan_to_num(np.stack([by_block.get(name, nothing_n) for name in marked.names], axis=1))
-    return block_nk * present_nk.numpy(), np.nan_to_num(by_block.get(STOP, nothing_n))
+    nothing_n = np.zeros(len(table))
+    return np.nan_to_num(np.stack([by_block.get(name, nothing_n) for name in marked.names], axis=1)) * present_nk

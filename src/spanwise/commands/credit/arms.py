@@ -1,91 +1,111 @@
-"""Which methods are applied to a rollout file, each with its layout, objectives and options."""
+"""Which methods are applied to a rollout file, each as a scheme: on which blocks, with which rewards, as far as they fit."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from spanwise.commands.credit.blocks import Blocks, base_layout, verdict_of
+from spanwise.commands.credit.blocks import Blocks, blocks_of, remedy, verdict_of
 from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
+from spanwise.layout import Layout
 from spanwise.objective import BASELINES, Objective
-from spanwise.recipe import Recipe, scheme_of
+from spanwise.recipe import EMBEDDED, Recipe, scheme_of
 from spanwise.rollouts import RolloutTable, schema
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, judge_of
-from spanwise.tasks.digits_long import LONGEST
+from spanwise.segment import Census, census, census_of
+from spanwise.tasks import task_start
+from spanwise.tasks.embedded import embedded
 
 #: What is shown beside the recipe's own method when nothing else is asked for.
 USUAL = ("grpo", "rlcr", "bae")
 #: Fields of a `Batch` that a file may hold, in words.
 PER_TOKEN = {"value_nt": "values of a critic", "logp_nt": "log-probabilities"}
-_LONGEST = {"digits": 32, "digits_twice": 32, "digits_long": LONGEST}
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One method as it is applied to a file.
+class Arms:
+    """What a file is credited by.
 
     Attributes:
-        name: as the user wrote it: a method, or `method:baseline`.
-        scheme: the rule of credit.
-        own: it is the recipe as it stands.
+        layout: the blocks that the recipe names, or the file shows.
+        schemes: name as the user wrote it, a method or `method:baseline` -> its rule.
+        own: the name of the recipe as it stands, if it is one of them.
         taken: objective -> the recorded reward that it is taken from; the others are computed from the text.
+        notes: sentences on the blocks, and on methods that do not fit the file.
     """
 
-    name: str
-    scheme: Scheme
-    own: bool = False
-    taken: Mapping[str, str] = field(default_factory=dict)
+    layout: Layout
+    schemes: dict[str, Scheme]
+    own: str | None
+    taken: Mapping[str, str]
+    notes: list[str]
+
+    @property
+    def objectives(self) -> list[Objective]:
+        """Those of all methods."""
+        return [objective for scheme in self.schemes.values() for objective in scheme.objectives]
 
 
 def choose_arms(
-    recipe: Recipe,
-    wanted: Sequence[str] | None,
     table: RolloutTable,
+    recipe: Recipe,
+    methods: Sequence[str] = (),
     rewards: Mapping[str, str] | None = None,
     *,
-    blocks: Blocks | None = None,
+    texts: Sequence[str] = (),
     given: bool = False,
     run_code: bool = True,
-) -> tuple[list[Arm], list[str]]:
-    """The arms asked for, each once, else the usual ones and the recipe's own; and sentences on those that do not fit the file."""
-    taken = taken_rewards(table, rewards or {})
-    asked = _Asked(recipe, blocks or Blocks(base_layout(recipe)), taken, run_code)
-    own: Arm | SpanwiseError
+) -> Arms:
+    """The methods asked for, each once, else the usual ones and the recipe's own as far as they fit the file.
+
+    `texts` is what the model wrote, where it has to show the blocks; a recipe that is `given` must fit.
+    """
+    rewards, blocks = rewards or {}, blocks_of(recipe, table, texts)
+    taken = taken_rewards(table, rewards)
+    own: Scheme | SpanwiseError
+    objectives, own_name = blocks.objectives, "recipe"
     try:
-        asked = asked.with_objectives()
-        own = _own(asked)
+        own_name, own, objectives = _own(recipe, blocks, taken, run_code)
     except (RecipeError, LayoutError) as error:
         if given:
             raise
         own = error
-    if wanted is not None:
-        arms = list({arm.name: arm for arm in [_arm(name, asked, own, table) for name in wanted]}.values())  # two may be one
-        _check_objectives(arms, rewards or {})
-        return [_rewarded(arm, taken, table) for arm in arms], []
-    arms: list[Arm] = []
-    reasons: dict[str, list[str]] = {}
-    failure: SpanwiseError | None = None
-    for name in (*USUAL, "recipe"):
+    schemes: dict[str, Scheme] = {}
+    failures: list[tuple[SpanwiseError, str]] = []
+    for asked in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
+        name = own_name if asked == "recipe" else asked
         try:
-            arm = _rewarded(_arm(name, asked, own, table), taken, table)
+            scheme = own if name == own_name else _asked(name, recipe, blocks, taken, objectives)
+            if not isinstance(scheme, Scheme):
+                raise scheme
+            check_file(scheme, table)
+            _check_answers(scheme, taken, table)
         except (RecipeError, LayoutError, DataError) as error:
-            if given and name == "recipe":
+            if methods or (given and asked == "recipe"):
                 raise
-            failure = error
-            reasons.setdefault(str(error), []).append(name)
+            failures.append((error, asked))
             continue
-        if name in USUAL or all(arm.scheme != other.scheme for other in arms):
-            arms.append(arm)
-    if failure is not None and not arms:
-        raise failure
-    _check_objectives(arms, rewards or {})
-    return arms, [left_out(names, reason) for reason, names in reasons.items()]
+        if methods or name in USUAL or scheme not in schemes.values():
+            schemes[name] = scheme
+    if failures and not schemes:
+        raise failures[-1][0]
+    names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
+    for objective in rewards:
+        if objective not in names:
+            raise RecipeError(unknown("objective", objective, names))
+    reasons: dict[str, list[str]] = {}
+    for error, asked in failures:
+        reasons.setdefault(str(error), []).append(asked)
+    notes = [blocks.note, *(left_out(listed, reason) for reason, listed in reasons.items())]
+    if schemes and texts:
+        notes += _leave_out_tagless(schemes, table, texts, must=schemes if methods else [own_name] if given else [])
+    return Arms(blocks.layout, schemes, own_name if own_name in schemes else None, taken, notes)
 
 
 def left_out(names: Sequence[str], reason: str) -> str:
@@ -106,34 +126,20 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
     """
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
-            raise RecipeError(_no_reward(table, objective, column))
+            cells = [value for value in table.columns.get(column, ()) if value is not None]
+            why = f"holds no numbers; it has {reprlib.repr(cells[0])}" if cells else "is empty"
+            if column in table.columns:
+                raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {why}.")
+            if not table.rewards:
+                raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
+            raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
     chosen = {"correct": verdict_of(table) or "text"} | {name: name for name in table.rewards} | dict(rewards)
-    return {name: column for name, column in chosen.items() if column != "text" and column in table.rewards}
+    return {name: column for name, column in chosen.items() if column != "text"}
 
 
-def _no_reward(table: RolloutTable, objective: str, column: str) -> str:
-    """Why a column is no recorded reward."""
-    cells = [value for value in table.columns.get(column, ()) if value is not None]
-    if cells:
-        return f"--reward {objective}={column}: that column of '{table.path}' holds no numbers; it has {reprlib.repr(cells[0])}."
-    if column in table.columns:
-        return f"--reward {objective}={column}: that column of '{table.path}' is empty."
-    if not table.rewards:
-        return f"--reward {objective}={column}: '{table.path}' records no rewards at all."
-    return unknown(f"reward in '{table.path}' called", column, table.rewards)
-
-
-def _check_objectives(arms: Sequence[Arm], rewards: Mapping[str, str]) -> None:
-    """Refuse a reward of no objective."""
-    names = dict.fromkeys(objective.name for arm in arms for objective in arm.scheme.objectives)
-    for objective in rewards:
-        if objective not in names:
-            raise RecipeError(unknown("objective", objective, names))
-
-
-def _rewarded(arm: Arm, taken: Mapping[str, str], table: RolloutTable) -> Arm:
-    """The arm with the recorded rewards that it takes; a DataError if a reward can come from nowhere."""
-    for objective in arm.scheme.objectives:
+def _check_answers(scheme: Scheme, taken: Mapping[str, str], table: RolloutTable) -> None:
+    """Refuse a reward that can come from nowhere."""
+    for objective in scheme.objectives:
         name = objective.name
         options = {**REWARDS[objective.reward].options, **objective.options} if isinstance(objective.reward, str) else {}
         column = None if name in taken else options.get("column")
@@ -143,72 +149,46 @@ def _rewarded(arm: Arm, taken: Mapping[str, str], table: RolloutTable) -> Arm:
             there = f"It records {', '.join(table.rewards)}: take one with {taken_from}, or add the column."
             named = f" If another column has them: --columns {column}=NAME." if column == "answer" and table.columns else ""
             raise DataError(f"Reward '{name}' {lack}. {there if table.rewards else 'Add the column.'}{named}")
-    return replace(arm, taken={o.name: taken[o.name] for o in arm.scheme.objectives if o.name in taken})
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What arms are made of; `objectives` stand in place of a preset's."""
-
-    recipe: Recipe
-    blocks: Blocks
-    taken: Mapping[str, str]
-    run_code: bool
-    objectives: tuple[Objective, ...] | None = None
-
-    def with_objectives(self) -> _Asked:
-        """The same with the objectives of the file or the recipe, if these are other ones than the preset's own."""
-        if self.blocks.objectives is not None or self.recipe.objectives is None:
-            return replace(self, objectives=self.blocks.objectives)
-        own = self.scheme().objectives
-        usual = any(scheme.objectives == own for _, scheme in _presets(self))
-        return replace(self, objectives=None if usual else own)
-
-    def scheme(self) -> Scheme:
-        """The rule of the recipe as it stands."""
-        return scheme_of(self.recipe, self.blocks.layout, _longest(self.recipe), recorded=self.taken, run_code=self.run_code)
-
-
-def _own(asked: _Asked) -> Arm:
-    """The recipe as it stands, under the shortest name that means the same."""
-    recipe = asked.recipe
-    if asked.blocks.objectives is not None:  # the file's blocks, not the recipe's
+def _own(
+    recipe: Recipe, blocks: Blocks, taken: Mapping[str, str], run_code: bool
+) -> tuple[str, Scheme, tuple[Objective, ...] | None]:
+    """The recipe as it stands, under the shortest name that means the same, and objectives that are to replace a preset's."""
+    if blocks.objectives is not None:  # the file's blocks, not the recipe's
         name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
+        scheme = _preset(name, recipe, blocks, taken, blocks.objectives)
         if modes := recipe.scheme_modes:
-            return Arm("recipe", replace(_named(name, asked), modes=modes), own=True)
-        return Arm(name, _named(name, asked), own=True)
-    scheme = asked.scheme()
-    return Arm(next((name for name, preset in _presets(asked) if preset == scheme), "recipe"), scheme, own=True)
+            name, scheme = "recipe", replace(scheme, modes=modes)
+        return name, scheme, blocks.objectives
+
+    def presets(objectives: tuple[Objective, ...] | None) -> Iterator[tuple[str, Scheme]]:
+        for name in (recipe.method, *(f"{recipe.method}:{baseline}" for baseline in BASELINES)):
+            with suppress(RecipeError, LayoutError):
+                yield name, _preset(name, recipe, blocks, taken, objectives)
+
+    scheme = scheme_of(recipe, blocks.layout, _longest(recipe), recorded=taken, run_code=run_code)
+    usual = recipe.objectives is None or any(preset.objectives == scheme.objectives for _, preset in presets(None))
+    objectives = None if usual else tuple(scheme.objectives)
+    return next((name for name, preset in presets(objectives) if preset == scheme), "recipe"), scheme, objectives
 
 
-def _presets(asked: _Asked) -> Iterator[tuple[str, Scheme]]:
-    """The presets of the recipe's method, by name: the usual one, then each baseline, as far as there are any."""
-    for name in (asked.recipe.method, *(f"{asked.recipe.method}:{baseline}" for baseline in BASELINES)):
-        with suppress(RecipeError, LayoutError):
-            yield name, _named(name, asked)
-
-
-def _arm(name: str, asked: _Asked, own: Arm | SpanwiseError, table: RolloutTable) -> Arm:
-    if isinstance(own, Arm) and name in ("recipe", own.name):
-        check_file(own.scheme, table)
-        return own
-    if isinstance(own, SpanwiseError) and name == "recipe":
-        raise own
+def _asked(
+    name: str, recipe: Recipe, blocks: Blocks, taken: Mapping[str, str], objectives: tuple[Objective, ...] | None
+) -> Scheme:
+    """The rule of `method` or `method:baseline`, if a file can be credited by it."""
     METHODS.load_plugins()
     if name.partition(":")[0] not in METHODS:
         raise RecipeError(unknown("method", name, [*METHODS, "recipe", RECORDED]))
     chosen = method(name.partition(":")[0])
     if ":" in name and "baseline" not in chosen.inputs:
         raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
-    lacking = [need for need in chosen.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]
-    if lacking:
+    if lacking := [need for need in chosen.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]:
         raise RecipeError(
             f"Method '{chosen.name}' cannot be applied to a rollout file: it needs {', '.join(lacking)}, which no format holds. "
             f"Call spanwise.credit.{chosen.estimator.__name__} from Python."
         )
-    scheme = _named(name, asked)
-    check_file(scheme, table)
-    return Arm(name, scheme)
+    return _preset(name, recipe, blocks, taken, objectives)
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
@@ -254,29 +234,26 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     )
 
 
-def _named(name: str, asked: _Asked) -> Scheme:
+def _preset(
+    name: str, recipe: Recipe, blocks: Blocks, taken: Mapping[str, str], objectives: tuple[Objective, ...] | None
+) -> Scheme:
     """The preset `method` or `method:baseline` on the blocks of the file; its options are those of the recipe's own method.
 
-    Where the recipe has objectives of its own, it is these that the preset compares, each in the blocks that it pays there.
+    Objectives of the file or the recipe take the place of the preset's, each in the blocks that it pays there.
     """
     wanted, _, baseline = name.partition(":")
     if baseline and baseline not in BASELINES:
         raise RecipeError(f"Baseline '{baseline}' of '{name}' is none of {', '.join(BASELINES)}.")
-    chosen, layout, recipe = method(wanted), asked.blocks.layout, asked.recipe
-    own = asked.objectives
-    if asked.blocks.lack and "correct" not in asked.taken:
-        raise RecipeError(asked.blocks.lack)
-    scored = own is None and chosen.preset is not None and chosen.preset.calibrated and states_confidence(layout)
-    return Scheme.preset(
-        wanted,
-        layout,
-        objectives=None if own is None else _compared(chosen, own, layout.names, baseline),
-        calibration=recipe.rule if scored else None,
-        baseline=cast(Any, baseline or None) if own is None else None,
-        longest=_longest(recipe),
-        recorded=asked.taken,
-        **(recipe.options if wanted == recipe.method else {}),
-    )
+    if blocks.lack and "correct" not in taken:
+        raise RecipeError(blocks.lack)
+    chosen, layout = method(wanted), blocks.layout
+    choices: dict[str, Any] = {"baseline": cast(Any, baseline or None)}
+    if objectives is not None:
+        choices = {"objectives": _compared(chosen, objectives, layout.names, baseline)}
+    elif chosen.preset is not None and chosen.preset.calibrated and states_confidence(layout):
+        choices["calibration"] = recipe.rule
+    own = recipe.options if wanted == recipe.method else {}
+    return Scheme.preset(wanted, layout, longest=_longest(recipe), recorded=taken, **choices, **own)
 
 
 def _compared(
@@ -313,4 +290,49 @@ def _compared(
 
 
 def _longest(recipe: Recipe) -> int:
-    return recipe.max_completion_length or _LONGEST.get(recipe.task, 4096)
+    """The tokens of the longest completion there may be."""
+    return recipe.max_completion_length or (embedded(task_start(recipe)).longest if recipe.task in EMBEDDED else 4096)
+
+
+def _leave_out_tagless(
+    schemes: dict[str, Scheme], table: RolloutTable, texts: Sequence[str], *, must: Collection[str]
+) -> list[str]:
+    """Take away the schemes that the tags of a file are not enough for; sentences on them, and on parts that nobody writes.
+
+    A scheme needs every tag that it reads a reward in, as a reward that is read where nothing is makes everybody wrong; by block it
+    also needs a tag of every block that it pays. A recorded reward of the whole completion needs none.
+    """
+    counts = {one.sentence: one for scheme in schemes.values() for one in census_of(scheme.layout, texts)}
+    lacking = [one for one in counts.values() if one.lacking]
+    if not lacking:
+        return []
+    rest = [f"{one.sentence} The layout asks for {'it' if len(one.lacking) == 1 else 'them'}." for one in lacking]
+    lost = {name: marks for name, scheme in schemes.items() if (marks := _lacking_marks(scheme, lacking[0]))}
+    if not lost:
+        return rest
+    needed = [mark for mark in lacking[0].wanted if any(mark in marks for marks in lost.values())]
+    lack = census(texts, needed, segmenter=lacking[0].segmenter).sentence
+    if len(lost) == len(schemes) or any(name in must for name in lost):
+        helps = remedy(table, texts, next(iter(schemes.values())).names[0])
+        raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
+    for name in lost:
+        del schemes[name]
+    return [left_out(list(lost), lack), *rest]
+
+
+def _lacking_marks(scheme: Scheme, seen: Census) -> list[str]:
+    """The marks that a scheme needs and no completion has."""
+    layout, keys = scheme.layout, set[str]()
+    for objective in scheme.objectives:
+        if objective.name not in scheme.recorded and isinstance(objective.reward, str):
+            entry = REWARDS[objective.reward]
+            options = {**entry.options, **objective.options}
+            keys.update(options[name] for name in entry.tags)
+    own = layout.parts_of(seen.segmenter)
+    needed = [part for part in own if part.key and part.key in keys]
+    if scheme.entry.kind == "block" and len(layout.names) > 1:
+        paid = {name for objective in scheme.objectives for name in objective.pays}
+        there = {part.block for part in own if seen.wanted.get(part.mark)}
+        needed += [part for part in own if layout.names[part.block] in paid and part.block not in there and not part.index]
+    order = dict.fromkeys(part.mark for part in own if part in needed)
+    return [mark for mark in order if mark in seen.wanted and not seen.wanted[mark]]

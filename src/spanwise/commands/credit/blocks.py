@@ -51,11 +51,6 @@ class Blocks:
     lack: str = ""
 
 
-def base_layout(recipe: Recipe) -> Layout:
-    """The blocks of the recipe, or of its task (`answer_layout`)."""
-    return answer_layout(recipe, task_layout(recipe))
-
-
 def blocks_of(recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Blocks:
     """The blocks of the recipe where it names any, or the file is of a run of ours; else those that the file shows.
 
@@ -63,7 +58,7 @@ def blocks_of(recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Bloc
     that shows no blocks keeps them as well: `fitting` then says which methods they are enough for. `texts` is what the model
     wrote.
     """
-    usual = base_layout(recipe)
+    usual = answer_layout(recipe, task_layout(recipe))
     if table.folder is not None or _NAMING & recipe.model_fields_set:
         return Blocks(usual)
     seen, (tags, held) = census(texts, usual.tags), usual_tags(texts)
@@ -84,20 +79,16 @@ def blocks_of(recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Bloc
 def _fields(fields: tuple[str, ...], table: RolloutTable) -> Blocks:
     """A block per field of the JSON that most completions hold, each paid for what the dataset says of it, if it does."""
     layout = Layout(fields, segmenter="json")
-    golds = table.columns.get("answer", ())
-    known = sum(
-        1 for gold in golds if isinstance(gold, Mapping) or (isinstance(gold, str) and gold.lstrip().startswith("{"))
-    )
     note = (
         f"No layout is given, and most completions hold JSON, so the blocks are its fields {', '.join(fields)}; to have others, "
         f"give --set 'layout=[{', '.join(fields)}]' --set segmenter=json changed."
     )
-    if golds and known == len(golds):
+    golds = table.columns.get("answer", ())
+    if golds and all(isinstance(gold, Mapping) or str(gold).lstrip().startswith("{") for gold in golds):
         return Blocks(layout, written_out([Objective("equals", each="*", if_missing=0.0)], layout), note)
-    verdict = verdict_of(table)
     lack = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' of JSON objects."
     objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
-    return Blocks(layout, written_out([objective], layout), note, "" if verdict else lack)
+    return Blocks(layout, written_out([objective], layout), note, "" if verdict_of(table) else lack)
 
 
 def verdict_of(table: RolloutTable) -> str | None:
@@ -207,22 +198,25 @@ def compared_groups(
     """
     part_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
     first_j = torch.from_numpy(np.unique(part_n.numpy(), return_index=True)[1])  # a rollout of several rows is one member
-    group_j, notes = _compared(table.group_n[first_j], table.step_n[first_j], recipe, own, overrides, keyed=table.keyed)
+    group_j, step_j = table.group_n[first_j], table.step_n[first_j]
+    run = (
+        None
+        if own is None
+        else load(own, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
+    )
+    if run is None and "group_size" not in recipe.model_fields_set:
+        return group_j[part_n], [] if table.keyed else _uneven(step_j, group_j)
+    size, notes = (run or recipe).group_size, []
+    group_j = split_groups(group_j, size)
+    if small := int((group_j.unique(return_counts=True)[1] < size).sum()):
+        notes.append(f"{small} groups have fewer than {size} completions, so their credit may differ from the run's.")
+    sizes = step_j.unique(return_counts=True)[1]
+    if run is not None and bool((sizes != run.prompts * size).any()):
+        notes.append(
+            f"Steps hold {int(sizes.min())} to {int(sizes.max())} completions and a batch of the run has {run.prompts * size}; "
+            "what is compared with the whole batch may differ."
+        )
     return group_j[part_n], notes
-
-
-def _compared(
-    group_n: Tensor, step_n: Tensor, recipe: Recipe, own: Path | None, overrides: Mapping[str, Any], *, keyed: bool
-) -> tuple[Int[Tensor, " n"], list[str]]:
-    if own is not None:
-        sizes = {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
-        run = load(own, sizes)
-        group_n = split_groups(group_n, run.group_size)
-        return group_n, [_small(group_n, run.group_size), _batches(step_n, run)]
-    if "group_size" in recipe.model_fields_set:
-        group_n = split_groups(group_n, recipe.group_size)
-        return group_n, [_small(group_n, recipe.group_size)]
-    return group_n, [] if keyed else [_uneven(step_n, group_n)]
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
@@ -231,39 +225,22 @@ def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
     >>> split_groups(torch.tensor([0, 0, 1, 1, 0, 0]), 2)
     tensor([0, 0, 2, 2, 1, 1])
     """
-    seen: dict[int, int] = {}
-    keys = []
+    seen, keys = Counter[int](), []
     for group in group_n.tolist():
-        place = seen[group] = seen.get(group, -1) + 1
-        keys.append((group, place // size))
+        keys.append((group, seen[group] // size))
+        seen[group] += 1
     order = {key: index for index, key in enumerate(sorted(set(keys)))}
     return torch.tensor([order[key] for key in keys], dtype=torch.long)
 
 
-def _small(group_n: Tensor, size: int) -> str:
-    small = int((torch.unique(group_n, return_counts=True)[1] < size).sum())
-    return f"{small} groups have fewer than {size} completions, so their credit may differ from the run's." if small else ""
-
-
-def _batches(step_n: Tensor, run: Recipe) -> str:
-    """Where the steps of a run of ours are not whole."""
-    batch, sizes = run.prompts * run.group_size, torch.unique(step_n, return_counts=True)[1]
-    if bool((sizes == batch).all()):
-        return ""
-    return (
-        f"Steps hold {int(sizes.min())} to {int(sizes.max())} completions and a batch of the run has {batch}; what is compared "
-        "with the whole batch may differ."
-    )
-
-
-def _uneven(step_n: Tensor, group_n: Tensor) -> str:
+def _uneven(step_n: Tensor, group_n: Tensor) -> list[str]:
     """Where the groups of one step differ in size, so that a prompt may have been drawn twice."""
     sizes = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
-    if len({(step, size) for (step, _), size in sizes.items()}) == len({step for step, _ in sizes}):
-        return ""
+    if len({(step, size) for (step, _), size in sizes.items()}) == len(step_n.unique()):
+        return []
     counts = Counter(sizes.values())
     usual = max(counts, key=lambda size: (counts[size], -size))
-    return (
+    return [
         f"Groups hold {min(counts)} to {max(counts)} completions; a prompt drawn twice in a step is one group here: where that "
         f"is so, give --set group_size={usual if usual > 1 else 'N'}."
-    )
+    ]

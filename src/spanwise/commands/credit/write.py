@@ -1,35 +1,51 @@
-"""What `spanwise credit` leaves behind: `credit.parquet`, and what its page needs beside it."""
+"""What `spanwise credit` leaves behind: `credit.parquet`, `summary.json` and a page made of them, and a short table to look at."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from rich.console import Console
+from rich.table import Table
 
-from spanwise.commands.credit.apply import CreditResult
-from spanwise.commands.credit.arms import Arm
-from spanwise.commands.credit.score import AT_A_TIME
-from spanwise.credit.methods._sae import SaeSegments
+from spanwise.commands.credit.apply import AT_A_TIME, CreditResult
+from spanwise.commands.shared.again import MOST
+from spanwise.commands.shared.fitted import plain_table, say
+from spanwise.commands.shared.folder import write_page
+from spanwise.errors import lacking
 from spanwise.rollouts import rollout_table, schema, write_rollouts
+from spanwise.rollouts.folder import RunFolder
+from spanwise.rollouts.rows import credit_figures
 from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.rollouts.table import fitting_runs
 from spanwise.score import judge_of
+from spanwise.types import Status
 
 #: The file of an export.
 EXPORT = "credit.parquet"
 
 
-def write_credit(file: Path, result: CreditResult) -> None:
-    """Write the completions of a file with what every method credits them with, in the columns of `rollouts.schema`."""
+def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
+    """Write the completions with their credit, the figures, and the page where the packages for it are installed; print both."""
     table = result.table
     pieces = None if table.has_ids else table.vocabulary.pieces
-    write_rollouts(file, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
+    write_rollouts(folder / EXPORT, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
+    RunFolder(folder).write_summary(summary(result, options))
+    say(console, figures_table(result), *result.notes, keep=2)
+    written = [str(folder / EXPORT)]
+    try:
+        from spanwise.commands.credit.page import credit_page
+    except ModuleNotFoundError as error:
+        say(console, f"No report: {lacking('it', error)}")
+    else:
+        written.append(str(write_page(folder, credit_page(folder))))
+    say(console, f"Written: {', '.join(written)}")
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
@@ -61,30 +77,64 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
         yield rollout_table(columns, edges - edges[0])
 
 
-def remembered(arms: Sequence[Arm], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page of an export needs beside its figures, for its `summary.json`."""
-    given = (judge_of(o) or next(iter(o.outcomes), None) for arm in arms for o in arm.scheme.objectives)
-    cut = (SaeSegments.of(arm.scheme.method, arm.scheme.options) for arm in arms)
-    segments = next((found for found in cut if found is not None), None)
-    return {
-        "options": json.loads(json.dumps({name: value for name, value in options.items() if value}, default=str)),
-        "paid": {arm.name: _paying(arm) for arm in arms},
-        "own": next((arm.name for arm in arms if arm.own), None),
-        "outcome": outcome_of([o.name for arm in arms for o in arm.scheme.objectives], given),
-        **({"segments": asdict(segments)} if segments is not None else {}),
+def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of every method as plain data, and what the page needs beside them and the file."""
+    table, scores, arms = result.table, result.scores, result.arms
+    statuses = {
+        name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}
+        for m, name in enumerate(scores.names)
     }
-
-
-def _paying(arm: Arm) -> dict[str, Any]:
-    """What `rule_of` reads of an arm."""
-    listed = [
-        {
-            "name": o.name, "pays": list(o.pays), "weight": o.weight, "scale": o.scale or "none", "if_missing": o.if_missing,
-            "baseline": o.baseline, "given": list(o.outcomes),
+    methods = {
+        one.name: {
+            "blocks": {name: credit_figures(credit_n) for name, credit_n in one.by_block.items()},
+            "no_signal_share": float(one.silent_n.double().mean()),
+            "stop_mean_abs": float(one.credit.stop_n.abs().mean()),
+            "dead_strata": one.dead,
         }
-        for o in arm.scheme.objectives
-    ]  # fmt: skip
-    return {"method": arm.scheme.method, "objectives": listed, **{mode.name: mode.plain() for mode in arm.scheme.modes}}
+        for one in result.applied
+    }
+    given = (judge_of(o) or next(iter(o.outcomes), None) for o in arms.objectives)
+    written = {
+        "source": str(table.path),
+        "format": table.source,
+        "note": result.note,
+        "completions": len(table),
+        "groups": int(result.group_n.unique().numel()),
+        "steps": int(table.step_n.unique().numel()),
+        "tokens": int(table.trainable.sum()),
+        "statuses": statuses,
+        **({} if result.score is None else {"score": result.score}),
+        "methods": methods,
+        "options": {name: value for name, value in options.items() if value and (name, value) != ("rows", MOST)},
+        "paid": {name: scheme.plain() for name, scheme in arms.schemes.items()},
+        "own": arms.own,
+        "outcome": outcome_of([o.name for o in arms.objectives], given),
+    }
+    return json.loads(json.dumps(written, default=str))
+
+
+def figures_table(result: CreditResult) -> Table:
+    """The short table of the terminal: a row per method and block."""
+    rows = []
+    for one in result.applied:
+        blocks = [
+            (name, _cell(figures["mean_abs"], ".4f"), _cell(figures["zero_share"], ".1%"))
+            for name, figures in ((name, credit_figures(credit_n)) for name, credit_n in one.by_block.items())
+        ]
+        dead = [f"{name} {share:.0%}" for name, share in one.dead.items()]
+        silent = _cell(float(one.silent_n.double().mean()), ".1%")
+        for place, (row, strata) in enumerate(zip_longest(blocks, dead)):
+            rows.append(["" if place else one.name, *(row or ("", "", "")), "" if place else silent, strata or ""])
+    return plain_table(
+        "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=rows, right=(2, 3, 4),
+        title=result.title, title_justify="left", caption_justify="left",
+        caption="Exactly 0: of the completions that have the block. No signal: no token of a completion gets any credit. "
+        "Dead strata: comparisons in which nobody gets any.",
+    )  # fmt: skip
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:

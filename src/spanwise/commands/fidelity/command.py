@@ -52,12 +52,13 @@ def command(
 
     check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
     check_no_run(output)
-    place, loaded = run_or_model(checkpoint, recipe, recipe_fields(set_))
+    fields = recipe_fields(set_)
+    place, loaded = run_or_model(checkpoint, recipe, fields)
     if (critics or reference) and not tokens:
         raise RecipeError("--critics and --reference are of the comparison token by token; add --tokens.")
     asked = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
     with sole_writer(output):
         show(
             place, loaded, output=output, console=Console(), prompts=prompts, samples=samples, rerolls=rerolls, seed=seed,
-            tokens=asked if tokens else None,
+            tokens=asked if tokens else None, given={"recipe": recipe, "overrides": fields},
         )  # fmt: skip

@@ -62,10 +62,16 @@ def show(
     rerolls: int,
     seed: int,
     tokens: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print the tables of a model folder, write `fidelity.json` and the report; `tokens`: the options of `--tokens`."""
+    """Print the tables of a model folder, write `fidelity.json` and the report.
+
+    `tokens`: the options of `--tokens`; `given`: the file and fields that the recipe came from.
+    """
     options: dict[str, Any] = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-    measured: dict[str, Any] = {"options": {**options, **({} if tokens is None else {"tokens": True, **tokens})}}
+    measured: dict[str, Any] = {
+        "options": {**options, **({} if tokens is None else {"tokens": True, **tokens}), **(given or {})}
+    }
     if tokens is not None:
         last, critics = tokens["critic_steps"], tokens["critics"]
         segments = SaeSegments() if tokens["reference"] == "segment" else None

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.page import credit_page
-from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of, remembered
-from spanwise.commands.shared.again import MOST, compare_command, fidelity_command, train_command
-from spanwise.commands.shared.files import FIDELITY, read_json, read_yaml
+from spanwise.commands.credit.write import EXPORT, credited_parts, outcome_of
+from spanwise.commands.shared.again import MOST, again_command
+from spanwise.commands.shared.files import FIDELITY, read_fields
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.view import credited_view, several
-from spanwise.credit.methods._sae import SaeSegments
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.fidelity.page import fidelity_report
 from spanwise.measure import Curve, compare_arms, mean_interval
@@ -55,19 +54,19 @@ def report_folder(folder: str | Path) -> Path:
 def train_page(folder: Path) -> str:
     """The report of a run folder."""
     samples = read_samples(folder) if (folder / FILE).is_file() else None
-    recipe = read_yaml(folder / "recipe.yaml")
+    recipe = read_fields(folder / "recipe.yaml")
     view, credit = last_rollouts(folder, recipe)
     return train_report(
         recipe={name: value for name, value in recipe.items() if (name, value) != ("task", SCRIPT)},
         metrics=[line for _, _, line in records([folder / "metrics.jsonl"])],
-        summary=read_json(folder / "summary.json") if (folder / "summary.json").is_file() else {},
+        summary=read_fields(folder / "summary.json") if (folder / "summary.json").is_file() else {},
         samples=_columns(samples) if samples else None,
         intervals=samples.intervals() if samples else None,
         votes={block: _votes(samples, block) for block in samples.correct} if samples else None,
         credit=credit,
         view=view,
         unmeasured=_unmeasured(folder),
-        command="" if recipe.get("task") == SCRIPT else train_command(folder),
+        command="" if recipe.get("task") == SCRIPT else again_command("train", folder / "recipe.yaml", folder=folder),
     )
 
 
@@ -89,12 +88,12 @@ _HELD_OUT = ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed")
 
 def compare_page(folder: Path) -> str:
     """The report of a comparison, worked out anew from its runs; a run without an evaluation file gives its final figures only."""
-    summary = read_json(folder / "summary.json")
+    summary = read_fields(folder / "summary.json")
     if not isinstance(summary.get("arms"), list) or not isinstance(summary.get("figures"), dict):
         raise DataError(f"'{folder / 'summary.json'}' is not of a comparison: it lists no arms and figures.")
-    arms, seeds = summary["arms"], summary["seeds"]
+    arms, seeds, asked = summary["arms"], summary["seeds"], summary.get("options")
     places = {(arm, seed): folder / f"{arm}-{seed}" for arm in arms for seed in seeds}
-    ended = {run: read_json(place / "summary.json") for run, place in places.items() if (place / "summary.json").is_file()}
+    ended = {run: read_fields(place / "summary.json") for run, place in places.items() if (place / "summary.json").is_file()}
     samples = {run: read_samples(places[run]) for run in ended if (places[run] / FILE).is_file()}
     check_protocol({str(places[run]): one for run, one in samples.items()})
     figures = {
@@ -116,7 +115,7 @@ def compare_page(folder: Path) -> str:
             for arm, by_seed in by_arm.items()
             if by_seed
         },
-        command=compare_command(folder, summary),
+        command="" if asked is None else again_command("compare", *asked.pop("places"), folder=folder, options=asked),
     )
 
 
@@ -127,10 +126,11 @@ def _by_arm(values: Mapping[tuple[str, int], _Value], arms: Sequence[str]) -> di
 
 def fidelity_page(folder: Path) -> str:
     """The report of `fidelity.json`."""
-    written = read_json(folder / FIDELITY)
+    written = read_fields(folder / FIDELITY)
     try:
         shown = {name: value for name, value in written.items() if name != "options"}
-        return fidelity_report(**shown, command=fidelity_command(folder, written))
+        command = again_command("fidelity", written["source"], folder=folder, options=written.get("options"))
+        return fidelity_report(**shown, command=command)
     except (TypeError, KeyError) as error:
         raise DataError(f"'{folder / FIDELITY}' is not what spanwise fidelity writes: {error}.") from error
 
@@ -181,12 +181,11 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     if len(methods) == 1:
         table, paying = _beside(table, files[-1], "bae" if methods[0] == "grpo" else "grpo")
     if methods:
-        of_run = {"method": str(recipe.get("method")), "objectives": asked, **{name: recipe.get(name) for name in MODES}}
+        of_run = {"objectives": asked, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         paying = {methods[0]: of_run, **paying}
     credit, shown = recorded_credit(table), table.slice(0, MOST)
     view = credited_view(
         table, shown, range(len(shown)), paying=paying,
-        segments=SaeSegments.of(recipe.get("method"), recipe.get("options")),
         outcome=outcome_of(schema.behind(table.column_names, "reward"), judging),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
@@ -204,4 +203,4 @@ def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[st
     other = pa.concat_tables(credited_parts(found))
     for name in schema.made_by(method, other.column_names):
         table = table.append_column(name, other[name])
-    return table, remembered(found.arms, {})["paid"]
+    return table, {method: found.arms.schemes[method].plain()}

@@ -13,35 +13,19 @@ from spanwise.errors import DataError
 FIDELITY = "fidelity.json"
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
-    """Read a YAML file of fields; a DataError if it cannot be read."""
+def read_fields(file: Path) -> dict[str, Any]:
+    """Read the fields of a JSON or YAML file; a DataError if it cannot be read."""
+    is_json = file.suffix == ".json"
     try:
-        recipe = yaml.safe_load(read_text(file))
-    except yaml.YAMLError as error:
-        raise DataError(f"'{file}' is not YAML: {str(error).splitlines()[0]}.") from error
-    return recipe if isinstance(recipe, dict) else {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; a DataError if it cannot be read."""
-    try:
-        return dict(json.loads(read_text(path)))
-    except (ValueError, TypeError) as error:
-        raise DataError(f"'{path}' is not a JSON object: {error}.") from error
-
-
-def read_text(path: Path) -> str:
-    """Read a text file; a DataError if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
+        return dict((json.loads if is_json else yaml.safe_load)(text) or {})
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}.") from error
+        raise DataError(f"'{file}' cannot be read: {error}.") from error
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        kind = "a JSON object" if is_json else "YAML"
+        raise DataError(f"'{file}' is not {kind}: {str(error).splitlines()[0]}.") from error
 
 
 def without_nan(value: Any) -> Any:
     """The same with null for NaN, which JSON does not know."""
-    if isinstance(value, dict):
-        return {key: without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and value != value else value
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)

@@ -67,29 +67,34 @@ class Fitted:
         """The parts, for rich."""
         table, room = self.table, options.max_width
         keep = min(self.keep, max(len(table.columns) - 1, 0))
-        least = [_least(column, console) for column in table.columns]
-        parts: list[list[int]] = [[]]
+        cells = [[_text(cell, console) for cell in (column.header, *column.cells)] for column in table.columns]
+        least = [_least(column, texts) for column, texts in zip(table.columns, cells, strict=True)]
+        parts: list[list[int]] = [list(range(keep))]
         for c in range(keep, len(table.columns)):
-            shown = [*range(keep), *parts[-1], c]
-            if parts[-1] and sum(least[i] for i in shown) + _between(table, len(shown)) > room:
-                parts.append([])
+            if len(parts[-1]) > keep and sum(least[i] for i in (*parts[-1], c)) + _between(table, len(parts[-1]) + 1) > room:
+                parts.append(list(range(keep)))
             parts[-1].append(c)
         if table.title:
             yield Text("", style="table.title").append_text(_text(table.title, console))
-        for part in parts:
-            yield _part(table, [*range(keep), *part], least, console, room)
+        for shown in parts:
+            widest = [max(map(_width, cells[c])) for c in shown]
+            yield _part(table, shown, _shrunk(widest, [least[c] for c in shown], room - _between(table, len(shown))))
         if table.caption:
             yield Text("", style="table.caption").append_text(_text(table.caption, console))
 
 
-def _part(table: Table, shown: Sequence[int], least: Sequence[int], console: Console, width: int) -> Table:
-    """Some columns of a table, as wide as there is room."""
-    widths = [max(map(_width, _cells(table.columns[c], console)), default=0) for c in shown]
-    for _ in range(sum(widths) + _between(table, len(shown)) - width):
-        loose = [n for n, c in enumerate(shown) if widths[n] > least[c]]
+def _shrunk(widths: list[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths whose sum fits: the widest gives way first, as far as each has more than its least."""
+    for _ in range(sum(widths) - room):
+        loose = [n for n, wide in enumerate(widths) if wide > least[n]]
         loose = loose or [n for n, wide in enumerate(widths) if wide > 1]  # one word is wider than the console
         if loose:
             widths[max(loose, key=lambda n: widths[n])] -= 1
+    return widths
+
+
+def _part(table: Table, shown: Sequence[int], widths: Sequence[int]) -> Table:
+    """Some columns of a table."""
     columns = [
         replace(table.columns[c], width=wide, no_wrap=False, overflow="fold", _index=n, _cells=[])
         for n, (c, wide) in enumerate(zip(shown, widths, strict=True))
@@ -103,29 +108,18 @@ def _part(table: Table, shown: Sequence[int], least: Sequence[int], console: Con
 
 def _between(table: Table, count: int) -> int:
     """Characters between and around so many columns."""
-    left, right = table.padding[3], table.padding[1]
-    return count * (left + right) + (count + 1 if table.box else 0)
-
-
-def _cells(column: Column, console: Console) -> list[Text]:
-    return [_text(cell, console) for cell in (column.header, *column.cells)]
+    return count * (table.padding[3] + table.padding[1]) + (count + 1 if table.box else 0)
 
 
 def _text(cell: RenderableType, console: Console) -> Text:
     return console.render_str(cell) if isinstance(cell, str) else cell if isinstance(cell, Text) else Text(str(cell))
 
 
-def _width(cell: Text) -> int:
-    return max(map(cell_len, cell.plain.splitlines()), default=0)
+def _width(cell: Text, *, words: bool = False) -> int:
+    return max(map(cell_len, cell.plain.split() if words else cell.plain.splitlines()), default=0)
 
 
-def _least(column: Column, console: Console) -> int:
-    """What a column needs so that no word of it is cut, or no line, if it does not wrap."""
-    heading, *cells = _cells(column, console)
-    whole = column.no_wrap or column.justify == "right"
-    least = _width(heading) if column.no_wrap else _longest(heading)
-    return max(least, *(_width(cell) if whole else _longest(cell) for cell in cells), 0)
-
-
-def _longest(cell: Text) -> int:
-    return max(map(cell_len, cell.plain.split()), default=0)
+def _least(column: Column, cells: Sequence[Text]) -> int:
+    """What heading and cells need so that no word of them is cut, or no line, if they do not wrap."""
+    wraps = not (column.no_wrap or column.justify == "right")
+    return max(_width(cells[0], words=not column.no_wrap), *(_width(cell, words=wraps) for cell in cells[1:]), 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spanwise.commands.shared.files import read_yaml
+from spanwise.commands.shared.files import read_fields
 from spanwise.credit import METHODS
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.objective import BASELINES
@@ -73,7 +73,7 @@ def changed(file: Path, asked: Mapping[str, Any], *, but: Sequence[str] = _WATCH
     """What a recipe file says otherwise than it is asked for now, but for some fields; nothing if the file is not there."""
     if not file.is_file():
         return []
-    found = read_yaml(file)
+    found = read_fields(file)
     found = {**defaults(found), **found}
     names = [name for name in asked if name not in but and found.get(name) != asked[name]]
     said = [f"{name} was {found.get(name)!r} and is {asked[name]!r} now" for name in names]

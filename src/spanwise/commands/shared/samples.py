@@ -138,10 +138,10 @@ class Samples:
             columns |= {f"answer/{name}": pa.array(self.answers[name], pa.string()), f"correct/{name}": correct_n.double()}
         columns |= {"confidence": self.confidence_n.double(), "well_formed": self.well_formed_n, "refusal": self.refusal_n}
         columns[schema.SCORE] = None if self.score_n is None else self.score_n.double()
-        there = {name: column for name, column in columns.items() if column is not None}
         return pa.table({
             name: pa.array(column.numpy(), from_pandas=True) if isinstance(column, Tensor) else column
-            for name, column in there.items()
+            for name, column in columns.items()
+            if column is not None
         })  # fmt: skip
 
     def write(self, folder: str | Path) -> None:
@@ -169,20 +169,21 @@ def unmeasured(
     every = list(dict.fromkeys(tag for listed in inside.values() for tag in listed))
     if not every:
         return {}
-    found: dict[str, str] = {}
-    last = list(inside)[-1]
-    if tags["confidence"] not in inside[last]:
-        why = f"the last block, {last}, has no tag <{tags['confidence']}>, only {', '.join(f'<{tag}>' for tag in inside[last])}"
-        why += "; those of the score are there" if scored and tags["answer"] in every else ""
-        found = dict.fromkeys(("coverage", *CALIBRATION), why)
-    if tags["answer"] not in every:
-        why = (
-            f"no block has the tag <{tags['answer']}>, only {', '.join(f'<{tag}>' for tag in every)}; name the one that holds the "
-            f"answer in the objective correct"
-        )
-        figures_of_score = SCORE_FIGURES[1:] if scored else ()
-        found |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION, *figures_of_score), why)
-    return found
+    absent: dict[str, str] = {}
+    last, (answer, confidence) = list(inside)[-1], (tags["answer"], tags["confidence"])
+    if confidence not in inside[last]:
+        why = f"the last block, {last}, has no tag <{confidence}>, only {_listed(inside[last])}"
+        why += "; those of the score are there" if scored and answer in every else ""
+        absent = dict.fromkeys(("coverage", *CALIBRATION), why)
+    if answer not in every:
+        of_score = SCORE_FIGURES[1:] if scored else ()
+        why = f"no block has the tag <{answer}>, only {_listed(every)}; name the one that holds the answer in the objective correct"
+        absent |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION, *of_score), why)
+    return absent
+
+
+def _listed(tags: Sequence[str]) -> str:
+    return ", ".join(f"<{tag}>" for tag in tags)
 
 
 def read_samples(folder: str | Path) -> Samples:
@@ -218,16 +219,16 @@ def check_protocol(samples: Mapping[str, Samples]) -> None:
     Raises:
         DataError: naming two runs, how many prompts and samples each has, and how to make them alike.
     """
-    sizes = {run: (len(found.prompt_n.unique()), len(found.prompt_n)) for run, found in samples.items()}
-    shapes = {run: f"{prompts} prompts x {count / max(prompts, 1):g} samples" for run, (prompts, count) in sizes.items()}
-    most = max(sizes, key=lambda run: sizes[run][1], default=None)
-    other = next((run for run in sizes if most is not None and sizes[run] != sizes[most]), None)
-    if most is not None and other is not None:
-        prompts, count = sizes[most]
-        raise DataError(
-            f"The evaluation of '{other}' has {shapes[other]} and that of '{most}' has {shapes[most]}, so their figures cannot be "
-            f"compared. Write it again: spanwise eval {other} --prompts {prompts} --samples {count // max(prompts, 1)}"
-        )
+    sizes = {run: (len(one.prompt_n.unique()), len(one.prompt_n)) for run, one in samples.items()}
+    most = max(sizes, key=lambda run: sizes[run][1], default="")
+    for run, size in sizes.items():
+        if size != sizes[most]:
+            shapes = [f"{prompts} prompts x {count / max(prompts, 1):g} samples" for prompts, count in (size, sizes[most])]
+            prompts, count = sizes[most]
+            raise DataError(
+                f"The evaluation of '{run}' has {shapes[0]} and that of '{most}' has {shapes[1]}, so their figures cannot be "
+                f"compared. Write it again: spanwise eval {run} --prompts {prompts} --samples {count // max(prompts, 1)}"
+            )
 
 
 def _mean(correct_n: Tensor) -> float | None:

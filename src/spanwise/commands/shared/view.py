@@ -26,12 +26,13 @@ def credited_view(
     rows: Sequence[int],
     *,
     paying: Mapping[str, Mapping[str, Any]],
-    segments: SaeSegments | None,
     outcome: str | None,
     own: str | None,
     tokenizer: Path | None,
 ) -> TokenView:
-    """The token view of `shown`, the `rows` of a table of whole groups; `paying`: method -> the arguments of `rule_of`."""
+    """The token view of `shown`, the `rows` of a table of whole groups; `paying`: method -> its rule (`Scheme.plain`)."""
+    cuts = (SaeSegments.of(listed["method"], listed.get("options")) for listed in paying.values())
+    segments = next((cut for cut in cuts if cut is not None), None)
     scoring = {name: scoring_mode(listed) for name, listed in paying.items()}
     shares = {name: own_shares(table, mode) for name, mode in scoring.items() if mode is not None}
     return TokenView(

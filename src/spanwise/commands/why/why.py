@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
-from spanwise.commands.credit.apply import Applied, CreditResult
-from spanwise.commands.credit.arms import taken_rewards
+from spanwise.commands.credit.apply import AT_A_TIME, Applied, CreditResult
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.score import AT_A_TIME
-from spanwise.commands.credit.write import outcome_of
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.errors import RecipeError
 from spanwise.rollouts import RolloutTable
@@ -41,7 +38,12 @@ def why(
 ) -> dict[str, Zeros]:
     """Say for every method why tokens train with 0: counts first, then examples, or one completion token by token."""
     console = console or Console()
-    result = _narrowed(credit_rollouts(rollouts, **options), asked=bool(options.get("methods")))
+    result = credit_rollouts(rollouts, **options)
+    own = result.arms.own
+    if (
+        not options.get("methods") and own is not None and result.table.folder is not None
+    ):  # a run's own method speaks for it
+        result = replace(result, applied=tuple(one for one in result.applied if one.name == own))
     if completion is not None and not 0 <= completion < len(result.table):
         last = len(result.table) - 1
         raise RecipeError(f"--completion is {completion}, and '{result.table.path}' holds the completions 0 to {last}.")
@@ -53,9 +55,12 @@ def why(
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
     """The reason of every token of a file under each of its methods."""
-    table, schemes = result.table, {arm.name: arm.scheme for arm in result.arms}
+    table, schemes = result.table, result.arms.schemes
     row_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
-    name, reward_n = _verdict(result)
+    column = result.arms.taken.get("correct", "")  # the reward that says what is right, if the file or a method has one
+    name, reward_n = column, table.rewards[column].value_n if column else None
+    if "correct" in result.scores.names:
+        name, reward_n = "correct", result.scores.outcome("correct")
     zeros = {}
     for one in result.applied:
         if one.credit.comparison is None:
@@ -75,30 +80,11 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     return zeros
 
 
-def _narrowed(result: CreditResult, *, asked: bool) -> CreditResult:
-    """Where nothing was asked for, the recipe's own method alone speaks for a run or a recipe that names one."""
-    own = [arm.name for arm in result.arms if arm.own]
-    if asked or not own or result.table.folder is None:
-        return result
-    return CreditResult(**{**vars(result), "applied": tuple(one for one in result.applied if one.name in own)})
-
-
-def _verdict(result: CreditResult) -> tuple[str, Tensor | None]:
-    """The reward that says what is right, if the file or a method has one."""
-    names = result.scores.names
-    name = outcome_of(names, [])
-    if name is not None:
-        return name, result.scores.reward_nm[:, names.index(name)]
-    column = taken_rewards(result.table, {}).get("correct")
-    return ("", None) if column is None else (column, result.table.rewards[column].value_n)
-
-
 def _counts(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
     """A row per method and reason; tokens and completions add up to those of the file."""
-    source, groups = result.table, int(result.group_n.unique().numel())
     table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
-        title=Text(f"{source.path} ({source.source}): {len(source)} completions in {groups} groups", style="table.title"),
+        title=result.title,
         caption="Tokens: each has one reason. Completions: none of whose tokens gets anything, and most of them for this reason. "
         "Rows: the first of these, or the first with such a token; see one with --completion ROW.",
     )  # fmt: skip
