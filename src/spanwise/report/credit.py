@@ -63,7 +63,7 @@ def credit_report(
     credit, rewards = {method: grouped(columns) for method, columns in credit.items()}, grouped(rewards)
     statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in together(statuses).items()}
     applied = [name for name in methods if name != RECORDED]
-    what = f"What {' and '.join(applied)} would have credited in {count:,} completions, without training"
+    what = f"What {', '.join(applied)} would have credited in {count:,} completions, without training"
     if RECORDED in methods:
         what = f"{what}, beside what is recorded" if applied else f"What is recorded of {count:,} completions"
     sections = [
