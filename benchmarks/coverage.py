@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spanwise.measure.ece_interval import bounds
+from spanwise.measure.evaluation import bounds
 
 BINS, LEVEL, WITHIN = 11, 0.95, 0.4
 PROMPTS, SAMPLES, TRUTHS = (30, 100, 400), (1, 4, 16), (0.0, 0.03, 0.1, 0.2)

@@ -12,8 +12,10 @@ from report_pages import Page, batch, compare_page, credit_page, fidelity_page, 
 from spanwise.explain.glossary import GLOSSARY, Terms
 from spanwise.fidelity.page import fidelity_finding
 from spanwise.measure import Interval, compare_arms
-from spanwise.report.findings import compare_finding, credit_finding, train_finding
+from spanwise.report.compare import compare_finding
+from spanwise.report.credit import credit_finding
 from spanwise.report.page import CITE
+from spanwise.report.train import train_finding
 
 ROOT = Path(__file__).parents[2]
 

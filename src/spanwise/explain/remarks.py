@@ -156,16 +156,12 @@ def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
     if objective.if_missing is not None:
         return ""
     paid = [scheme.layout.names.index(name) for name in objective.pays]
-    written_n = reading.length_nk.sum(dim=1) > 0
-    left_out_n = written_n & (reading.length_nk[:, paid] == 0).all(dim=1)
-    if any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives):
-        left_out_n[:] = False  # another objective charges it
-    unread_n = reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)
-    parts = []
-    if bool(left_out_n.any()):
-        parts.append(f"{int(left_out_n.sum())} of {len(reading)} completions leave out {' and '.join(objective.pays)}")
-    if bool(unread_n.any()):
-        parts.append(f"{int(unread_n.sum())} of {len(reading)} write there what cannot be read")
+    left_out_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid] == 0).all(dim=1)
+    charged = any(one.if_missing is not None and set(objective.pays) <= set(one.pays) for one in scheme.objectives)
+    left_out = 0 if charged else int(left_out_n.sum())
+    unread = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
+    counts = {f"completions leave out {' and '.join(objective.pays)}": left_out, "write there what cannot be read": unread}
+    parts = [f"{count} of {len(reading)} {what}" for what, count in counts.items() if count]
     if not parts:
         return ""
     return (

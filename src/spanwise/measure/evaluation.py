@@ -1,19 +1,33 @@
-"""The figures of one evaluation, and how sure they are: how often a policy is right, and whether it knows."""
+"""The figures of one evaluation: how often a policy is right, whether it knows, and how sure that is.
+
+The intervals of an ECE, and of the difference of two, hold where a bootstrap of the ECE itself does not.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import NormalDist
 
+import scipy
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
 from spanwise.measure.calibration import weighted_auroc, weighted_gaps, weighted_mean
-from spanwise.measure.ece_interval import gaps_interval
-from spanwise.measure.intervals import Interval, Prompts, Weighted, bootstrap, wilson
+from spanwise.measure.intervals import (
+    Interval,
+    Prompts,
+    Weighted,
+    bootstrap,
+    check_level,
+    plain_ids,
+    resampled,
+    wilson,
+)
 
 _SHARES = ("accuracy", "refusal_rate", "format_rate", "coverage", "verdict_rate")
 
@@ -126,3 +140,129 @@ def _weighted(
         name: None if share_n is None else partial(weighted_mean, share_n.double()) for name, share_n in shares.items()
     }
     return over_all | {name: lambda weight_rn, of=of: of(weight_rn[:, judged_n]) for name, of in calibration.items()}
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What the completions of a run said: one confidence, one verdict and one prompt each.
+
+    Attributes:
+        confidence_n: in [0, 1].
+        correct_n: 1 where right, else 0.
+        prompts: the prompt of each completion.
+
+    Example:
+        >>> reports = Reports(torch.tensor([0.9, 0.6]), torch.tensor([1.0, 0.0]), prompts=["a", "b"])
+        >>> round(ece_interval(reports).value, 2)  # |1 - .9| / 2 + |0 - .6| / 2
+        0.35
+    """
+
+    confidence_n: Float[Tensor, " n"]
+    correct_n: Float[Tensor, " n"]
+    prompts: Prompts
+
+
+def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
+    r"""Interval of an ECE, by prompt, from the bootstrap of its bins.
+
+    Equation
+        ECE = sum_b |g_b|, g_b = sum over the completions of bin b of (correct - confidence) / N;  Z_b = g_b resampled - g_b
+        sum_b s_b Z_b  <=  ECE - true ECE  <=  sum_{b clear} s_b Z_b + sum_{b unclear} |Z_b|,  s_b = sign of g_b
+        [ECE - f Q_{1 - a/2}(right side), ECE - f Q_{a/2}(left side)], not below 0;  a = 1 - level
+        b is clear if |g_b| > sqrt(2 log P) sd(Z_b);  f = sqrt(P / (P - 1)) t_{P-1} / z
+
+    An ECE is a sum of absolute values, so noise makes it larger, and each resample adds as much noise again: no quantile of the
+    resampled ECE is right near 0. The gaps of the bins have no such bias, and |x| is convex, which gives both sides. A gap far
+    from 0 keeps its sign, so its noise counts as it is; of one that may be 0 the noise counts by its size.
+
+    Args:
+        reports: of the run.
+        bins: see `ece`.
+        resamples, level, seed: see `bootstrap`.
+
+    Edge cases:
+        One prompt gives no bounds. A true ECE of 0 lies on the border: the interval holds it if its lower bound is 0. Measured at
+        nominal .95: .96 to .98 on average from 100 prompts on, .92 at least; with 30 prompts .95 to .98, but .87 where confidences
+        are nearly always the same and the rare ones hold half of the error, which so few prompts do not show. What else was tried,
+        and every setting: docs/intervals.md.
+
+    Example:
+        >>> q, c = torch.tensor([.9, .9, .6, .6] * 10), torch.tensor([1., 1., 1., 0.] * 10)
+        >>> print(ece_interval(Reports(q, c, list(range(20)) * 2)))  # 1/2 |1 - .9| + 1/2 |.5 - .6|
+        0.100 [0.000, 0.264]
+
+    Reference:
+        The two sides are the subgradient inequality of the sum and the triangle inequality; which bins are clear is the moment
+        selection of Andrews and Soares 2010 (Econometrica 78). Bias of the ECE: Broecker 2012; Kumar et al. 2019
+        (arXiv 1909.10155).
+    """
+    gaps = partial(weighted_gaps, reports.confidence_n, reports.correct_n, bins=bins)
+    return gaps_interval(gaps, reports.prompts, resamples=resamples, level=level, seed=seed)
+
+
+def ece_difference(
+    a: Reports, b: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0
+) -> Interval:
+    """Interval of the ECE of run `a` minus that of run `b` on the same prompts: every resample draws the same prompts for both.
+
+    The upper side of `ece_interval` for the one run with the resampled error |g + Z| - |g| of the other, and the other way round:
+    how far the two biases cancel depends on what is not known, so either may be as small or as large as it can be. The quantiles
+    of the resampled difference hold only where both runs say the same confidences equally often.
+
+    Raises:
+        AlignmentError: a prompt is in one run only.
+
+    >>> q, c = torch.tensor([.9, .9, .6, .6] * 10), torch.tensor([1., 1., 1., 0.] * 10)
+    >>> ids = list(range(20)) * 2
+    >>> print(ece_difference(Reports(q, c, ids), Reports(q - .3, c, ids)))  # .1 - (.4 + .2) / 2
+    -0.200 [-0.463, -0.069]
+    """
+    ids_a, ids_b = plain_ids(a.prompts), plain_ids(b.prompts)
+    if different := set(ids_a) ^ set(ids_b):
+        prompt = next(iter(different))
+        raise AlignmentError(
+            f"A paired difference needs the same prompts in both runs: {len(set(ids_a))} and {len(set(ids_b))} prompts, "
+            f"{len(set(ids_a) & set(ids_b))} of them shared; prompt {prompt!r} is not in the "
+            f"{'second' if prompt in ids_a else 'first'}."
+        )
+    left, right = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
+
+    def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
+        return torch.cat([left(weight_rn[:, : len(ids_a)]), right(weight_rn[:, len(ids_a) :])], dim=1)
+
+    return gaps_interval(gaps, [*ids_a, *ids_b], minus=True, resamples=resamples, level=level, seed=seed)
+
+
+def gaps_interval(
+    gaps: Weighted, prompts: Prompts, *, minus: bool = False, resamples: int, level: float, seed: int
+) -> Interval:
+    """Interval of the sum of the sizes of gaps; with `minus`, those of the second half of the gaps are subtracted."""
+    check_level(level)
+    gap_b, gap_rb, count = resampled(gaps, prompts, resamples=resamples, seed=seed)
+    side_b = torch.ones_like(gap_b)
+    if minus:
+        side_b[len(gap_b) // 2 :] = -1
+    known_rb = gap_rb[~gap_rb.isnan().any(dim=1)]
+    value = float((side_b * gap_b.abs()).sum())
+    if count < 2 or len(known_rb) < 2 or math.isnan(value):
+        return Interval(value, math.nan, math.nan, math.nan, level, count)
+    low, high = bounds(gap_b, known_rb - gap_b, side_b, count=count, level=level)
+    error = float((side_b * known_rb.abs()).sum(dim=1).std())
+    return Interval(value, max(low, -1.0 if minus else 0.0), min(high, 1.0), error, level, count)
+
+
+def bounds(
+    gap_b: Float[Tensor, " b"], noise_rb: Float[Tensor, "r b"], side_b: Float[Tensor, " b"], *, count: int, level: float
+) -> tuple[float, float]:
+    """The bounds of `ece_interval`, from resampled gaps minus gaps; `side_b` is -1 where the size of a gap is subtracted."""
+    tail = (1 - level) / 2
+    stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
+    clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
+    signed_rb = gap_b.sign() * noise_rb
+    most_rb = torch.where(clear_b, signed_rb, noise_rb.abs())
+    # Both sides of a difference are biased upwards, so that one need not be taken as if it were not at all.
+    least_rb = signed_rb if bool((side_b > 0).all()) else (gap_b + noise_rb).abs() - gap_b.abs()
+    above_r = torch.where(side_b > 0, most_rb, -least_rb).sum(dim=1)
+    below_r = torch.where(side_b > 0, least_rb, -most_rb).sum(dim=1)
+    value = float((side_b * gap_b.abs()).sum())
+    return value - stretch * float(above_r.quantile(1 - tail)), value - stretch * float(below_r.quantile(tail))

@@ -7,14 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from spanwise.explain import CAUSES
-from spanwise.measure import ArmComparison, Curve
+from spanwise.explain import CALIBRATION, CAUSES, SCORE_FIGURES
+from spanwise.explain.alarms import by_sentence
+from spanwise.measure import ArmComparison, Curve, Difference
 from spanwise.report.charts import forest
-from spanwise.report.findings import compare_finding
 from spanwise.report.page import Headline, Panel, render
 from spanwise.report.rows import FIGURES, Row, Seeds, figure_name, figures_of, seed_curves
 from spanwise.report.sections import VOTES_BY_SCORE, calibration_section, figure_panel, scores_alone, section, voting_section
 
+#: Of these less is better; of accuracies, votes and the AUROC more is; of the others nothing can be said.
+LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
+HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")
 
 
@@ -146,3 +149,49 @@ def _forests(comparison: ArmComparison) -> list[Panel]:
             chart = forest(drawn, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
             panels.append(Panel(figure_name(figure), (chart,), table))
     return panels
+
+
+def compare_finding(comparison: ArmComparison) -> str:
+    """Which arm is better in what by how much, which differences are noise, and what must not be read at all."""
+    figures = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
+    failed = [
+        f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {why}."
+        for why, cells in by_sentence(comparison.wrong).items()
+    ]
+    return " ".join(filter(None, [*failed, *(_of_figure(comparison, name) for name in figures)])) or "Nothing was compared."
+
+
+def _of_figure(comparison: ArmComparison, name: str) -> str:
+    """What is clear in one figure, with the better arm first; else what comes nearest to it."""
+    differences = [d for d in comparison.differences if d.figure == name]
+    solid, called = [d for d in differences if not _hollow(comparison, d)], figure_name(name)
+    clear = sorted((d for d in solid if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
+    said = [_better(d) for d in clear[:2]]
+    if len(clear) > 2:
+        said.append(f"{len(clear) - 2} more differences in {called} are beyond the noise.")
+    if len(solid) < len(differences):
+        arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
+        said.append(f"The {called} of {' and '.join(arms)} means nothing.")
+    if solid and not clear:
+        nearest = [d for d in solid if d.verdict == "borderline"][:2]
+        if len(solid) == 1 or {d.verdict for d in solid} in ({"unknown"}, {"same"}):
+            nearest = [max(solid, key=lambda d: d.interval.count)]
+        said += [d.sentence() for d in nearest] or [f"In {called} all differences are inside the noise."]
+    return " ".join(said)
+
+
+def _hollow(comparison: ArmComparison, d: Difference) -> bool:
+    """The figure of an arm means nothing; but that its accuracy is low is the finding, unless nobody could judge it."""
+    why = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
+    return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or said.startswith("most answers could not") for said in why)
+
+
+def _better(d: Difference) -> str:
+    """A clear difference, with the better arm first; where neither way is good, the higher one."""
+    lower = d.figure in LOWER
+    good = lower or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
+    first, second = (d.a, d.b) if (d.interval.value > 0) != lower else (d.b, d.a)
+    sides = sorted((abs(d.interval.low), abs(d.interval.high)))
+    size = f"{abs(d.interval.value):.3f}" + (f" [{sides[0]:.3f}, {sides[1]:.3f}]" if sides[0] == sides[0] else "")
+    word = "better" if good else "higher"
+    return f"{first} is {word} than {second} in {figure_name(d.figure)} by {size} over {d.interval.count} seeds."

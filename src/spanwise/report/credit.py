@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import fsum
 
+import torch
 from torch import Tensor
 
 from spanwise.report.charts import bars
-from spanwise.report.findings import credit_finding
 from spanwise.report.page import Headline, Panel, Section, render
-from spanwise.report.rows import Row, grouped, merged, together
+from spanwise.report.rows import Row, grouped, merged, percent, together
 from spanwise.report.sections import calibration_section, credit_section, section, tokens_section
 from spanwise.report.tokens import TokenView
 from spanwise.rollouts.rows import credit_figures
-from spanwise.rollouts.schema import RECORDED
+from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.types import Status
 
 _FIGURES = {
@@ -141,3 +141,32 @@ def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[
     ]  # fmt: skip
     panels = [Panel("Rewards by status", (bars(rows, names=names, x="completions"),), table)] if rows else []
     return section("Status of the rewards", legend=names, panels=panels)
+
+
+def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
+    """In how many completions two methods push some block in opposite directions, and in which block most.
+
+    `left` and `right` are equal where there is one. A method with one number for the completion says it of every block.
+    """
+    ours = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
+    theirs = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}
+    if not ours or not theirs:
+        return ""
+    count = len(next(iter(ours.values())))
+    if left == right:
+        moved_n = torch.stack([column_n.nan_to_num() != 0 for column_n in credit[right].values()]).any(dim=0)
+        moved = int(moved_n.sum())
+        alarm = "" if moved else "Alarm: nothing would be learned. "
+        return f"{alarm}{right} gives credit to {moved:,} of {count:,} completions."
+    whole = next(iter(theirs.values())) if len(theirs) == 1 else None
+    pairs = {name: (theirs.get(name, whole), column_n) for name, column_n in ours.items()}
+    against = {name: them * us < 0 for name, (them, us) in pairs.items() if them is not None}  # never where one is NaN
+    if not against:
+        return ""
+    opposed = int(torch.stack(list(against.values())).any(dim=0).sum())
+    if not opposed:
+        return f"{left} and {right} push in opposite directions in none of {count:,} completions."
+    most = max(against, key=lambda name: int(against[name].sum()))
+    where = f", most often in the block {most} ({int(against[most].sum()):,})" if len(against) > 1 else ""
+    said = f"{opposed:,} of {count:,} completions ({percent(opposed / count)})"
+    return f"{left} and {right} push in opposite directions in {said}{where}."

@@ -25,6 +25,7 @@ from spanwise.report.rows import (
 from spanwise.report.tokens import TokenView, token_view
 from spanwise.rollouts.schema import STOP
 
+_BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
 #: What a policy may say of its own answers: the column, what it is called, and what completions do with it.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
 STOP_IS = (
@@ -110,9 +111,9 @@ def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "pro
     """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over, `note` says more."""
     rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
     ways = list(dict.fromkeys(row["series"] for curve_rows in rows.values() for row in curve_rows))
-    drawn: dict[str, Any] = {"x": "samples n", "label": "n", "y": "accuracy", "percent": True, "height": 280}
-    panels = [curve_panel(name or "Accuracy by voting budget", rows[name], ways, **drawn) for name in rows]
-    panels = [panel for of_arm in panels for panel in of_arm]
+    panels: list[Panel] = []
+    for name, of_arm in rows.items():
+        panels += curve_panel(name or "Accuracy by voting budget", of_arm, ways, y="accuracy", percent=True, **_BY_SAMPLES)
     return section("Voting", {"over": over, "note": note}, legend=ways, panels=panels)
 
 
@@ -124,8 +125,7 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
         for name in later
         if votes[name] and votes[name]["majority"].prompts == votes[first]["majority"].prompts
     }
-    drawn: dict[str, Any] = {"x": "samples n", "label": "n", "y": "difference in accuracy", "y_zero": True, "height": 280}
-    names = list(differences)
+    names, drawn = list(differences), {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
     panels = curve_panel("Later attempt minus the first", voting_rows(differences), names, **drawn)
     return section("Attempts", legend=names, panels=panels)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from spanwise.explain import CAUSES, OF_SCORE, alarms, batch_alarms
 from spanwise.explain.alarms import by_sentence, values_of
 from spanwise.measure import Curve, Interval
 from spanwise.report.batches import batch_section, blocks_in, mode_headlines, mode_sections, objectives_in, rewards_section
-from spanwise.report.findings import train_finding
 from spanwise.report.page import Headline, Panel, render, shown
 from spanwise.report.rows import batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
 from spanwise.report.sections import (
@@ -203,3 +203,62 @@ def _headlines(
         why = wrong.get("format_rate" if name == "malformed" else name, "")
         headlines.append(Headline(figure_name(name), None if value is None else show(value), "\n".join(notes), why))
     return headlines
+
+
+def train_finding(
+    points: Lines,
+    *,
+    steps: int,
+    intervals: Mapping[str, Interval | None] | None = None,
+    unmeasured: Mapping[str, str] | None = None,
+    rewards: Mapping[str, Sequence[float | None]] | None = None,
+) -> str:
+    """What a run ended at, and what it was before; `steps` were trained, and rewards are said where accuracy cannot be measured."""
+    intervals, unmeasured = intervals or {}, unmeasured or {}
+    earned = _of_rewards(rewards or {})
+    if not points:
+        return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{earned}"
+    last, first = points[-1], points[0] if len(points) > 1 else {}
+    wrong = alarms({name: last[name] for name in last if name not in unmeasured})
+    after = f"After {_count(last['step'], 'step')}" if last["step"] else "Before any training"
+    if "accuracy" in unmeasured:
+        return f"{after} accuracy cannot be measured: {unmeasured['accuracy']}.{earned}"
+    parts = [_moved("accuracy", last, first, intervals.get("accuracy"))]
+    if (refused := figure(last, "refusal_rate")) is not None:
+        parts.append(f"the refusal rate {percent(refused)}")
+    said = f"{after} {' and '.join(parts)}"
+    if "ece" in wrong:
+        said += ". Its ECE means nothing"
+    elif (ece := figure(last, "ece")) is not None and "ece" not in unmeasured:
+        said += f"; ECE is {ece:.3f}"
+    elif "ece" not in unmeasured:
+        said += "; ECE was not measured"
+    causes = dict.fromkeys(wrong.values())
+    alarm = f"Alarm: {' and '.join(causes)}. " if causes else ""
+    alone = "" if len(points) > 1 else " There is no other evaluation to compare it with."
+    return f"{alarm}{said}.{alone} This is one seed."
+
+
+def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interval: Interval | None) -> str:
+    """A share at the end, with its interval, and what it was; "no clear change" where the interval holds that."""
+    value, before = figure(last, name), figure(first, name)
+    if value is None:
+        return f"{figure_name(name)} was not measured"
+    low, high = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
+    bounds = f" [{percent(low)}, {percent(high)}]" if low == low else ""
+    was = "" if before is None else f" (was {percent(before)}{': no clear change' if low <= before <= high else ''})"
+    return f"{figure_name(name)} is {percent(value)}{bounds}{was}"
+
+
+def _of_rewards(rewards: Mapping[str, Sequence[float | None]]) -> str:
+    """Mean rewards of the training batches, from the first to the last."""
+    said = [
+        f"{name} {means[-1]:.3f}" + (f" (was {means[0]:.3f})" if len(means) > 1 else "")
+        for name, means in rewards.items()
+        if means[-1] is not None
+    ]
+    return f" Mean rewards in the last batch: {', '.join(said)}." if said else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

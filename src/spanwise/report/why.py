@@ -157,9 +157,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
     if not known:
         return f"{method} trains none of its tokens"
     if not credit and not stop:
-        low, high = min(known), max(known)
-        several = shown(low, sign=True) if low == high else f"{shown(low, sign=True)} to {shown(high, sign=True)}"
-        return f"{method} gives its tokens {several}"
+        return f"{method} gives its tokens {_range(min(known), max(known))}"
     parts = []
     for verb, sign in (("praises", 1), ("blames", -1)):
         blocks = {block: value for block, value in credit.items() if value * sign > 0}
@@ -287,12 +285,14 @@ def _share(row: TokenRow, method: str, block: str, credit: float) -> str:
     if not values:
         return ""
     low, high, total = min(values), max(values), math.fsum(values)
-    tokens = f"{len(values)} token{'s' if len(values) > 1 else ''}"
     together = shown(credit if math.isclose(total, credit, rel_tol=1e-5, abs_tol=1e-9) else total, sign=True)
-    if math.isclose(low, high, rel_tol=1e-5, abs_tol=1e-12):
-        where = "its one token" if len(values) == 1 else f"each of its {tokens}"
-        return f"{shown(low, sign=True)} on {where}, together {together}"
-    return f"{shown(low, sign=True)} to {shown(high, sign=True)} on its {tokens}, together {together}"
+    alike, count = math.isclose(low, high, rel_tol=1e-5, abs_tol=1e-12), len(values)
+    where = "its one token" if count == 1 else f"{'each of ' if alike else ''}its {count} tokens"
+    return f"{shown(low, sign=True) if alike else _range(low, high)} on {where}, together {together}"
+
+
+def _range(low: float, high: float) -> str:
+    return shown(low, sign=True) if low == high else f"{shown(low, sign=True)} to {shown(high, sign=True)}"
 
 
 def _stop(row: TokenRow, method: str, rule: Rule) -> str:

@@ -190,7 +190,7 @@ def test_it_goes_to_every_file(tmp_path):
     )  # four of 1.1, three of .1, one of 1
     assert kept["methods"]["recorded"]["dead_strata"] == {}
     html = (tmp_path / "out" / "report.html").read_text()
-    assert "What grpo, rlcr and bae would have credited in 8 completions, without training, beside what is recorded." in html
+    assert "What grpo, rlcr, bae would have credited in 8 completions, without training, beside what is recorded." in html
     report_folder(tmp_path / "out")
     assert (tmp_path / "out" / "report.html").read_text() == html
 
