@@ -17,8 +17,8 @@ from spanwise.credit import (
     preset_objectives,
     states_confidence,
 )
-from spanwise.credit.presets import preset_layout
-from spanwise.credit.streams import ValuesName, resolved_values, stream_names
+from spanwise.credit.registry import preset_layout
+from spanwise.credit.spread import ValuesName, resolved_values, stream_names
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes

@@ -14,7 +14,7 @@ from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, credit_command
 from spanwise.commands.shared.files import read_json
 from spanwise.commands.shared.view import credited_view
-from spanwise.credit.methods._sae import SaeSegments
+from spanwise.credit.methods._gae import SaeSegments
 from spanwise.report import credit_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.recorded import numbers, read_numbers, read_rows, recorded_credit, recorded_rewards

@@ -15,7 +15,7 @@ import torch
 from spanwise.commands.credit.apply import CreditResult
 from spanwise.commands.credit.arms import Arm
 from spanwise.commands.credit.score import AT_A_TIME
-from spanwise.credit.methods._sae import SaeSegments
+from spanwise.credit.methods._gae import SaeSegments
 from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.write import credit_columns, score_columns, span_columns
 from spanwise.score import judge_of

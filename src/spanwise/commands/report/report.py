@@ -18,7 +18,7 @@ from spanwise.commands.shared.files import FIDELITY, read_json, read_yaml
 from spanwise.commands.shared.folder import write_page
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.view import credited_view, several
-from spanwise.credit.methods._sae import SaeSegments
+from spanwise.credit.methods._gae import SaeSegments
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.fidelity.page import fidelity_report
 from spanwise.measure import Curve, compare_arms, mean_interval
