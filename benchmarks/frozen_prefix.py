@@ -22,7 +22,7 @@ from spanwise.commands.eval.evaluate import confidences
 from spanwise.commands.shared.display import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.credit import advantage
-from spanwise.credit.presets import WORST_SCORE
+from spanwise.credit.registry import WORST_SCORE
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.fidelity import ScoreName, proper_score
 from spanwise.measure import auroc, compare_arms, ece

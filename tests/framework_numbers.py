@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.checks import check_rewards
 from spanwise.credit.recursion import check_recursion
 from spanwise.credit.registry import method
-from spanwise.credit.strata import EpsAt, group_index, moments, standardised, standardised_tokens
+from spanwise.credit.strata import EpsAt, check_rewards, group_index, moments, standardised, standardised_tokens
 from spanwise.errors import RecipeError, unknown
 
 Framework = Literal["verl", "trl", "skyrl", "openrlhf"]

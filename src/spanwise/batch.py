@@ -76,19 +76,15 @@ class Batch:
             object.__setattr__(self, "group_n", group_index(list(self.group_n)))
         n = len(self.group_n)
         shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
-        for name in ("ids_nt", "mask_nt", "value_nt", "logp_nt"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            fits = value.dim() == 2 or (name == "value_nt" and value.dim() == 3)
-            if not fits or len(value) != n or (shape is not None and tuple(value.shape[:2]) != shape):
+        dims = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
+        for name, value in ((name, getattr(self, name)) for name in dims if getattr(self, name) is not None):
+            beside = shape if dims[name] == 2 else None
+            streams = int(name in ("value_nt", "bootstrap_n"))  # there may be one value per stream
+            fits = dims[name] <= value.dim() <= dims[name] + streams and len(value) == n
+            if not fits or (beside is not None and tuple(value.shape[:2]) != beside):
                 raise AlignmentError(
-                    f"{name} is {tuple(value.shape)} for {n} group ids{'' if shape is None else f' and token ids {shape}'}."
+                    f"{name} is {tuple(value.shape)} for {n} group ids{'' if beside is None else f' and token ids {beside}'}."
                 )
-        if self.bootstrap_n is not None and (self.bootstrap_n.dim() not in (1, 2) or len(self.bootstrap_n) != n):
-            raise AlignmentError(f"bootstrap_n is {tuple(self.bootstrap_n.shape)} for {n} group ids.")
-        if self.score_n is not None and tuple(self.score_n.shape) != (n,):
-            raise AlignmentError(f"score_n is {tuple(self.score_n.shape)} for {n} group ids.")
         for name, column in self.columns.items():
             if len(column) != n:
                 raise AlignmentError(f"Column '{name}' has {len(column)} values for {n} completions; give one to each.")
@@ -167,7 +163,10 @@ def by_turn(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),
         turns.take(batch.mask_nt.bool()),
-        columns={**{name: turns.repeat(values) for name, values in batch.columns.items()}, **(columns or {})},
+        columns={
+            **{name: turns.repeat(values) for name, values in batch.columns.items()},
+            **(columns or {}),
+        },
         extras=batch.extras,
         **{name: None if value is None else turns.take(value) for name, value in per_token.items()},
         bootstrap_n=behind_s,

@@ -6,6 +6,7 @@ A new one is a row of `CREDIT`, and a line of the docs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,40 +51,24 @@ class CreditedBatch:
         return found
 
 
-def _mean_abs(batch: CreditedBatch) -> dict[str, float]:
-    return {name: float(credit_n.abs().mean()) for name, credit_n in _by_block(batch).items()}
-
-
-def _zero_frac(batch: CreditedBatch) -> dict[str, float]:
-    return {name: float((credit_n == 0).double().mean()) for name, credit_n in _by_block(batch).items()}
-
-
-def _by_block(batch: CreditedBatch) -> dict[str, Tensor]:
-    """Block -> its credit, of the completions that have it."""
+def _by_block(batch: CreditedBatch, of: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """Block -> a number of its credit, over the completions that have it."""
     blocks = enumerate(batch.scheme.layout.names)
-    return {name: batch.credit.block_nk[batch.present_nk[:, k], k] for k, name in blocks}
+    return {name: float(of(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in blocks}
 
 
-def _reward_absent(batch: CreditedBatch) -> dict[str, float]:
-    return _shares(batch, batch.credit.absent_m)
-
-
-def _singletons(batch: CreditedBatch) -> dict[str, float]:
-    return _shares(batch, batch.credit.singleton_m)
-
-
-def _coarser(batch: CreditedBatch) -> dict[str, float]:
-    if batch.credit.coarser_m is None:
-        return {}
-    several = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
-    return {name: share for name, share in _shares(batch, batch.credit.coarser_m).items() if name in several}
-
-
-def _shares(batch: CreditedBatch, count_m: Tensor) -> dict[str, float]:
+def _shares(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
     """Objective -> the share of the rewards that are counted."""
+    if count_m is None:
+        return {}
     total_m = torch.full_like(count_m, len(batch.fault_n)) if batch.credit.count_m is None else batch.credit.count_m
     counts = zip(batch.scheme.names, count_m.tolist(), total_m.tolist(), strict=True)
     return {name: float(count) / max(int(total), 1) for name, count, total in counts}
+
+
+def _coarser(batch: CreditedBatch) -> dict[str, float]:
+    several = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
+    return {name: share for name, share in _shares(batch, batch.credit.coarser_m).items() if name in several}
 
 
 def _unanimous(batch: CreditedBatch) -> dict[str, float]:
@@ -135,8 +120,8 @@ def dead_among(stratum_n: Tensor, moved_n: Tensor) -> tuple[int, int]:
 
 #: Every number of the credit of a batch.
 CREDIT = (
-    Metric("credit/<block>/mean_abs", _mean_abs),
-    Metric("credit/<block>/zero_frac", _zero_frac),
+    Metric("credit/<block>/mean_abs", lambda batch: _by_block(batch, lambda credit_n: credit_n.abs().mean())),
+    Metric("credit/<block>/zero_frac", lambda batch: _by_block(batch, lambda credit_n: (credit_n == 0).double().mean())),
     Metric("credit/stop/mean_abs", lambda batch: {"": float(batch.credit.stop_n.abs().mean())}),
     Metric(
         "credit/malformed",
@@ -161,7 +146,7 @@ CREDIT = (
     ),
     Metric(
         "credit/<objective>/reward_absent",
-        _reward_absent,
+        lambda batch: _shares(batch, batch.credit.absent_m),
         lasting=Alarm(
             "above", 0.5, "of the completions have no reward '{name}'.",
             "Usually they leave its block out and if_missing is None, so that this costs nothing; or the reward function returns "
@@ -169,7 +154,7 @@ CREDIT = (
         ),
         overall=Alarm("at least", 1.0, "No completion of any training batch has the reward '{name}'."),
     ),
-    Metric("credit/<objective>/singletons", _singletons),
+    Metric("credit/<objective>/singletons", lambda batch: _shares(batch, batch.credit.singleton_m)),
     Metric("credit/<objective>/coarser", _coarser),
     Metric("credit/<objective>/unanimous", _unanimous),
     Metric(

@@ -182,7 +182,12 @@ class Layout:
             )
         for name, marks in self.blocks:
             _check_block(name, marks)
-        _check_rest(self)
+        empty = [position for position, (_, marks) in enumerate(self.blocks) if not marks]
+        only_tags = self.segmenters == ("tags",)
+        if empty and (len(empty) > 1 or (only_tags and empty != [0])):
+            name = self.blocks[empty[-1]][0]
+            rule = "every block after the first needs at least one tag" if only_tags else "one block may be the rest"
+            raise LayoutError(f"No tag opens block '{name}': {rule}, for example {name}: [{name}].")
         if len(set(self.names)) != len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise LayoutError(f"Two blocks are called '{twice}'; give each a name of its own.")
@@ -219,15 +224,6 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
         raise LayoutError(f"Block '{name}' names a tag twice: {', '.join(marks)}. Give each attempt its own block.")
     if EACH in name and not marks:
         raise LayoutError(f"Nothing is looked for in the repeated block '{name}'; give it a mark, such as {name}: [step].")
-
-
-def _check_rest(layout: Layout) -> None:
-    empty = [position for position, (_, marks) in enumerate(layout.blocks) if not marks]
-    only_tags = layout.segmenters == ("tags",)
-    if empty and (len(empty) > 1 or (only_tags and empty != [0])):
-        name = layout.blocks[empty[-1]][0]
-        rule = "every block after the first needs at least one tag" if only_tags else "one block may be the rest"
-        raise LayoutError(f"No tag opens block '{name}': {rule}, for example {name}: [{name}].")
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from spanwise.batch import Batch
 from spanwise.credit import Streams, assign, assign_turns, restrict, spread
-from spanwise.credit.assign import streams_of
-from spanwise.credit.spread import spread_tokens
+from spanwise.credit.spread import reward_streams, spread_tokens
+from spanwise.credit.strata import first_of
 from spanwise.credit.trajectories.rollouts import keep_for_rollouts
 from spanwise.credit_metrics import CREDIT, CreditedBatch
 from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeError
@@ -245,7 +245,7 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
         raise RecipeError("A critic learns token by token; give the batch with its mask and the reading with its spans.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
     where = reading.spans.block_nt, batch.mask_nt
-    return streams_of(reading.scores, scheme.objectives, scheme.layout.names, *where, values=scheme.values, dtype=dtype)
+    return reward_streams(reading.scores, scheme.objectives, scheme.layout.names, *where, values=scheme.values, dtype=dtype)
 
 
 def advantages(
@@ -302,21 +302,15 @@ def advantages(
         adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
     if found.refined_nt is not None:
         adv_nt = adv_nt + spread_tokens(found.refined_nt, spans, per=per, dtype=dtype)
-    _check_finite(adv_nt, found)
+    if place := first_of(~adv_nt.isfinite()):  # before anything is trained with what is no number
+        n, t = place
+        credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
+        raise DivergedError(
+            f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}, its blocks are credited with "
+            f"{credits}; no weight has taken that in. Look at the size of this completion's rewards, of weight and if_missing, and "
+            f"of the critic's values."
+        )
     return adv_nt
-
-
-def _check_finite(adv_nt: Tensor, found: Credit) -> None:
-    """Stop before anything is trained with what is no number."""
-    if bool(adv_nt.isfinite().all()):
-        return
-    n, t = (~adv_nt.isfinite()).nonzero()[0].tolist()
-    credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
-    raise DivergedError(
-        f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}, its blocks are credited with "
-        f"{credits}; no weight has taken that in. Look at the size of this completion's rewards, of weight and if_missing, and of "
-        f"the critic's values."
-    )
 
 
 def metrics(

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from spanwise.credit import METHODS, Method, Refinement, method
-from spanwise.credit.presets import preset_rule
-from spanwise.credit.streams import ValuesName, resolved_values, stream_names
+from spanwise.credit.registry import preset_rule
+from spanwise.credit.spread import ValuesName, resolved_values, stream_names
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
@@ -39,7 +39,7 @@ class Scheme:
         values: what the values of a critic are of (`gae`, `sae`). "shared": of all that is still to come, one recursion over all
             trainable tokens in which each objective's reward lies on the last token of the blocks it pays. "objective": a value
             per objective, and a recursion over the blocks that it pays alone. None: "objective" if objectives pay different blocks,
-            else "shared". See `spanwise.credit.streams.reward_streams`.
+            else "shared". See `spanwise.credit.spread.reward_streams`.
         modes: features beside the method, such as a `Laser`, in the order in which they change the credit.
         refine: what changes the advantages of the tokens once method and modes have credited them, a `Refinement` or the name of
             one (`ktae`, `oar`); None: nothing.

@@ -398,6 +398,13 @@ class Credit:
         moved = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n, self.refined_nt)
         return any(bool((part != 0).any()) for part in moved if part is not None)
 
+    @property
+    def explained(self) -> tuple[Tensor, Comparison]:
+        """The advantages of each comparison and what they were compared with; an `AlignmentError` where that is not known."""
+        if self.adv_nm is None or self.comparison is None:
+            raise AlignmentError("This credit does not know what it was compared with; take it from pipeline.credit_batch.")
+        return self.adv_nm, self.comparison
+
     def take(self, rows: Any) -> Credit:
         """Some of the completions; the counters stay those of all."""
         return replace(take_rows(self, rows), comparison=None if self.comparison is None else self.comparison.take(rows))

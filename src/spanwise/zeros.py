@@ -119,9 +119,7 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
         >>> [reason_of(key).name for key in reasons.flatten().tolist()]
         ['ALL_RIGHT', 'ALL_RIGHT', 'SINGLETON']
     """
-    if found.comparison is None:
-        raise AlignmentError("This credit does not know what it was compared with; take it from pipeline.credit_batch.")
-    told, cancelled = found.comparison, key_of(Zero.CANCELLED)
+    told, cancelled = found.explained[1], key_of(Zero.CANCELLED)
     # Where something is credited, something else or another objective takes it away again.
     key_nm = torch.where(told.reason_nm == int(Zero.CREDITED), cancelled, told.reason_nm * _OBJECTIVES + told.about_nm + 1)
     key_nm = key_nm.expand(-1, len(scheme.objectives))
@@ -219,22 +217,15 @@ def tally_zeros(
         ((advantage_v != 0) & ~advantage_v.isnan(), Zero.CREDITED),
     ):
         key_v = key_v if applies_v is None else torch.where(applies_v, key_of(reason), key_v)
-    return Zeros(tuple(names), key_v, row_v, _of_completions(key_v, row_v, len(block_nk)))
-
-
-def _of_completions(key_v: Tensor, row_v: Tensor, completions: int) -> Tensor:
-    """The reason of most tokens of each completion; CREDITED where any gets something, MASKED where none could."""
-    key_n = torch.full((completions,), key_of(Zero.EMPTY), dtype=torch.long)
-    if not len(key_v):
-        return key_n
-    pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)  # by row, then by key
-    row_p, key_p = pair_p.T
-    rank_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)  # a tool's tokens speak only where the model said nothing
-    rank_p = torch.where(key_p == key_of(Zero.CREDITED), int(count_p.max()) + 1, rank_p)
-    order = torch.argsort(rank_p, descending=True, stable=True)
-    order = order[torch.argsort(row_p[order], stable=True)]
-    row_p, key_p = row_p[order], key_p[order]
-    first_p = torch.ones_like(row_p, dtype=torch.bool)
-    first_p[1:] = row_p[1:] != row_p[:-1]
-    key_n[row_p[first_p]] = key_p[first_p]
-    return key_n
+    key_n = torch.full((len(block_nk),), key_of(Zero.EMPTY), dtype=torch.long)
+    if len(key_v):  # the reason of most of its tokens; CREDITED where any gets something
+        pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)
+        row_p, key_p = pair_p.T
+        rank_p = torch.where(
+            key_p == key_of(Zero.MASKED), 0, count_p
+        )  # a tool's tokens speak only where the model said nothing
+        rank_p = torch.where(key_p == key_of(Zero.CREDITED), len(key_v) + 1, rank_p)
+        most_n = torch.zeros_like(key_n).scatter_reduce(0, row_p, rank_p, "amax")
+        wins_p = rank_p == most_n[row_p]
+        key_n = key_n.scatter_reduce(0, row_p[wins_p], key_p[wins_p], "amin", include_self=False)
+    return Zeros(tuple(names), key_v, row_v, key_n)

@@ -7,7 +7,7 @@ from border.case import Case, check, command
 from rollout_files import WELL_FORMED, trl_file
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.batch import Steps, by_turn
-from spanwise.credit.trajectories.graph import Trajectory, Turn
+from spanwise.credit.trajectories.turns import Trajectory, Turn
 from spanwise.engines.verl.estimators import carried_advantages
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")

@@ -19,7 +19,7 @@ from spanwise.credit import (
     gdpo,
     grpo,
     grpo_verif,
-    history_weighted,
+    ha_dw,
     moments,
     opo,
     rloo,
@@ -239,8 +239,7 @@ def test_an_estimator_is_bound_by_the_options_of_the_scheme():
     assert_close(bound.block_nk, strict.block_nk, 1e-9)
     weigh = HistoryWeight()
     weighted = run(weigh, anchor=0.1).block_nk[:, 0]
-    plain = grpo(reward_nm[:, 0], group_n)
-    assert_close(weighted, history_weighted(plain, reward_nm[:, 0], group_n, anchor=0.1), 1e-9)
+    assert_close(weighted, ha_dw(reward_nm[:, 0], group_n, anchor=0.1), 1e-9)
     assert weigh.anchor != 0.1
     with pytest.raises(RecipeError, match="Method 'mine' needs length_n, which this batch does not have"):
         run(opo)

@@ -11,9 +11,9 @@ from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE, all_of, fast, token_
 from helpers import NAN, assert_close, double
 from oracles import slow_recursion
 from spanwise.credit import recursion
-from spanwise.credit.methods._gae import gae
-from spanwise.credit.methods._sae import sae
-from spanwise.credit.recursion import bootstrap_values, discounted_returns
+from spanwise.credit.methods._batch_relative import reinforce_plus_plus
+from spanwise.credit.methods._gae import gae, sae
+from spanwise.credit.recursion import bootstrap_values
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 
 
@@ -22,7 +22,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 def test_discounted_returns_equal_the_slow_oracle(blocks, batch, gamma):
     reward, value, _, mask, _ = batch
     expected = slow_recursion(reward, torch.zeros_like(value), mask, gamma=gamma, lam_after=lambda *_: 1.0)
-    torch.testing.assert_close(discounted_returns(reward, mask, gamma=gamma), expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(reinforce_plus_plus(reward, mask, gamma=gamma, whiten=False), expected, atol=1e-10, rtol=0)
 
 
 def test_three_ways_to_take_truncation():
@@ -38,15 +38,15 @@ def test_three_ways_to_take_truncation():
 def test_a_reward_on_a_masked_token_moves_back_and_is_dropped_before_the_first():
     mask = torch.tensor([[False, True, False, False, True, False]])
     reward = double([[5, 0, 1, 2, 0, 4]])
-    assert_close(discounted_returns(reward, mask, gamma=0.5), [[0, 3 + 0.5 * 4, 0, 0, 4, 0]], 1e-12)
+    assert_close(reinforce_plus_plus(reward, mask, gamma=0.5, whiten=False), [[0, 3 + 0.5 * 4, 0, 0, 4, 0]], 1e-12)
     assert_close(gae(reward, torch.full_like(reward, 0.0), mask, gamma=0.0), [[0, 3, 0, 0, 4, 0]], 1e-12)
-    nothing = discounted_returns(reward, torch.zeros(1, 6, dtype=torch.bool))
+    nothing = reinforce_plus_plus(reward, torch.zeros(1, 6, dtype=torch.bool), whiten=False)
     assert nothing.tolist() == [[0.0] * 6]
 
 
 def test_half_precision_is_only_the_wrapping():
     reward, mask = torch.full((1, 600), 0.125, dtype=torch.bfloat16), all_of(1, 600)
-    assert discounted_returns(reward, mask)[0, 0].item() == 75.0  # sums in bfloat16 stop growing at 32
+    assert reinforce_plus_plus(reward, mask, whiten=False)[0, 0].item() == 75.0  # sums in bfloat16 stop growing at 32
 
 
 def test_errors_of_the_recursion(unchecked_shapes):

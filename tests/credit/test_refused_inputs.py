@@ -13,13 +13,11 @@ from spanwise.credit import (
     HistoryWeight,
     advantage,
     blended_baseline,
-    history_weighted,
     step_returns,
     step_rewards,
     value_target,
 )
-from spanwise.credit.recursion import discounted_returns
-from spanwise.credit.trajectories.steps import trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import trajectory_outcomes
 from spanwise.errors import AlignmentError, RewardError
 from spanwise.losses import aspo, dppo
 
@@ -157,13 +155,11 @@ def test_what_stands_beside_the_methods():
     group_n, trajectory_s, step_s = DATA["group_n"], DATA["trajectory_s"], DATA["step_s"]
     calls = [
         lambda: blended_baseline(reward_n, group_n, DATA["correct_n"]),
-        lambda: history_weighted(torch.ones(4), reward_n, group_n, anchor=0.5),
         lambda: HistoryWeight()(reward_n, group_n),
         lambda: step_returns(reward_s, trajectory_s, step_s),
         lambda: trajectory_outcomes(reward_s, DATA["group_s"], trajectory_s, step_s),
         lambda: trajectory_outcomes(reward_s, DATA["group_s"], trajectory_s, step_s, reward="sum"),
         lambda: step_rewards(reward_nt, ONES),
-        lambda: discounted_returns(reward_nt, ONES),
         lambda: value_target(reward_nt, DATA["value_nt"], ONES),
     ]
     for call in calls:

@@ -69,7 +69,7 @@ def test_credit_that_is_not_finite_or_of_another_size_is_refused(unchecked_shape
     ("start", "end", "sentence"),
     [
         ([0, 5], [2, 3], "'confidence' of completion 0 is [5, 3), which is no interval"),
-        ([0, 3], [2, 6], "'confidence' of completion 0 is [3, 6), but the completion has 5 tokens"),
+        ([0, 3], [2, 6], "'confidence' of completion 0 is [3, 6), which is no interval of the completion's 5 tokens"),
     ],
 )
 def test_spans_that_are_no_intervals_are_refused(start, end, sentence):

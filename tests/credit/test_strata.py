@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from credit_batches import PAIR, SAME, scored_batches
 from helpers import NAN, assert_close
 from spanwise.credit import advantage, centred, group_index, moments, refine
-from spanwise.credit.blended import precision_mean
+from spanwise.credit.baselines import precision_mean
 from spanwise.credit.strata import member_counts, standardised, standardised_tokens, weighted_mean
 from spanwise.errors import AlignmentError, RecipeError
 

@@ -23,8 +23,8 @@ from spanwise import (
     credit_batch,
 )
 from spanwise.credit import gae, value_target
-from spanwise.credit.assign import assign, on_last_token, summed
-from spanwise.credit.streams import reward_streams
+from spanwise.credit.assign import assign
+from spanwise.credit.spread import on_last_token, reward_streams, summed
 from spanwise.pipeline import metrics, streams
 from spanwise.types import Status
 
@@ -472,8 +472,7 @@ def test_what_lacks_its_spans_is_refused(unchecked_shapes):
     with pytest.raises(RecipeError, match="Method 'bae' reads no values of a critic for each token; use 'gae' or 'sae'"):
         streams(reading, batch, Scheme("bae", BLOCKS, PAIR))
     with pytest.raises(AlignmentError, match=r"The blocks of tokens are \(1, 5\) and the mask is \(1, 4\)"):
-        reward_streams(torch.zeros(1, 1), torch.zeros(1, 1).bool(), torch.ones(1, 2).bool(), TOKENS, torch.ones(1, 4).bool(),
-                       names=["return"], weight_m=torch.ones(1), values="shared")  # fmt: skip
+        reward_streams(reading.scores, PAIR, BLOCKS.names, TOKENS, torch.ones(1, 4).bool())
 
 
 def test_assign_takes_the_same_words(unchecked_shapes):

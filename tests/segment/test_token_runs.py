@@ -7,7 +7,7 @@ import torch
 
 from segment_small import made, said
 from spanwise import Batch, Objective, Scheme, pipeline
-from spanwise.credit.methods._sae import segment_openings
+from spanwise.credit.methods._gae import segment_openings
 from spanwise.engines.trl.trainer import AT_READ, PROVIDES
 from spanwise.errors import AlignmentError, LayoutError, RecipeError
 from spanwise.layout import Layout

@@ -1,32 +1,32 @@
 """From rewards to advantages: baselines, methods and `spread`. Pure functions on tensors."""
 
 from spanwise.credit.assign import assign
-from spanwise.credit.baselines import Advantage, advantage
-from spanwise.credit.blended import blended_baseline
+from spanwise.credit.baselines import Advantage, advantage, blended_baseline
 from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.contrib._grpo_verif import grpo_verif
-from spanwise.credit.contrib._ha_dw import HistoryWeight, ha_dw, history_weighted
+from spanwise.credit.contrib._ha_dw import HistoryWeight, ha_dw
 from spanwise.credit.contrib._vineppo import spo_chain, vineppo
-from spanwise.credit.explained import Explained, explains
-from spanwise.credit.methods._bae import bae, dcpo, smoothed_calibration
+from spanwise.credit.methods._bae import bae, dcpo
 from spanwise.credit.methods._batch_relative import gdpo, reinforce_plus_plus, reinforce_plus_plus_baseline
-from spanwise.credit.methods._gae import gae, value_target
+from spanwise.credit.methods._gae import gae, sae, value_target
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.methods._group_relative import dr_grpo, grpo, maxrl, opo, rlcr, rloo
-from spanwise.credit.methods._ktae import ktae
-from spanwise.credit.methods._oar import oar
-from spanwise.credit.methods._sae import sae, segment_openings
-from spanwise.credit.presets import preset_objectives, states_confidence
+from spanwise.credit.methods._refinements import ktae, oar
 from spanwise.credit.recursion import bootstrap_values, length_adaptive_lambda
 from spanwise.credit.refinement import Refinement
-from spanwise.credit.registry import METHODS, Method, Preset, method, outcome_methods
-from spanwise.credit.spread import restrict, spread, to_tokens
-from spanwise.credit.strata import centred, compare_in_strata, group_index, moments, refine
-from spanwise.credit.streams import Streams
-from spanwise.credit.trajectories.graph import Trajectory, Turn, merge_counts
-from spanwise.credit.trajectories.rollouts import assign_turns
-from spanwise.credit.trajectories.steps import step_returns
-from spanwise.credit.trajectories.turns import Turns, prompt_mini_batches, split_turns, step_rewards
+from spanwise.credit.registry import METHODS, Method, Preset, method, outcome_methods, preset_objectives, states_confidence
+from spanwise.credit.spread import Streams, restrict, spread, to_tokens
+from spanwise.credit.strata import Explained, centred, compare_in_strata, explains, group_index, moments, refine
+from spanwise.credit.trajectories.rollouts import assign_turns, step_returns
+from spanwise.credit.trajectories.turns import (
+    Trajectory,
+    Turn,
+    Turns,
+    merge_counts,
+    prompt_mini_batches,
+    split_turns,
+    step_rewards,
+)
 
 __all__ = [
     "METHODS",
@@ -59,7 +59,6 @@ __all__ = [
     "grpo",
     "grpo_verif",
     "ha_dw",
-    "history_weighted",
     "ktae",
     "length_adaptive_lambda",
     "maxrl",
@@ -78,8 +77,6 @@ __all__ = [
     "rlcr",
     "rloo",
     "sae",
-    "segment_openings",
-    "smoothed_calibration",
     "split_turns",
     "spo_chain",
     "spread",

@@ -1,9 +1,10 @@
-"""`assign`: from the rewards of every objective to the credit of every block, by any method."""
+"""`assign`: from the rewards of every objective to the credit of every block, by any method, and why a credit is exactly 0."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,17 +12,31 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.baselines import advantage
-from spanwise.credit.checks import first_of
-from spanwise.credit.explained import Explained, call_explained
-from spanwise.credit.reasons import objective_reasons, sum_reasons
 from spanwise.credit.registry import FACTS, Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.strata import compare_in_strata, group_index, weighted
-from spanwise.credit.streams import Streams, ValuesName, last_token, resolved_values, reward_streams, stream_names
+from spanwise.credit.spread import (
+    Streams,
+    ValuesName,
+    completed,
+    left_out,
+    on_last_token,
+    paid_blocks,
+    reward_streams,
+    summed,
+    weights,
+)
+from spanwise.credit.strata import Explained, call_explained, compare_in_strata, first_of, group_index, moments
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
-from spanwise.score import check_discrete, judged_column
+from spanwise.score import check_discrete, judge_of, judged_column
 from spanwise.types import Comparison, Credit, Scores, Status, Zero
+
+_MISSING = {
+    Status.UNPARSABLE: Zero.UNPARSABLE,
+    Status.UNSCORED: Zero.UNSCORED,
+    Status.TIMEOUT: Zero.FAILED,
+    Status.ERROR: Zero.FAILED,
+}
 
 
 def assign(
@@ -87,205 +102,157 @@ def assign(
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
     paid_mk = paid_blocks(objectives, block_names, present_nk.device)
     group_n = group_index(group_n)  # methods never see whether an id is negative or large
-    data = dict(inputs or {})
-    rule = _Rule(scores, group_n, present_nk, objectives, paid_mk, chosen, options, data.pop("truncated_n", None))
+    data, least, whole_nm = dict(inputs or {}), options.get("min_stratum", 2), completed(scores, objectives)
+    truncated_n, mask_nt = data.pop("truncated_n", None), data.get("mask_nt")
+    ask = partial(_ask, chosen, group_n, options)
+    stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
+    token_nt, names, grouped = None, tuple(objective.name for objective in objectives), True
     if chosen.kind == "block":
-        return rule.by_block(data)
-    streams = None
-    if chosen.reads_values and data.get("mask_nt") is not None and data.get("value_nt") is not None:
-        where_nt = rule.block_nt(data), data["mask_nt"]
-        dtype = torch.promote_types(data["value_nt"].dtype, torch.float32)
-        streams = streams_of(scores, objectives, block_names, *where_nt, values=values, dtype=dtype)
-    return rule.by_completion(data, streams)
-
-
-def streams_of(
-    scores: Scores,
-    objectives: Sequence[Objective],
-    block_names: Sequence[str],
-    block_nt: Int[Tensor, "n t"],
-    mask_nt: Bool[Tensor, "n t"],
-    *,
-    values: ValuesName | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Streams:
-    """What a recursion with a critic runs over: the rewards of every objective on the tokens of the blocks that it pays."""
-    return reward_streams(
-        completed(scores, objectives),
-        left_out(scores),
-        paid_blocks(objectives, block_names, mask_nt.device),
-        block_nt,
-        mask_nt,
-        names=stream_names(objectives, values),
-        weight_m=scores.reward_nm.new_tensor([objective.weight for objective in objectives]),
-        values=resolved_values(objectives, values),
-        dtype=dtype,
-    )
-
-
-def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
-    """Where the completion itself left out what the reward needs; a check that failed is not its doing."""
-    return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
-
-
-def summed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n"]:
-    """The weighted sum of the rewards; what is left out stands for `if_missing`, NaN where one that weighs has no number."""
-    weight_m = scores.reward_nm.new_tensor([objective.weight for objective in objectives])
-    return weighted(completed(scores, objectives), weight_m).sum(dim=1)
-
-
-def _stand_ins(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """What stands for a reward that the completion left out; NaN where nothing does."""
-    stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
-    return torch.where(left_out(scores), stand_in_m, torch.nan)
-
-
-def completed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """The rewards, and what stands for those that the completion left out; NaN where nothing does."""
-    return torch.where(left_out(scores), _stand_ins(scores, objectives), scores.reward_nm)
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """What is credited in one call of `assign`, and by which method; each call gives `data` of its own."""
-
-    scores: Scores
-    group_n: Tensor
-    present_nk: Tensor
-    objectives: Sequence[Objective]
-    paid_mk: Tensor
-    chosen: Method
-    options: Mapping[str, Any]
-    truncated_n: Tensor | None
-
-    def by_block(self, data: dict[str, Any]) -> Credit:
-        """A number per objective, paid to its blocks."""
-        scores, objectives, given = self.scores, self.objectives, _given(self.scores, self.objectives)
-        prices = "if_missing_k" in self.chosen.inputs  # else what is left out is compared as the reward that it stands for
-        reward_nm = scores.reward_nm if prices else completed(scores, objectives)
-        stand_in_nm = _stand_ins(scores, objectives)
-        data |= {
-            "reward_nk": reward_nm,
-            "reward_nm": reward_nm,
-            **given,
-            "baseline": [o.baseline or "group" for o in objectives],
-            "scale_k": [o.scale or "none" for o in objectives],
-            "back_off_k": [o.back_off for o in objectives],
-            "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
-        }
-        adv_nm, comparison = self.call(data, tuple(reward_nm.shape), "completions and objectives")
+        value_nm = scores.reward_nm if "if_missing_k" in chosen.inputs else whole_nm
+        facts = _facts(scores, objectives)
+        adv_nm, comparison = ask({**data, **facts, "reward_nk": value_nm, "reward_nm": value_nm}, value_nm.shape)
         left_out_nm = left_out(scores)
         adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
         if comparison is None:
-            columns = [
-                advantage(
-                    reward_nm[:, m],
-                    self.group_n,
-                    baseline=objective.baseline or "group",
-                    outcome_no=given["outcome_no"][:, own] if (own := given["given_k"][m]) else None,
-                    min_stratum=self.options.get("min_stratum", 2),
-                    back_off=objective.back_off,
-                ).comparison
-                for m, objective in enumerate(objectives)
-            ]
-            comparison = Comparison.joined(columns).unexplained(adv_nm)
-        weight_m = adv_nm.new_tensor([objective.weight for objective in objectives])
-        weighted_nm, stop_n = weight_m * adv_nm, self.no_stop_n
-        block_nk = torch.zeros(self.present_nk.shape, dtype=torch.float64, device=stop_n.device)
-        for m, paid_k in enumerate(self.paid_mk):  # one after the other: the order of a sum is part of its digits
-            block_nk[:, paid_k] += weighted_nm[:, m, None]
-            elsewhere_n = self.present_nk[:, paid_k].any(dim=1) | ~left_out_nm[:, m]
-            stop_n += torch.where(elsewhere_n, 0.0, weighted_nm[:, m])
-        return Credit(
-            torch.where(self.present_nk, block_nk, 0.0),
-            stop_n,
-            ((comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()).sum(dim=0),
-            scores.reward_nm.isnan().sum(dim=0),
-            adv_nm=adv_nm,
-            comparison=objective_reasons(comparison, scores, objectives, reward_nm, truncated_n=self.truncated_n),
-            weight_m=weight_m,
-            names=tuple(objective.name for objective in objectives),
-            coarser_m=((comparison.level_nm > 0) & (comparison.stratum_nm >= 0)).sum(dim=0),
-        )
-
-    def by_completion(self, data: dict[str, Any], streams: Streams | None) -> Credit:
-        """One number per completion, step or token, paid to every block that an objective pays; with a critic, per stream."""
-        scores, objectives, chosen = self.scores, self.objectives, self.chosen
-        reward_n, reward_nm, stop_n = summed(scores, objectives), completed(scores, objectives), self.no_stop_n
-        weight_m = reward_n.new_tensor([objective.weight for objective in objectives])
-        data |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": reward_nm, "weight_m": weight_m}
-        if streams is None and "mask_nt" in data:  # a completion without a reward takes no part
-            data["mask_nt"] = data["mask_nt"].bool() & ~reward_n.isnan()[:, None]
+            comparison = _in_strata(value_nm, group_n, objectives, facts, least).unexplained(adv_nm)
+        weight_m = weights(objectives, adv_nm)
+        block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_n.device)
+        for m, paid_k in enumerate(paid_mk):  # one after the other: the order of a sum is part of its digits
+            part_n = weight_m[m] * adv_nm[:, m]
+            block_nk[:, paid_k] += part_n[:, None]
+            stop_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~left_out_nm[:, m], 0.0, part_n)
+        explained = objective_reasons(comparison, scores, objectives, value_nm, truncated_n=truncated_n)
+    else:
+        reward_n = summed(scores, objectives)
+        value_nm, comparison = reward_n[:, None], None
+        data |= {
+            "reward_n": reward_n,
+            "reward_s": reward_n,
+            "reward_nm": whole_nm,
+            "weight_m": weights(objectives, reward_n),
+        }
+        if mask_nt is not None:  # a completion without a reward takes no part
+            data["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
             data["reward_nt"] = on_last_token(reward_n, data["mask_nt"])
-        comparison = token_nt = None
         if chosen.kind == "token":
-            token_nt, stop_n = self.over_tokens(data, streams)
-            block_nk = _block_means(token_nt, self.block_nt(data), self.present_nk)
-            adv_n = ((block_nk != 0).any(dim=1) | (stop_n != 0)).double()  # whether it moved at all; there is no one number
+            if data.get("block_nt") is None:
+                raise RecipeError(
+                    f"Method '{chosen.name}' credits every token on its own and must know in which block it lies; give the "
+                    f"reading with its spans, or block_nt."
+                )
+            streams = None
+            if chosen.reads_values and mask_nt is not None and data.get("value_nt") is not None:
+                dtype = torch.promote_types(data["value_nt"].dtype, torch.float32)
+                where = block_names, data["block_nt"], mask_nt
+                streams = reward_streams(scores, objectives, *where, values=values, dtype=dtype)
+            token_nt, stop_n = _over_tokens(ask, data, streams, stop_n)
+            here = [data["block_nt"] == k for k in range(len(block_names))]
+            means = [torch.where(one, token_nt.double(), 0.0).sum(dim=1) / one.sum(dim=1).clamp(min=1) for one in here]
+            block_nk = torch.stack(means, dim=1)
+            adv_nm = ((block_nk != 0).any(dim=1) | (stop_n != 0)).double()[
+                :, None
+            ]  # whether it moved; there is no one number
         else:
-            adv_n, comparison = self.call(data, (len(self.group_n),), "completions")
-            adv_n = adv_n.double()
-            block_nk = torch.where(self.present_nk, adv_n[:, None] * self.paid_mk.any(dim=0), 0.0)
+            adv_n, comparison = ask(data, group_n.shape)
+            adv_nm = adv_n.double()[:, None]
+            block_nk = adv_nm * paid_mk.any(dim=0)
         if comparison is None:
-            comparison = compare_in_strata(reward_n, self.group_n, min_stratum=self.options.get("min_stratum", 2)).comparison
-            comparison = comparison.unexplained(adv_n[:, None] if token_nt is None else torch.zeros_like(adv_n[:, None]))
-        grouped, m = not {"group_n", "group_s"}.isdisjoint(chosen.inputs), len(objectives)
-        alone = (comparison.reason_nm == int(Zero.SINGLETON)).sum() * int(grouped)
-        compared_n = self.group_n if grouped else torch.zeros_like(self.group_n)
-        reasons: dict[str, Any] = {"grouped": grouped, "truncated_n": self.truncated_n}
-        return Credit(
-            block_nk,
-            stop_n,
-            alone.repeat(m),
-            scores.reward_nm.isnan().sum(dim=0),
-            adv_nm=adv_n[:, None],
-            comparison=sum_reasons(comparison, scores, objectives, reward_nm, compared_n, **reasons),
-            weight_m=adv_n.new_ones(1),
-            names=(" + ".join(objective.name for objective in objectives),) if chosen.kind == "completion" else (),
-            coarser_m=torch.zeros(m, dtype=torch.long),
-            token_nt=token_nt,
+            comparison = compare_in_strata(reward_n, group_n, min_stratum=least).comparison
+            comparison = comparison.unexplained(adv_nm if token_nt is None else torch.zeros_like(adv_nm))
+        weight_m, names = adv_nm.new_ones(1), (" + ".join(names),) if chosen.kind == "completion" else ()
+        grouped = not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
+        explained = sum_reasons(comparison, scores, objectives, group_n, grouped=grouped, truncated_n=truncated_n)
+    alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~value_nm.isnan()
+    coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0)
+    return Credit(
+        torch.where(present_nk, block_nk, 0.0),
+        stop_n,
+        alone_nm.sum(dim=0).expand(len(objectives)) * int(grouped),
+        scores.reward_nm.isnan().sum(dim=0),
+        adv_nm=adv_nm,
+        comparison=explained,
+        weight_m=weight_m,
+        names=names,
+        coarser_m=coarser_nm.sum(dim=0).expand(len(objectives)),
+        token_nt=token_nt,
+    )
+
+
+def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
+    """What the objectives say, by the names under which methods ask for it, and the outcomes that any of them is given."""
+    names: dict[str, int] = {}
+    given_k = [[names.setdefault(name, len(names)) for name in objective.outcomes] for objective in objectives]
+    values = {name: scores.outcome(name).double() for name in names}
+    stand_in_nm = torch.where(left_out(scores), completed(scores, objectives), torch.nan)
+    by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
+    for m, objective in enumerate(objectives):
+        if judged_k[m] is None:  # what it would be under another outcome says nothing about those that it is given
+            by_outcome_nk2[:, m] = torch.nan
+        for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
+            check_discrete(values[name][~values[name].isnan()].unique().tolist(), name)
+    nothing_n0 = scores.reward_nm.new_zeros(len(scores.reward_nm), 0)
+    return {
+        "baseline": [o.baseline or "group" for o in objectives],
+        "scale_k": [o.scale or "none" for o in objectives],
+        "back_off_k": [o.back_off for o in objectives],
+        "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
+        "outcome_no": torch.stack(list(values.values()), dim=1) if values else nothing_n0,
+        "given_k": given_k,
+        "judged_k": [judged or 0 for judged in judged_k],
+        "by_outcome_nk2": by_outcome_nk2,
+    }
+
+
+def _in_strata(
+    value_nm: Tensor, group_n: Tensor, objectives: Sequence[Objective], facts: Mapping[str, Any], least: int
+) -> Comparison:
+    """With whom each objective's baseline would compare a completion, for a method that does not say it."""
+    columns = [
+        advantage(
+            value_nm[:, m],
+            group_n,
+            baseline=facts["baseline"][m],
+            outcome_no=facts["outcome_no"][:, given] if (given := facts["given_k"][m]) else None,
+            min_stratum=least,
+            back_off=objective.back_off,
+        ).comparison
+        for m, objective in enumerate(objectives)
+    ]
+    return Comparison.joined(columns)
+
+
+def _over_tokens(
+    ask: Callable[..., tuple[Tensor, Any]], data: Mapping[str, Any], streams: Streams | None, stop_n: Float[Tensor, " n"]
+) -> tuple[Tensor, Float[Tensor, " n"]]:
+    """The method once per stream, and the weighted sum of what it gives tokens and decisions to stop."""
+    shape = data["block_nt"].shape
+    if streams is None:
+        return ask(data, shape)[0], stop_n
+    token_nt = torch.zeros((), device=stop_n.device)  # takes the dtype of what is added
+    for s, part in enumerate(streams.inputs(data["value_nt"], data.get("bootstrap_n"))):
+        weighted_nt = streams.weight_s[s] * ask({**data, **part}, shape)[0]
+        stops_n = streams.stop_sn[s]
+        if bool(stops_n.any()):
+            stop_n = stop_n + torch.where(stops_n, weighted_nt.sum(dim=1).double(), 0.0)
+            weighted_nt = weighted_nt.masked_fill(stops_n[:, None], 0.0)
+        token_nt = token_nt + weighted_nt
+    return token_nt, stop_n
+
+
+def _ask(
+    chosen: Method, group_n: Tensor, options: Mapping[str, Any], data: Mapping[str, Any], shape: Sequence[int]
+) -> tuple[Tensor, Comparison | None]:
+    """What the method gives, of the shape that its kind promises, and what it was compared with if it explains itself."""
+    result = call(chosen, group_n, data, options)
+    adv, comparison = result if isinstance(result, Explained) else (result, None)
+    if not isinstance(adv, Tensor) or adv.shape != shape:
+        returned = f"a tensor of {tuple(adv.shape)}" if isinstance(adv, Tensor) else type(adv).__name__
+        words = {"block": "completions and objectives", "token": "completions and tokens"}.get(chosen.kind, "completions")
+        raise AlignmentError(
+            f"Method '{chosen.name}' is registered with kind='{chosen.kind}' and must return a tensor of {tuple(shape)}, "
+            f"the {words}; it returned {returned}."
         )
-
-    def over_tokens(self, data: Mapping[str, Any], streams: Streams | None) -> tuple[Tensor, Float[Tensor, " n"]]:
-        """The method once per stream, and the weighted sum of what it gives tokens and decisions to stop."""
-        shape, stop_n = tuple(data["mask_nt"].shape), self.no_stop_n
-        if streams is None:
-            return self.call(data, shape, "completions and tokens")[0], stop_n
-        token_nt = torch.zeros((), device=stop_n.device)  # takes the dtype of what is added
-        for s, part in enumerate(streams.inputs(data["value_nt"], data.get("bootstrap_n"))):
-            weighted_nt = streams.weight_s[s] * self.call({**data, **part}, shape, "completions and tokens")[0]
-            stops_n = streams.stop_sn[s]
-            if bool(stops_n.any()):
-                stop_n += torch.where(stops_n, weighted_nt.sum(dim=1).double(), 0.0)
-                weighted_nt = weighted_nt.masked_fill(stops_n[:, None], 0.0)
-            token_nt = token_nt + weighted_nt
-        return token_nt, stop_n
-
-    def call(self, data: Mapping[str, Any], shape: tuple[int, ...], words: str) -> tuple[Tensor, Comparison | None]:
-        """What the method gives, of the shape that its kind promises, and what it was compared with if it explains itself."""
-        made = call(self.chosen, self.group_n, data, self.options)
-        adv, comparison = made if isinstance(made, Explained) else (made, None)
-        if not isinstance(adv, Tensor) or tuple(adv.shape) != shape:
-            returned = f"a tensor of {tuple(adv.shape)}" if isinstance(adv, Tensor) else type(adv).__name__
-            raise AlignmentError(
-                f"Method '{self.chosen.name}' is registered with kind='{self.chosen.kind}' and must return a tensor of {shape}, "
-                f"the {words}; it returned {returned}."
-            )
-        return adv, comparison
-
-    def block_nt(self, data: Mapping[str, Any]) -> Tensor:
-        """The block of every token, which a method that credits tokens cannot do without."""
-        if data.get("block_nt") is None:
-            raise RecipeError(
-                f"Method '{self.chosen.name}' credits every token on its own and must know in which block it lies; give the "
-                f"reading with its spans, or block_nt."
-            )
-        return data["block_nt"]
-
-    @property
-    def no_stop_n(self) -> Float[Tensor, " n"]:
-        """No credit for the decision to stop."""
-        return torch.zeros(len(self.group_n), dtype=torch.float64, device=self.present_nk.device)
+    return adv, comparison
 
 
 def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -304,63 +271,6 @@ def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapp
     return call_explained(chosen.estimator, **{name: known[name] for name in asked}, **options)
 
 
-def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """A reward of the whole completion on its last trainable token, 0 at every other one.
-
-    >>> on_last_token(torch.tensor([2.0]), torch.tensor([[True, True, False]]))
-    tensor([[0., 2., 0.]])
-    """
-    reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
-    last_n, has_n = last_token(mask_nt.bool())
-    reward_nt[has_n, last_n[has_n]] = reward_n[has_n].to(reward_nt.dtype)
-    return reward_nt
-
-
-def _block_means(token_nt: Tensor, block_nt: Tensor, present_nk: Tensor) -> Float[Tensor, "n k"]:
-    """The mean over the tokens of each block, 0 where it is absent."""
-    block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=present_nk.device)
-    for k in range(present_nk.shape[1]):
-        here_nt = block_nt == k
-        total_n = torch.where(here_nt, token_nt.double(), 0.0).sum(dim=1)
-        block_nk[:, k] = total_n / here_nt.sum(dim=1).clamp(min=1)
-    return block_nk
-
-
-def _given(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """The outcomes that any objective is given, which of them each one is, and which its reward is judged by."""
-    names: dict[str, int] = {}
-    given_k = [[names.setdefault(name, len(names)) for name in objective.outcomes] for objective in objectives]
-    judged_k = [judged_column(objective) for objective in objectives]
-    values = {name: scores.outcome(name).double() for name in names}
-    for objective in objectives:
-        for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
-            check_discrete(values[name][~values[name].isnan()].unique().tolist(), name)
-    nothing_n0 = scores.reward_nm.new_zeros(len(scores.reward_nm), 0)
-    by_outcome_nk2 = scores.by_outcome_nmo.clone()
-    for m, judged in enumerate(judged_k):
-        if judged is None:  # what it would be under another outcome says nothing about those that it is given
-            by_outcome_nk2[:, m] = torch.nan
-    return {
-        "outcome_no": torch.stack(list(values.values()), dim=1) if values else nothing_n0,
-        "given_k": given_k,
-        "judged_k": [judged or 0 for judged in judged_k],
-        "by_outcome_nk2": by_outcome_nk2,
-    }
-
-
-def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
-    """Which blocks each objective pays."""
-    paid_mk = torch.zeros(len(objectives), len(block_names), dtype=torch.bool, device=device)
-    for m, objective in enumerate(objectives):
-        for name in objective.pays:
-            if name not in block_names:
-                raise RecipeError(
-                    f"Objective '{objective.name}' pays '{name}', which is no block; there are {', '.join(block_names)}."
-                )
-            paid_mk[m, list(block_names).index(name)] = True
-    return paid_mk
-
-
 def _check_sizes(
     scores: Scores, group_n: Tensor, present_nk: Tensor, objectives: Sequence[Objective], block_names: Sequence[str]
 ) -> None:
@@ -376,3 +286,75 @@ def _check_sizes(
             f"Reward '{scores.names[j]}' of completion {i} is {float(scores.reward_nm[i, j])} with status OK; "
             f"a reward must be finite, or absent with a status that says why."
         )
+
+
+def objective_reasons(
+    comparison: Comparison,
+    scores: Scores,
+    objectives: Sequence[Objective],
+    value_nm: Float[Tensor, "n m"],
+    *,
+    truncated_n: Bool[Tensor, " n"] | None,
+) -> Comparison:
+    """The comparison of each objective's `value_nm`, with its reasons as exact as statuses, verdicts and weights make them."""
+    reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), _missing(scores, truncated_n), comparison.reason_nm)
+    for m, objective in enumerate(objectives):
+        reason_nm[:, m] = _verdict(objective, value_nm[:, m], reason_nm[:, m], comparison.worth_nm[:, m])
+        if objective.weight == 0:
+            reason_nm[:, m] = int(Zero.NO_WEIGHT)
+    about_nm = torch.arange(len(objectives), device=reason_nm.device).expand_as(reason_nm)
+    return replace(comparison, reason_nm=reason_nm, about_nm=about_nm)
+
+
+def sum_reasons(
+    comparison: Comparison,
+    scores: Scores,
+    objectives: Sequence[Objective],
+    group_n: Int[Tensor, " n"],
+    *,
+    grouped: bool,
+    truncated_n: Bool[Tensor, " n"] | None,
+) -> Comparison:
+    """The comparison of the sum of all objectives, in groups or the whole batch, and which of them its reasons are about."""
+    set_n = group_n if grouped else torch.zeros_like(group_n)
+    reason_n, about_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
+    everyone = moments(comparison.worth_nm[:, 0], set_n)
+    size_n = everyone.count_n()
+    if not grouped:
+        still_n = torch.where(everyone.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
+        reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, still_n)
+    equal_n = reason_n == int(Zero.ALL_EQUAL)
+    for m in reversed(range(len(objectives))):  # a verdict on which all agree says more than an equal sum
+        own = moments(scores.reward_nm[:, m], set_n)
+        all_equal_n = torch.full_like(reason_n, int(Zero.ALL_EQUAL))
+        verdict_n = _verdict(objectives[m], scores.reward_nm[:, m], all_equal_n, own.mean_n())
+        agree_n = equal_n & own.constant_n() & (own.count_n() == size_n) & (verdict_n != all_equal_n)
+        reason_n, about_n = torch.where(agree_n, verdict_n, reason_n), torch.where(agree_n, m, about_n)
+    missing_nm, column_m = _missing(scores, truncated_n), torch.arange(len(objectives), device=reason_n.device)
+    weighs_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
+    gone_nm = completed(scores, objectives).isnan() & weighs_m
+    rank_nm = torch.where(gone_nm, missing_nm * len(objectives) + column_m, len(Zero) * len(objectives))
+    first_n = rank_nm.argmin(dim=1)
+    # What is there may be credited alone (GDPO).
+    gone_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
+    reason_n = torch.where(gone_n, missing_nm.gather(1, first_n[:, None])[:, 0], reason_n)
+    return replace(comparison, reason_nm=reason_n[:, None], about_nm=torch.where(gone_n, first_n, about_n)[:, None])
+
+
+def _missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
+    """Why each reward would not be there."""
+    reason_nm = torch.full(scores.status_nm.shape, int(Zero.ABSENT), device=scores.status_nm.device)
+    if truncated_n is not None:
+        reason_nm[truncated_n] = int(Zero.TRUNCATED)
+    for status, reason in _MISSING.items():
+        reason_nm[scores.status_nm == int(status)] = int(reason)
+    return reason_nm
+
+
+def _verdict(objective: Objective, value_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
+    """All right or all wrong in place of all equal, where a reward is a verdict: 1 and 0, and it is not judged by another one."""
+    verdict_n = (value_n == 0) | (value_n == 1) | value_n.isnan()
+    if judge_of(objective) is not None or not bool(verdict_n.all()):
+        return reason_n
+    reasons = torch.where(worth_n == 1, int(Zero.ALL_RIGHT), int(Zero.ALL_WRONG))
+    return torch.where((reason_n == int(Zero.ALL_EQUAL)) & ((worth_n == 0) | (worth_n == 1)), reasons, reason_n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -10,10 +9,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.blended import blended_baseline
-from spanwise.credit.checks import check_rewards
-from spanwise.credit.explained import Explained, comparison_of
-from spanwise.credit.strata import as_columns, compare_in_strata, group_index, member_counts, refine
+from spanwise.credit.strata import (
+    Explained,
+    Moments,
+    as_columns,
+    check_rewards,
+    compare_in_strata,
+    comparison_of,
+    group_index,
+    member_counts,
+    moments,
+    refine,
+)
 from spanwise.errors import AlignmentError, RecipeError, check_known
 from spanwise.objective import BASELINES, BaselineName
 from spanwise.types import Comparison, Zero
@@ -130,62 +137,7 @@ def advantage(
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231): none, batch, group, outcome (there with the
         completion inside its own mean: `leave_one_out=False`). Backing off is ours.
     """
-    _check(reward_n, group_n, baseline, back_off)
-    absent_n = reward_n.isnan()
-    stand_in_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
-    if if_missing is not None:
-        stand_in_n = torch.where(absent_n, if_missing, stand_in_n)
-    if baseline in ("none", "blended"):
-        _refuse_scale(baseline, scale)
-    if baseline == "none":  # the only one without a stratum, whose moments would look
-        check_rewards(reward_n)
-        worth_n = torch.where(absent_n, stand_in_n, reward_n.double())
-        advantage_n, nothing_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n)
-        explained = Explained(advantage_n, comparison_of(advantage_n, worth_n, nothing_n, nothing_n + 1))
-        return _advantage(explained, absent_n)
-    scaling: dict[str, Any] = {"scale": scale, "ddof": ddof, "eps": eps, "voter_n": voter_n}
-    strata = _strata(group_n, outcome_no, baseline, back_off)
-    if baseline == "blended":
-        if voter_n is not None:
-            raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
-        outcome_no = _outcomes(outcome_no, group_n, baseline)
-        baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
-        explained = _blended(reward_n, stand_in_n, baseline_n, strata[0], refine(torch.zeros_like(group_n), outcome_no))
-        explained = _wider(explained, ~baseline_n.isnan(), reward_n, group_n, stand_in_n, {})
-        return _advantage(explained, absent_n)
-    level_n = _levels(~absent_n, strata, min_stratum, voter_n)
-    options: dict[str, Any] = {
-        "leave_one_out": leave_one_out,
-        "min_stratum": min_stratum,
-        "stand_in_n": stand_in_n,
-        **scaling,
-    }
-    explained = _at_level([compare_in_strata(reward_n, stratum_n, **options) for stratum_n in strata], strata, level_n)
-    somebody_n = _at([member_counts(stratum_n, ~absent_n) for stratum_n in strata], level_n) > 0
-    explained = _wider(explained, somebody_n, reward_n, group_n, stand_in_n, scaling)
-    return _advantage(explained, absent_n)
-
-
-def _advantage(explained: Explained, absent_n: Tensor) -> Advantage:
-    """The advantages of rewards and of what stands for absent ones, apart."""
-    adv_n, comparison = explained
-    alone_n = ~absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
-    return Advantage(adv_n.where(~absent_n, 0.0), adv_n.where(absent_n, 0.0), alone_n, comparison)
-
-
-def _blended(reward_n: Tensor, stand_in_n: Tensor, baseline_n: Tensor, stratum_n: Tensor, everywhere_n: Tensor) -> Explained:
-    """Rewards and stand-ins minus the blended baseline; who is alone in its prompt borrows from the same outcomes of others."""
-    own, all_ = compare_in_strata(reward_n, stratum_n).comparison, compare_in_strata(reward_n, everywhere_n).comparison
-    worth_n = torch.where(reward_n.isnan(), stand_in_n, reward_n.double())
-    advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
-    reason_n = torch.where(own.members_nm > 1, own.reason_nm, all_.reason_nm)[:, 0]
-    return Explained(advantage_n, comparison_of(
-        advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
-        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=own.stratum_nm[:, 0], members_n=own.members_nm[:, 0],
-    ))  # fmt: skip
-
-
-def _check(reward_n: Tensor, group_n: Tensor, baseline: str, back_off: bool | None) -> None:
+    check_known("baseline", baseline, BASELINES)
     if len(reward_n) != len(group_n):
         raise AlignmentError(
             f"There are {len(reward_n)} rewards for {len(group_n)} group ids; give one id to each completion."
@@ -194,30 +146,51 @@ def _check(reward_n: Tensor, group_n: Tensor, baseline: str, back_off: bool | No
         raise RecipeError(
             f"Only the baseline 'outcome' has coarser strata to back off to; leave back_off out of '{baseline}'."
         )
+    if scale != "none" and baseline in ("none", "blended"):
+        raise RecipeError(
+            f"Baseline '{baseline}' has no stratum whose standard deviation could be divided by; use scale='none'."
+        )
+    absent_n = reward_n.isnan()
+    stand_in_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
+    if if_missing is not None:
+        stand_in_n = torch.where(absent_n, if_missing, stand_in_n)
+    worth_n, everybody_n = torch.where(absent_n, stand_in_n, reward_n.double()), torch.zeros_like(group_n, dtype=torch.long)
+    scaling: dict[str, Any] = {"scale": scale, "ddof": ddof, "eps": eps, "voter_n": voter_n, "stand_in_n": stand_in_n}
+    if baseline == "none":  # the only one without a stratum, whose moments would look
+        check_rewards(reward_n)
+        advantage_n, nothing_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n)
+        nobody_n, somebody_n = torch.zeros_like(absent_n), torch.ones_like(absent_n)
+        comparison = comparison_of(advantage_n, worth_n, nothing_n, nothing_n + 1, alone_n=nobody_n, equal_n=nobody_n)
+        explained = Explained(advantage_n, comparison)
+    elif baseline == "blended":
+        if voter_n is not None:
+            raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
+        outcome_no = _outcomes(outcome_no, group_n, baseline)
+        baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
+        explained = _blended(reward_n, worth_n, baseline_n, group_n, outcome_no)
+        somebody_n = ~baseline_n.isnan()
+    else:
+        outcome_no = _outcomes(outcome_no, group_n, baseline)
+        columns = outcome_no.shape[1]
+        coarsest = 0 if back_off or (back_off is None and columns > 1) else columns
+        who_n = everybody_n if baseline == "batch" else group_n
+        strata = [refine(who_n, outcome_no[:, :some]) for some in range(columns, coarsest - 1, -1)]
+        explained, somebody_n = _by_level(reward_n, strata, min_stratum, leave_one_out=leave_one_out, **scaling)
+    for wider_n in (group_index(group_n), everybody_n):  # what is missing, where nobody is there to compare it with
+        kept_n = somebody_n | stand_in_n.isnan()
+        if bool(kept_n.all()):
+            break
+        explained = explained.where(kept_n, compare_in_strata(reward_n, wider_n, **scaling))
+        somebody_n = somebody_n | (member_counts(wider_n, ~absent_n) > 0)
+    adv_n, comparison = explained
+    alone_n = ~absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
+    return Advantage(adv_n.where(~absent_n, 0.0), adv_n.where(absent_n, 0.0), alone_n, comparison)
 
 
-def _levels(present_n: Tensor, strata: Sequence[Tensor], min_stratum: int, voter_n: Tensor | None) -> Tensor:
-    """The first of the strata that holds enough rewards, the last one where none does."""
-    counts = [member_counts(stratum_n, present_n, voter_n=voter_n) for stratum_n in strata]
-    enough_ln = torch.stack([count_n >= max(min_stratum, 2) for count_n in counts])
-    return torch.where(enough_ln.any(dim=0), enough_ln.int().argmax(dim=0), len(strata) - 1)
-
-
-def _strata(group_n: Tensor, outcome_no: Tensor | None, baseline: str, back_off: bool | None) -> list[Tensor]:
-    """The strata that completions may be compared in, the finest first."""
-    if baseline == "batch":
-        return [torch.zeros_like(group_n, dtype=torch.long)]
-    if baseline == "group":
-        return [group_index(group_n)]
-    check_known("baseline", baseline, BASELINES)
-    outcome_no = _outcomes(outcome_no, group_n, baseline)
-    several = outcome_no.shape[1] > 1
-    if baseline == "outcome" and (several if back_off is None else back_off):
-        return [refine(group_n, outcome_no[:, :count]) for count in range(outcome_no.shape[1], -1, -1)]
-    return [refine(group_n, outcome_no)]
-
-
-def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Tensor:
+def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
+    """The outcomes that a baseline goes by, as columns; none for the group and the batch."""
+    if baseline in ("batch", "group"):
+        return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
         raise RecipeError(f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or use 'group'.")
     if len(outcome_no) != len(group_n):
@@ -225,51 +198,193 @@ def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Tens
     return as_columns(outcome_no).double()
 
 
-def _at(values: Sequence[Tensor], level_n: Tensor) -> Tensor:
-    """The value of each completion at its own level."""
-    if len(values) == 1:
-        return values[0]
-    return torch.stack(tuple(values)).gather(0, level_n[None])[0]
-
-
-def _refuse_scale(baseline: str, scale: str) -> None:
-    if scale != "none":
-        raise RecipeError(
-            f"Baseline '{baseline}' has no stratum whose standard deviation could be divided by; use scale='none'."
-        )
-
-
-def _at_level(levels: Sequence[Explained], strata: Sequence[Tensor], level_n: Tensor) -> Explained:
-    """What each completion is given at its own level; strata of different levels have different numbers."""
-    if len(levels) == 1:
-        return levels[0]
-    comparison = levels[-1].comparison
+def _by_level(reward_n: Tensor, strata: list[Tensor], min_stratum: int, **options: Any) -> tuple[Explained, Tensor]:
+    """Rewards compared in the first of the strata that holds enough of them, else in the last; and whether that one holds any."""
+    counts = [member_counts(stratum_n, ~reward_n.isnan(), voter_n=options["voter_n"]) for stratum_n in strata]
+    count_ln = torch.stack(counts)
+    enough_ln = count_ln >= max(min_stratum, 2)
+    level_n = torch.where(enough_ln.any(dim=0), enough_ln.int().argmax(dim=0), len(strata) - 1)
+    levels = [compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum, **options) for stratum_n in strata]
+    explained = levels[-1]
     for level in reversed(range(len(levels) - 1)):
-        comparison = levels[level].comparison.where((level_n == level)[:, None], comparison)
-    member_n = comparison.stratum_nm[:, 0] >= 0
-    id_n, stratum_n = _at(strata, level_n) * len(strata) + level_n, torch.full_like(level_n, -1)
+        explained = levels[level].where(level_n == level, explained)
+    adv_n, comparison = explained
+    member_n, stratum_n = comparison.stratum_nm[:, 0] >= 0, torch.full_like(level_n, -1)
+    id_n = torch.stack(strata).gather(0, level_n[None])[0] * len(strata) + level_n  # strata of different levels differ
     stratum_n[member_n] = group_index(id_n[member_n])
     comparison = replace(comparison, stratum_nm=stratum_n[:, None], level_nm=level_n[:, None])
-    return Explained(_at([one.advantages for one in levels], level_n), comparison)
+    return Explained(adv_n, comparison), count_ln.gather(0, level_n[None])[0] > 0
 
 
-def _wider(
-    explained: Explained,
-    somebody_n: Tensor,
-    reward_n: Tensor,
-    group_n: Tensor,
-    stand_in_n: Tensor,
-    scaling: Mapping[str, Any],
-) -> Explained:
-    """What is missing, compared with the group, then with the batch, where nobody is there to compare it with."""
-    for wider_n in (group_index(group_n), torch.zeros_like(group_n, dtype=torch.long)):
-        kept_n = somebody_n | stand_in_n.isnan()
-        if bool(kept_n.all()):
-            break
-        instead = compare_in_strata(reward_n, wider_n, stand_in_n=stand_in_n, **scaling)
-        explained = Explained(
-            explained.advantages.where(kept_n, instead.advantages),
-            explained.comparison.where(kept_n[:, None], instead.comparison),
-        )
-        somebody_n = somebody_n | (member_counts(wider_n, ~reward_n.isnan()) > 0)
-    return explained
+def _blended(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
+    """Rewards and stand-ins minus the blended baseline; who is alone in its prompt borrows from the same outcomes of others."""
+    own, all_ = (
+        compare_in_strata(reward_n, refine(who_n, outcome_no)).comparison for who_n in (group_n, torch.zeros_like(group_n))
+    )
+    advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
+    reason_n = torch.where(own.members_nm > 1, own.reason_nm, all_.reason_nm)[:, 0]
+    return Explained(advantage_n, comparison_of(
+        advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
+        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=own.stratum_nm[:, 0], members_n=own.members_nm[:, 0],
+    ))  # fmt: skip
+
+
+def blended_baseline(
+    reward_n: Float[Tensor, " n"],
+    group_n: Int[Tensor, " n"],
+    outcome_no: Float[Tensor, " n *o"],
+    by_outcome_n2: Float[Tensor, "n 2"] | None = None,
+    *,
+    judged: int | None = None,
+) -> Float[Tensor, " n"]:
+    r"""Estimate E[reward | prompt, outcomes] for each completion from the other completions of the batch.
+
+    Equation
+        b[i] = (ml/v_ml + x/v_x + mu/v_mu) / (1/v_ml + 1/v_x + 1/v_mu), separately for each tuple o of outcomes:
+
+        ml  mean of the other members of i's stratum (same prompt, same outcomes);         v_ml = s2 / (n - 1)
+        x   mean over the members of the *other* strata of the prompt, re-scored as if the outcome that judges them were the one in
+            o, shifted by the mean difference (own - re-scored) of the P' other prompts that have both;
+                                                                                           v_x  = d2 (1 + 1/P') + s2_x / n_x
+        mu  mean of the same-outcomes completions of the P other prompts that have any;     v_mu = t2 (1 + 1/P) + s2 / n_mu
+
+        s2, s2_x: pooled variances inside strata; t2: variance of the stratum means between prompts; d2: variance of
+        (own - re-scored) between prompts; the last two by the method of moments (sampling noise subtracted, at least 0). All
+        four are those of the *other* prompts.
+
+    Neither an estimate nor its weight depends on completion i's own reward, so the advantage has no bias from self-inclusion:
+    a proper score keeps its fixed point (plain outcome means extremise it at small groups). A completion alone in its
+    stratum falls back on x and mu.
+
+    Args:
+        reward_n: reward; NaN where absent. Such a completion joins no mean but is given a baseline too.
+        group_n: integer id of the prompt.
+        outcome_no: the discrete outcomes; a vector is one outcome; NaN where unknown (baseline NaN).
+        by_outcome_n2: the reward had the outcome been 0 or 1; None or NaN where it is no function of a binary outcome
+            (then x takes no part).
+        judged: the column of `outcome_no` that `by_outcome_n2` is about; None: the only one.
+
+    Edge cases:
+        t2 and d2 need two other prompts; with one, mu serves only where nothing else is known, and x takes no part.
+        Without two completions of one outcome in any other prompt, s2 counts as 0: `ml`, where there is one, stands alone.
+
+    Returns:
+        float64 baseline; NaN where nothing is known (no other reward of the batch has the same outcomes).
+
+    Raises:
+        RecipeError: `judged` is no column, or rewards by outcome of one of several outcomes, without a word which.
+
+    Example:
+        >>> brier_n = torch.tensor([-.01, -.09, -.64, -.36])   # reports .9 .7 (both right) and .8 .6 (both wrong)
+        >>> right_n = torch.tensor([1., 1., 0., 0.])
+        >>> blended_baseline(brier_n, torch.tensor([0, 0, 0, 0]), right_n)  # one prompt: only `ml` is known
+        tensor([-0.0900, -0.0100, -0.3600, -0.6400], dtype=torch.float64)
+
+    Reference:
+        Ours. It extends the outcome-conditioned baseline of Pavlenko et al. 2026, "Blockwise Advantage Estimation"
+        (arXiv 2602.10231), which includes the sample itself and uses `ml` alone.
+    """
+    check_rewards(reward_n)
+    outcome_no = as_columns(outcome_no)
+    columns = outcome_no.shape[1]
+    if by_outcome_n2 is not None and judged is None and columns > 1:
+        raise RecipeError(f"There are {columns} outcomes and rewards by one of them; say with 'judged' which column it is.")
+    if by_outcome_n2 is not None and judged is not None and not 0 <= judged < columns:
+        raise RecipeError(f"There is no outcome {judged} by which the rewards could be judged; there are {columns}.")
+    baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
+    code_n = refine(torch.zeros_like(group_n), outcome_no)  # -1 where one of the outcomes is unknown
+    for code in code_n[code_n >= 0].unique().tolist():
+        here_n = code_n == code
+        rescored_n = None
+        if by_outcome_n2 is not None and (verdict := float(outcome_no[here_n, judged or 0][0])) in (0.0, 1.0):
+            rescored_n = by_outcome_n2[:, int(verdict)].double()
+        baseline_n[here_n] = _for_outcome(reward_n.double(), group_n, code_n >= 0, here_n, rescored_n)[here_n]
+    return baseline_n
+
+
+def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Tensor, rescored_n: Tensor | None) -> Tensor:
+    """The baseline of the completions `here_n`, which share their outcomes."""
+    present = reward_n[here_n & ~reward_n.isnan()]
+    low = present.min() if len(present) else 0.0  # sums of equal numbers must stay exact
+    own_n = torch.where(here_n, reward_n - low, torch.nan)
+    stratum_n = torch.unique(group_n, return_inverse=True)[1]
+    own = moments(own_n, stratum_n)  # of this outcome, by prompt
+    usable_n = ~here_n & known_n & ~reward_n.isnan()
+    other_n = None if rescored_n is None else torch.where(usable_n, rescored_n - low, torch.nan)
+    # A variance of 0 would be an infinite weight, and one that is 0 but for rounding must not count as less than another such.
+    squares = [part.nan_to_num().square().mean() for part in (own_n, other_n) if part is not None]
+    tiny = 1e-12 * float(sum(squares)) + 1e-24
+    noise_s = own.pooled_variance_elsewhere().nan_to_num(nan=0.0)
+
+    others_n = own.count_n() - own.member_n.double()
+    own_sum_n = (own.mean_n() * own.count_n()).nan_to_num()
+    ml_n = torch.where(others_n > 0, (own_sum_n - own_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
+    ml_variance_n = noise_s[stratum_n] / others_n.clamp(min=1.0)
+
+    elsewhere_n = own.count_s.sum() - own.count_n()
+    total = (own.mean_s * own.count_s).nansum()
+    mu_n = torch.where(elsewhere_n > 0, (total - own_sum_n) / elsewhere_n.clamp(min=1.0), torch.nan)
+    between_s = excess_variance_elsewhere(own.mean_s, noise_s[:, None], own.count_s[:, None])
+    mu_variance_n = between_s[stratum_n] + noise_s[stratum_n] / elsewhere_n.clamp(min=1.0)
+
+    estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
+    if other_n is not None:
+        x_n, x_variance_n = _rescored(own, moments(other_n, stratum_n), noise_s)
+        estimates.append(x_n)
+        variances.append(x_variance_n)
+    mixed_n = precision_mean(torch.stack(estimates), torch.stack(variances).clamp(min=tiny))
+    return torch.where(mixed_n.isnan(), mu_n, mixed_n) + low
+
+
+def _rescored(own: Moments, other: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
+    """The estimate `x` and its variance: the prompt's other-outcome completions, judged by this outcome."""
+    other_noise_s = other.pooled_variance_elsewhere()
+    other_noise_s = torch.where(other_noise_s.isnan(), noise_s, other_noise_s)
+    gap_s = own.mean_s - other.mean_s  # NaN where the prompt lacks one of the outcomes
+    both_elsewhere_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
+    # The shift of a prompt comes from the other prompts, or it would smuggle the sample's own reward back in.
+    shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / both_elsewhere_s.clamp(min=1.0)
+    noise_sa, count_sa = torch.stack([noise_s, other_noise_s], dim=1), torch.stack([own.count_s, other.count_s], dim=1)
+    drift_s = excess_variance_elsewhere(gap_s, noise_sa, count_sa)
+    stratum_n = own.stratum_n
+    variance_n = drift_s[stratum_n] + other_noise_s[stratum_n] / other.count_n().clamp(min=1.0)
+    return other.mean_n() + shift_s[stratum_n], variance_n
+
+
+def excess_variance_elsewhere(
+    mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
+) -> Float[Tensor, " s"]:
+    r"""How far a new stratum's mean lies from the average of the P other ones, sampling noise left out, for each stratum.
+
+    Equation
+        t2[s] (1 + 1/P),  t2[s] = max(0, var(means of the others, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
+
+    Each mean is made of `a` parts with a sampling variance of noise / count each. A NaN mean takes no part; NaN where fewer than
+    two others are left.
+
+    >>> excess_variance_elsewhere(torch.tensor([9., 1., 3.]), torch.full((3, 1), .5), torch.full((3, 1), 2.))
+    tensor([ 2.6250, 26.6250, 47.6250])
+    """
+    known_s = ~mean_s.isnan()
+    others_s = known_s.sum() - known_s.to(mean_s.dtype)
+    centred_s = torch.where(known_s, mean_s - mean_s.nanmean(), 0.0)
+    inverse_sa = torch.where(known_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
+    sum_s, square_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
+    variance_s = (square_s - sum_s.square() / others_s.clamp(min=1.0)) / (others_s - 1).clamp(min=1.0)
+    noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / others_s.clamp(min=1.0)
+    excess_s = (variance_s - noise_s).clamp(min=0.0) * (1 + 1 / others_s.clamp(min=1.0))
+    return torch.where(others_s >= 2, excess_s, torch.nan)
+
+
+def precision_mean(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
+    """Mix E estimates of one quantity by their precisions 1/variance; a NaN estimate or variance takes no part.
+
+    Returns NaN where no estimate takes part. Variances must be positive.
+
+    >>> precision_mean(torch.tensor([[1., 1.], [4., float("nan")]]), torch.tensor([[1., 1.], [2., 1.]]))
+    tensor([2., 1.])
+    """
+    weight_en = torch.where(estimate_en.isnan() | variance_en.isnan(), 0.0, 1.0 / variance_en)
+    total_n = weight_en.sum(dim=0)
+    mixed_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_n > 0, total_n, 1.0)
+    return torch.where(total_n > 0, mixed_n, torch.nan)

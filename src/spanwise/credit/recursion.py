@@ -7,32 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.checks import check_mask, check_rewards, first_of
 from spanwise.credit.spread import fresh
+from spanwise.credit.strata import check_mask, check_rewards, first_of
 from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
 
 _ROWS = 1024
 _BLOCK = 1 << 18  # elements of a block: one megabyte of float32
-
-
-def discounted_returns(
-    reward_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, gamma: float = 1.0
-) -> Float[Tensor, "n t"]:
-    """Sum the rewards from each token on, discounted once per trainable token; NaN at a trainable token: the reward is absent.
-
-    A reward on a masked token counts for the last trainable one before it, as verl has it; one before the first is dropped.
-
-    >>> reward_nt = torch.tensor([[0., 0., 0., 1.]])
-    >>> discounted_returns(reward_nt, torch.tensor([[True, False, True, True]]), gamma=0.5)
-    tensor([[0.2500, 0.0000, 0.5000, 1.0000]])
-    """
-    return lambda_advantage(reward_nt, None, mask_nt, gamma=gamma, lam=1.0)
 
 
 @torch.no_grad()
@@ -107,7 +93,8 @@ def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) 
     Reference:
         Yue et al. 2025, "VAPO" (arXiv 2504.05118). The default of alpha and the clamp at 0 are not confirmed by its text.
     """
-    check_alpha(alpha)
+    if isinstance(alpha, bool) or not 0 < alpha < math.inf:
+        raise RecipeError(f"length_adaptive_alpha is {alpha!r}; it must be a positive number, such as 0.05 (VAPO).")
     return (1 - 1 / (alpha * length_n.clamp(min=1).double())).clamp(min=0.0)
 
 
@@ -116,13 +103,6 @@ def policy_lambda(
 ) -> float | Float[Tensor, " n"]:
     """The lambda of each completion: the adaptive one of its trainable tokens if there is an alpha, else as given."""
     return lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
-
-
-def check_alpha(alpha: Any) -> None:
-    """Refuse a share that is no positive number."""
-    number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not (number and 0 < alpha < math.inf):
-        raise RecipeError(f"length_adaptive_alpha is {alpha!r}; it must be a positive number, such as 0.05 (VAPO).")
 
 
 def bootstrap_values(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from spanwise.credit.assign import call, completed
+from spanwise.credit.assign import call
 from spanwise.credit.registry import METHODS, Method, method
+from spanwise.credit.spread import completed
 from spanwise.credit.strata import group_index
 from spanwise.errors import RecipeError, check_known, unknown
-from spanwise.objective import Objective
-from spanwise.types import Credit, Scores
+from spanwise.types import Credit
 
 
 @dataclass(frozen=True)
@@ -99,59 +97,36 @@ class Refinement:
             raise RecipeError(f"refine: '{self.method}' needs {lacking}, which is not there. Leave refine out.")
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """The credit of method and modes with what this adds to each token, see `refined`; as `Mode.credit`."""
+        """The credit of method and modes with what this adds to the advantage of each token; the decision to stop keeps its own.
+
+        Equation
+            A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens
+            refined[i, t] = refinement(A, ...)[i, t] - A[i, t]
+
+        A token's importance (`importance_nt`) is its surprise, -logp.
+        """
         if batch.steps is not None:
             raise RecipeError(
                 "refine changes the tokens of whole completions, and these rows are turns; leave refine out, or give whole "
                 "completions."
             )
-        inputs = {"ids_nt": batch.ids_nt, "logp_nt": batch.logp_nt}
-        block_nt = None if reading.spans is None else reading.spans.block_nt
-        return refined(credit, self, reading.scores, batch.group_n, block_nt, objectives=scheme.objectives, inputs=inputs)
+        if reading.spans is None:
+            raise RecipeError("refine changes the advantage of each token, and where blocks lie is not known; give spans.")
+        block_nt, right = reading.spans.block_nt, 0 if self.correct is None else scheme.names.index(self.correct)
+        of_blocks_nt = credit.block_nk.gather(1, block_nt.long().clamp(min=0))
+        adv_nt = of_blocks_nt if credit.token_nt is None else credit.token_nt.double()
+        data = {
+            "ids_nt": batch.ids_nt,
+            "logp_nt": batch.logp_nt,
+            "importance_nt": None if batch.logp_nt is None else (-batch.logp_nt).clamp(min=0.0),
+            "adv_nt": torch.where(block_nt >= 0, adv_nt, 0.0),
+            "mask_nt": block_nt >= 0,
+            "correct_n": completed(reading.scores, scheme.objectives)[:, right],
+        }
+        new_nt = call(self.entry, group_index(batch.group_n), data, self.options)
+        return replace(credit, refined_nt=new_nt - data["adv_nt"])
 
     def plain(self) -> dict[str, Any]:
         """The refinement as plain data, ready for YAML."""
         said = {"method": self.method, "options": dict(self.options), "correct": self.correct}
         return {name: value for name, value in said.items() if value}
-
-
-def refined(
-    credit: Credit,
-    refinement: Refinement,
-    scores: Scores,
-    group_n: Int[Tensor, " n"],
-    block_nt: Int[Tensor, "n t"] | None,
-    *,
-    objectives: Sequence[Objective],
-    inputs: Mapping[str, Any],
-) -> Credit:
-    r"""The credit with what a refinement adds to the advantage of each token; the decision to stop keeps its own credit.
-
-    Equation
-        A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens
-        refined[i, t] = refinement(A, ...)[i, t] - A[i, t]
-
-    `inputs` are what the refinement asks for: `ids_nt`, `logp_nt`. A token's importance (`importance_nt`) is its surprise, -logp.
-
-    >>> scores = Scores(("correct",), torch.tensor([[1.], [0.]]).double(), torch.zeros(2, 1).to(torch.int8),
-    ...                 torch.full((2, 1, 2), torch.nan))
-    >>> nothing_n, none_m = torch.zeros(2).double(), torch.zeros(1).long()
-    >>> credit = Credit(torch.tensor([[1.], [-1.]]).double(), nothing_n, none_m, none_m)
-    >>> refined(credit, Refinement("ktae"), scores, torch.tensor([0, 0]), torch.zeros(2, 2).long(),
-    ...         objectives=[Objective("correct", pays="all")], inputs={"ids_nt": torch.tensor([[7, 8], [7, 9]])}).refined_nt
-    tensor([[ 0.0000,  0.5000],
-            [ 0.0000, -0.5000]], dtype=torch.float64)
-    """
-    if block_nt is None:
-        raise RecipeError("refine changes the advantage of each token, and where blocks lie is not known; give spans.")
-    mask_nt = block_nt >= 0
-    of_blocks_nt = credit.block_nk.gather(1, block_nt.long().clamp(min=0))
-    adv_nt = of_blocks_nt if credit.token_nt is None else credit.token_nt.double()
-    adv_nt = torch.where(mask_nt, adv_nt, 0.0)
-    names = [objective.name for objective in objectives]
-    right = 0 if refinement.correct is None else names.index(refinement.correct)
-    data = {**inputs, "adv_nt": adv_nt, "mask_nt": mask_nt, "correct_n": completed(scores, objectives)[:, right]}
-    if inputs.get("logp_nt") is not None:
-        data["importance_nt"] = (-inputs["logp_nt"]).clamp(min=0.0)
-    new_nt = call(refinement.entry, group_index(group_n), data, refinement.options)
-    return replace(credit, refined_nt=new_nt - adv_nt)

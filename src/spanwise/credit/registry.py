@@ -1,4 +1,4 @@
-"""The registry of methods: every estimator by name, with what it needs, where it comes from and how a recipe runs it."""
+"""The methods: every estimator by name, with what it needs, where it comes from, and the preset by which a recipe runs it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from spanwise.credit.recursion import check_alpha
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_known, unknown
+from spanwise.layout import Layout
+from spanwise.objective import BaselineName, Objective
 from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
@@ -39,8 +40,7 @@ FACTS = (
     "bootstrap_n", "voter_n",
 )  # fmt: skip
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
-_REWARDS = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s")
-_GROUPS = ("group_n", "group_s")
+_COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
 #: What `pipeline.credit_batch` makes of every reading, so that no engine has to bring it.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
 #: Inputs of methods that are one field of a `Batch`, and what fields are called in sentences.
@@ -63,6 +63,10 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_stratum": (lambda v: _is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
     "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
     "eps": (lambda v: _is_number(v) and 0 <= v < math.inf, "it must be a finite number that is not negative"),
+    "length_adaptive_alpha": (
+        lambda v: v is None or (_is_number(v) and 0 < v < math.inf),
+        "it must be a positive number, such as 0.05 (VAPO)",
+    ),
     "gamma": _SHARE,
     "lam": _SHARE,
 }
@@ -157,7 +161,7 @@ class Method:
     @cached_property
     def needs(self) -> tuple[str, ...]:
         """The inputs it cannot do without, beside rewards and prompt ids."""
-        return tuple(name for name in self.required if name not in (*_REWARDS, *_GROUPS))
+        return tuple(name for name in self.required if name not in _COMPARED)
 
     @cached_property
     def fields(self) -> frozenset[str]:
@@ -216,8 +220,6 @@ class Method:
             fits, advice = _VALUES.get(name, (lambda _: True, ""))
             if not fits(value):
                 raise RecipeError(f"{name} is {value!r}; {advice}.")
-            if name == "length_adaptive_alpha" and value is not None:
-                check_alpha(value)
             if name in self.only_with and value != self.options[name]:
                 other, values = self.only_with[name]
                 if not any(chosen in values for chosen in says.get(other, [options.get(other, self.options.get(other))])):
@@ -260,3 +262,89 @@ def outcome_methods() -> tuple[str, ...]:
     """
     on_whole = (known for known in METHODS.values() if known.kind == "completion" and not known.needs)
     return tuple(sorted(known.name for known in on_whole if known.inputs[0] == "reward_n"))
+
+
+# What a completion without a confidence is taken to have scored: the worst the rule can give (log_score clips at .01).
+WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
+
+
+def states_confidence(layout: Layout) -> bool:
+    """Whether the last block states a confidence; if not, it is a second attempt.
+
+    >>> states_confidence(Layout({"first": ["answer"], "second": ["answer"]}))
+    False
+    """
+    return len(layout.names) == 1 or "confidence" in layout.keys[layout.names[-1]]
+
+
+def preset_rule(
+    chosen: Method, task: Layout, calibration: str | None, baseline: BaselineName | None
+) -> tuple[Layout, tuple[Objective, ...]]:
+    """The layout and the objectives of a method's preset; a change that its objectives have no use for is refused.
+
+    The layout is the task's, or all of its marks in one block for a method that credits whole completions.
+    """
+    preset, layout = chosen.preset or Preset(), task
+    if preset.whole and len(task.names) > 1:
+        layout = Layout({"completion": task.marks}, prefilled=task.prefilled, segmenter=task.segmenter, most=task.most)
+    if calibration is not None and not (preset.calibrated and states_confidence(layout)):
+        why = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
+        raise RecipeError(f"calibration is '{calibration}', but method '{chosen.name}' {why}, so it would change nothing.")
+    if baseline is not None and not (preset.calibrated and "baseline" in chosen.inputs):
+        raise RecipeError(
+            f"baseline is '{baseline}', but method '{chosen.name}' has its own, so it would change nothing. Leave it out, or use "
+            f"method 'bae'."
+        )
+    return layout, preset_objectives(chosen, layout, calibration=calibration or "brier", baseline=baseline)
+
+
+def preset_objectives(
+    chosen: Method, layout: Layout, *, calibration: str = "brier", baseline: BaselineName | None = None
+) -> tuple[Objective, ...]:
+    """The objectives of a method: correctness pays the first block, a second objective the last one, well-formed tags each block.
+
+    The second objective is a calibration score where the last block states a confidence, else the reward of a second attempt. A
+    method that gives a completion one number pays it to every block. Tags are paid where the preset says so.
+
+    Args:
+        chosen: the method; without a preset, that of `Preset()`.
+        layout: the blocks that are paid.
+        calibration: `brier` or `log_score`.
+        baseline: of the second objective; for methods that take baselines, `outcome` if not given.
+
+    Example:
+        >>> from spanwise.credit import method
+        >>> attempts = Layout({"first": ["answer"], "second": ["answer"]})
+        >>> [o.name for o in preset_objectives(method("bae"), attempts)]
+        ['correct', 'second_attempt', 'first_format', 'second_format']
+        >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
+        >>> [(o.name, o.pays, o.baseline) for o in preset_objectives(method("bae_paper"), layout)]
+        [('correct', ('solution',), 'group'), ('brier', ('confidence',), 'outcome')]
+        >>> [(o.name, o.pays) for o in preset_objectives(method("rlcr"), layout)][1:]
+        [('brier', ('confidence', 'solution')), ('format', ('solution', 'confidence'))]
+    """
+    check_known("calibration score", calibration, WORST_SCORE)
+    first, last = layout.names[0], layout.names[-1]
+    by_block, preset = chosen.kind == "block", chosen.preset or Preset()
+    group, against = ("group", baseline or "outcome") if "baseline" in chosen.inputs else (None, None)
+    # A reward reads the first block it pays; every other block comes after its own.
+    objectives = [Objective("correct", pays=(first,) if by_block else layout.names, baseline=group, if_missing=0.0)]
+    if preset.calibrated:
+        confident = states_confidence(layout)
+        second = Objective(
+            calibration if confident else "second_attempt",
+            pays=(last,) if by_block else tuple(dict.fromkeys((last, *layout.names))),
+            given="correct" if confident or against in ("outcome", "blended") else (),
+            baseline=against,
+            if_missing=WORST_SCORE[calibration] if confident else 0.0,
+            options={} if confident else {"first": first},
+        )
+        objectives.append(second)
+    # What other segmenters find has no tags to be well-formed. A group that is well-formed gets exactly 0. A tag may hold nothing:
+    # what stands in it is the other objectives' business. So is a block that is left out, which has no tags to be judged by; one
+    # number for all blocks counts it as malformed.
+    if preset.format and layout.segmenters == ("tags",):
+        tags: dict[str, Any] = {"weight": preset.format, "baseline": group, "options": {"empty": True}}
+        each = [Objective("format", name, name=f"{name}_format", **tags) for name in layout.names]
+        objectives += each if by_block else [Objective("format", layout.names, if_missing=0.0, **tags)]
+    return tuple(objectives)

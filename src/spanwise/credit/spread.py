@@ -1,22 +1,236 @@
-"""`spread`: from credit per block to advantages per token."""
+"""Rewards and credit on tokens: the streams that a critic's recursion runs over, and `spread`, from credit to advantages."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from spanwise.credit.checks import check_intervals, first_of
-from spanwise.credit.streams import last_token
-from spanwise.errors import AlignmentError, RecipeError, RewardError
-from spanwise.types import Credit, Spans
+from spanwise.credit.strata import first_of, weighted
+from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
+from spanwise.objective import Objective
+from spanwise.types import Credit, Scores, Spans, Status
+
+#: What a value of the critic is of: all that is still to come, or what each objective is still to pay.
+ValuesName = Literal["shared", "objective"]
+VALUES: tuple[ValuesName, ...] = ("shared", "objective")
 
 _ROWS = 16
 _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}
+
+
+def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
+    """Where the completion itself left out what the reward needs; a check that failed is not its doing."""
+    return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
+
+
+def completed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
+    """The rewards, and what stands for those that the completion left out; NaN where nothing does."""
+    stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
+    return torch.where(left_out(scores), stand_in_m, scores.reward_nm)
+
+
+def weights(objectives: Sequence[Objective], like: Tensor) -> Float[Tensor, " m"]:
+    """The weight of each objective, in the dtype of a tensor."""
+    return like.new_tensor([objective.weight for objective in objectives])
+
+
+def summed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n"]:
+    """The weighted sum of the rewards; what is left out stands for `if_missing`, NaN where one that weighs has no number."""
+    return weighted(completed(scores, objectives), weights(objectives, scores.reward_nm)).sum(dim=1)
+
+
+def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
+    """Which blocks each objective pays."""
+    paid_mk = torch.zeros(len(objectives), len(block_names), dtype=torch.bool, device=device)
+    for m, objective in enumerate(objectives):
+        for name in objective.pays:
+            if name not in block_names:
+                raise RecipeError(
+                    f"Objective '{objective.name}' pays '{name}', which is no block; there are {', '.join(block_names)}."
+                )
+            paid_mk[m, list(block_names).index(name)] = True
+    return paid_mk
+
+
+def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
+    """What a critic's values are of: as it is said, else per objective where objectives pay different blocks."""
+    if values is not None:
+        check_known("kind of values", values, VALUES)
+        return values
+    return "objective" if len({frozenset(objective.pays) for objective in objectives}) > 1 else "shared"
+
+
+def stream_names(objectives: Sequence[Objective], values: ValuesName | None) -> tuple[str, ...]:
+    """What each value of the critic is of, in order: the return, or each objective.
+
+    >>> stream_names([Objective("correct", pays="a"), Objective("brier", pays="a")], None)
+    ('return',)
+    """
+    if resolved_values(objectives, values) == "shared":
+        return ("return",)
+    return tuple(objective.name for objective in objectives)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The tokens that a recursion runs over, the rewards that lie on them, and whose values it reads.
+
+    Attributes:
+        names: what each value of the critic is of.
+        reward_snt: the rewards; 0 nearly everywhere.
+        mask_snt: the tokens of the stream; every other token counts as deleted. None where the completion takes no part.
+        weight_s: what the advantages of the stream are multiplied by.
+        stop_sn: the stream is the decision to stop: the completion's last trainable token alone, see `reward_streams`.
+        last_sn: the stream holds the completion's last trainable token, so that what comes after a cut is its to come.
+    """
+
+    names: tuple[str, ...]
+    reward_snt: Float[Tensor, "s n t"]
+    mask_snt: Bool[Tensor, "s n t"]
+    weight_s: Float[Tensor, " s"]
+    stop_sn: Bool[Tensor, "s n"]
+    last_sn: Bool[Tensor, "s n"]
+
+    def inputs(
+        self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """What `gae`, `sae` and `value_target` are called with, stream by stream.
+
+        Args:
+            value_nt: (N, T), or (N, T, S) with one value per stream. None: none is given.
+            bootstrap_n: (N,) for all streams or (N, S), see `gae`. It stands behind the streams that hold the completion's last
+                trainable token; behind the others 0, for their blocks had ended.
+
+        Raises:
+            AlignmentError: another number of values than streams, other completions or tokens.
+
+        Example:
+            >>> scores = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.full((1, 1, 2), torch.nan))
+            >>> block_nt = torch.tensor([[0, 0]])
+            >>> found = reward_streams(scores, [Objective("correct", "all")], ("all",), block_nt, block_nt >= 0)
+            >>> [part["reward_nt"].tolist() for part in found.inputs(torch.tensor([[.5, .6]]))]
+            [[[0.0, 1.0]]]
+        """
+        shape = tuple(self.mask_snt.shape[1:])
+        parts = {} if value_nt is None else {"value_nt": self._by_stream(value_nt, "value_nt", shape)}
+        if bootstrap_n is not None:
+            bootstrap_n = bootstrap_n[:, None].expand(-1, len(self.names)) if bootstrap_n.dim() == 1 else bootstrap_n
+            behind_ns = self._by_stream(bootstrap_n, "bootstrap_n", shape[:1])
+            parts["bootstrap_n"] = torch.where(self.last_sn.T, behind_ns, 0.0)
+        for s in range(len(self.names)):
+            own = {name: value[..., s] for name, value in parts.items()}
+            yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **own}
+
+    def _by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
+        """The values with the streams as their last axis; another number of values than there are streams is refused."""
+        if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
+            raise AlignmentError(f"{what} is {tuple(value.shape)} and the completions are {shape}; give one value to each.")
+        value = value if value.dim() > len(shape) else value[..., None]
+        count, names = value.shape[-1], self.names
+        if count != len(names):
+            shared = " A critic of one value serves with values: shared." if count == 1 else ""
+            per = "completion" if what.endswith("_n") else "token"
+            there = "is 1 stream" if len(names) == 1 else f"are {len(names)} streams"
+            raise AlignmentError(
+                f"{what} holds {count} value{'' if count == 1 else 's'} per {per} and there {there} ({', '.join(names)}): give one "
+                f"value to each, in this order.{shared}"
+            )
+        return value
+
+
+def reward_streams(
+    scores: Scores,
+    objectives: Sequence[Objective],
+    block_names: Sequence[str],
+    block_nt: Int[Tensor, "n t"],
+    mask_nt: Bool[Tensor, "n t"],
+    *,
+    values: ValuesName | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Streams:
+    r"""Lay the rewards of every objective on the tokens that a recursion with a critic runs over.
+
+    Equation
+        end[i, m] = the last trainable token of the last block that m pays and i has; of i, if i has none of them
+        shared:     one stream, all trainable tokens;   r[i, t] = sum of weight_m r[i, m] over the m with end[i, m] = t
+        objective:  a stream per objective, the trainable tokens of the blocks it pays;   r_m[i, end[i, m]] = r[i, m]
+            where i has none of them and left out what m reads: the one token end[i, m], the decision to stop
+
+    What is left out holds what it stands for (`if_missing`). Shared, tokens of every block train, also those that nothing pays:
+    their reward is what comes after them (ordinary PPO with rewards inside). An absent reward (NaN): shared, the completion takes
+    no part, for its sum is unknown; else that stream has no token there. A reward for blocks that are not there, and not left out:
+    shared, it lies on the completion's last trainable token; else nothing is paid.
+
+    >>> scores = Scores(("a", "b"), torch.tensor([[1., -.25]]), torch.zeros(1, 2).long(), torch.full((1, 2, 2), torch.nan))
+    >>> objectives, block_nt = [Objective("correct", "a"), Objective("correct", "b", name="b")], torch.tensor([[0, 0, 1]])
+    >>> reward_streams(scores, objectives, ("a", "b"), block_nt, block_nt >= 0, values="shared").reward_snt
+    tensor([[[ 0.0000,  1.0000, -0.2500]]])
+    >>> reward_streams(scores, objectives, ("a", "b"), block_nt, block_nt >= 0).mask_snt.int()
+    tensor([[[1, 1, 0]],
+    <BLANKLINE>
+            [[0, 0, 1]]], dtype=torch.int32)
+    """
+    if block_nt.shape != mask_nt.shape:
+        raise AlignmentError(f"The blocks of tokens are {tuple(block_nt.shape)} and the mask is {tuple(mask_nt.shape)}.")
+    reward_nm, weight_m, trained_nt = completed(scores, objectives), weights(objectives, scores.reward_nm), mask_nt.bool()
+    last_n, some_n = last_token(trained_nt)
+    in_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))  # -1 is no block
+    paid_mnt = in_block_mk[:, block_nt.long()] & trained_nt
+    ends = [last_token(paid_nt) for paid_nt in paid_mnt]
+    has_nm = torch.stack([has_n for _, has_n in ends], dim=1)
+    end_nm = torch.where(has_nm, torch.stack([end_n for end_n, _ in ends], dim=1), last_n[:, None])
+    rows_m, names = range(len(objectives)), stream_names(objectives, values)
+    if resolved_values(objectives, values) == "shared":
+        weighted_nm = weighted(reward_nm, weight_m)
+        whole_n = ~weighted_nm.sum(dim=1).isnan()
+        mask_snt, stop_sn = (trained_nt & whole_n[:, None])[None], torch.zeros_like(whole_n)[None]
+        weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
+        reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
+        rows = (whole_n & some_n).nonzero().squeeze(1)
+        for m in rows_m:  # all that end at one token, added as a plain sum over objectives adds them
+            here_nm = end_nm[rows] == end_nm[rows, m, None]
+            reward_snt[0, rows, end_nm[rows, m]] = torch.where(here_nm, weighted_nm[rows], 0.0).sum(dim=1).to(dtype)
+    else:
+        known_nm = ~reward_nm.isnan()
+        stop_nm = known_nm & left_out(scores) & ~has_nm & some_n[:, None]
+        reward_snt = torch.zeros(paid_mnt.shape, dtype=dtype, device=mask_nt.device)
+        mask_snt = paid_mnt & known_nm.T[..., None]
+        for m in rows_m:
+            stop = stop_nm[:, m].nonzero().squeeze(1)
+            mask_snt[m, stop, last_n[stop]] = True
+            rows = (stop_nm[:, m] | (has_nm[:, m] & known_nm[:, m])).nonzero().squeeze(1)
+            reward_snt[m, rows, end_nm[rows, m]] = reward_nm[rows, m].to(dtype)
+        stop_sn, weight_s = stop_nm.T, weight_m.double()
+    holds_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2) if mask_nt.shape[1] else stop_sn
+    return Streams(names, reward_snt, mask_snt, weight_s, stop_sn, holds_sn)
+
+
+def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
+    """The last token of each completion that has the flag (0 if there is none), and whether there is one."""
+    some_n = flag_nt.any(dim=1)
+    if not flag_nt.shape[1]:
+        return some_n.long(), some_n
+    place_t = torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
+    return torch.where(flag_nt, place_t, 0).amax(dim=1).long(), some_n
+
+
+def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+    """A reward of the whole completion on its last trainable token, 0 at every other one.
+
+    >>> on_last_token(torch.tensor([2.0]), torch.tensor([[True, True, False]]))
+    tensor([[0., 2., 0.]])
+    """
+    reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
+    last_n, has_n = last_token(mask_nt.bool())
+    reward_nt[has_n, last_n[has_n]] = reward_n[has_n].to(reward_nt.dtype)
+    return reward_nt
 
 
 def spread(
@@ -62,15 +276,20 @@ def spread(
         raise AlignmentError(
             f"Credit is for {tuple(credit.block_nk.shape)} completions and blocks, spans are for {tuple(spans.start_nk.shape)}."
         )
-    check_intervals(spans)
+    start_nk, end_nk, width = spans.start_nk, spans.end_nk, spans.block_nt.shape[1]
+    if place := first_of((end_nk != start_nk) & ((end_nk < start_nk) | (end_nk > width) | (start_nk < 0))):
+        n, k = place
+        raise AlignmentError(
+            f"Block '{spans.names[k]}' of completion {n} is [{int(start_nk[n, k])}, {int(end_nk[n, k])}), which is no interval of "
+            f"the completion's {width} tokens."
+        )
     if place := first_of(~(credit.block_nk.isfinite().all(dim=1) & credit.stop_n.isfinite())):
         raise RewardError(f"The credit of completion {place[0]} is not finite; absent rewards get credit 0.")
     length_nk = spans.length_nk
     total_n = length_nk.sum(dim=1)
     size_nk = _size(length_nk if credit.length_nk is None else credit.length_nk, per)
     share_nk = torch.where(length_nk > 0, credit.block_nk / size_nk, 0.0)
-    # The last column serves the tokens of no block.
-    table_nk = torch.cat([share_nk, torch.zeros_like(share_nk[:, :1])], dim=1).to(dtype)
+    table_nk = pad(share_nk, (0, 1)).to(dtype)  # the last column serves the tokens of no block
     advantage_nt = fresh(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
     for first in range(0, len(advantage_nt), _ROWS):  # a few rows at a time stay in the cache
         rows = slice(first, first + _ROWS)
@@ -82,15 +301,64 @@ def spread(
     return advantage_nt
 
 
-def fresh(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialised memory, on the CPU through NumPy: it asks Linux for huge pages where an array is large.
+def spread_tokens(
+    adv_nt: Float[Tensor, "n w"],
+    spans: Spans,
+    *,
+    per: str | float | int | Float[Tensor, " n"] = "completion",
+    stop_n: Float[Tensor, " n"] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, "n t"]:
+    r"""Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread` does.
 
-    Half of the time of an estimator over a large batch is the first touch of its result, page by page; with huge pages that part
-    shrinks to a tenth.
+    Equation
+        A[i, t] = adv[i, t] / size,   size = |T_k(i)|, |T(i)| or c by `per`
+        A[i, last] += stop[i] / size, where the last trainable token is a block of one token: size = 1, |T(i)| or c
+
+    Tokens outside every block get exactly 0; `adv_nt` may be wider than the spans by padding, all 0. `stop_n` are the advantages of
+    the decision to stop; None: there are none.
+
+    Example:
+        >>> block_nt = torch.tensor([[0, 0, -1, 1]], dtype=torch.int8)
+        >>> spans = Spans(("a", "b"), torch.tensor([[0, 3]]), torch.tensor([[2, 4]]), block_nt, torch.tensor([0]))
+        >>> spread_tokens(torch.tensor([[3., 6., 9., 3.]]), spans)
+        tensor([[1., 2., 0., 1.]])
     """
-    if device.type == "cpu" and dtype in _NUMPY:
-        return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))
-    return torch.empty(shape, dtype=dtype, device=device)
+    spare = spans.block_nt.shape[1] - adv_nt.shape[1]
+    if len(adv_nt) != len(spans.block_nt) or (spare < 0 and bool((adv_nt[:, spare:] != 0).any())):
+        raise AlignmentError(
+            f"Advantages are for {tuple(adv_nt.shape)} completions and tokens, spans are for {tuple(spans.block_nt.shape)}."
+        )
+    size_nk = _size(spans.length_nk, per)
+    size_nt = torch.gather(size_nk, 1, spans.block_nt.long().clamp(min=0)) if size_nk.shape[1] > 1 else size_nk
+    trained_nt = spans.block_nt >= 0
+    held_nt = torch.where(trained_nt, pad(adv_nt.double(), (0, spare)), 0.0) / size_nt
+    if stop_n is not None:
+        last_n, some_n = last_token(trained_nt)
+        row_n = (some_n & (stop_n != 0)).nonzero()[:, 0]
+        own_n = torch.ones_like(size_nk[row_n, 0]) if isinstance(per, str) and per == "block" else size_nk[row_n, 0]
+        held_nt[row_n, last_n[row_n]] += stop_n[row_n].double() / own_n
+    return held_nt.to(dtype)
+
+
+def _columns(block_nt: Tensor, blocks: int) -> Tensor:
+    """The column of each token in a table of `blocks` + 1 columns: its block, or the last one for -1."""
+    if block_nt.dtype == torch.int8:
+        return block_nt.view(torch.uint8).clamp(max=blocks).long()  # without a sign, -1 is 255
+    return torch.where(block_nt < 0, blocks, block_nt).long()
+
+
+def _size(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
+    """What the credit of each block is divided by; never 0."""
+    if isinstance(per, Tensor):
+        return torch.where(per > 0, per, 1.0).to(length_nk.device, torch.float64)[:, None].expand(length_nk.shape)
+    if per == "block":
+        return length_nk.clamp(min=1).double()
+    if per == "completion":
+        return length_nk.sum(dim=1, keepdim=True).clamp(min=1).double()
+    if not isinstance(per, str) and per > 0:
+        return torch.full_like(length_nk, per, dtype=torch.float64)
+    raise RecipeError(f"spread(per={per!r}) is not known; use 'block', 'completion' or a positive number of tokens.")
 
 
 def to_tokens(
@@ -158,61 +426,12 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
     )
 
 
-def spread_tokens(
-    adv_nt: Float[Tensor, "n w"],
-    spans: Spans,
-    *,
-    per: str | float | int | Float[Tensor, " n"] = "completion",
-    stop_n: Float[Tensor, " n"] | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Float[Tensor, "n t"]:
-    r"""Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread` does.
+def fresh(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uninitialised memory, on the CPU through NumPy: it asks Linux for huge pages where an array is large.
 
-    Equation
-        A[i, t] = adv[i, t] / size,   size = |T_k(i)|, |T(i)| or c by `per`
-        A[i, last] += stop[i] / size, where the last trainable token is a block of one token: size = 1, |T(i)| or c
-
-    Tokens outside every block get exactly 0; `adv_nt` may be wider than the spans by padding, all 0. `stop_n` are the advantages of
-    the decision to stop; None: there are none.
-
-    Example:
-        >>> block_nt = torch.tensor([[0, 0, -1, 1]], dtype=torch.int8)
-        >>> spans = Spans(("a", "b"), torch.tensor([[0, 3]]), torch.tensor([[2, 4]]), block_nt, torch.tensor([0]))
-        >>> spread_tokens(torch.tensor([[3., 6., 9., 3.]]), spans)
-        tensor([[1., 2., 0., 1.]])
+    Half of the time of an estimator over a large batch is the first touch of its result, page by page; with huge pages that part
+    shrinks to a tenth.
     """
-    spare = spans.block_nt.shape[1] - adv_nt.shape[1]
-    if len(adv_nt) != len(spans.block_nt) or (spare < 0 and bool((adv_nt[:, spare:] != 0).any())):
-        raise AlignmentError(
-            f"Advantages are for {tuple(adv_nt.shape)} completions and tokens, spans are for {tuple(spans.block_nt.shape)}."
-        )
-    size_nk = _size(spans.length_nk, per)
-    size_nt = torch.gather(size_nk, 1, spans.block_nt.long().clamp(min=0)) if size_nk.shape[1] > 1 else size_nk
-    trained_nt = spans.block_nt >= 0
-    held_nt = torch.where(trained_nt, pad(adv_nt.double(), (0, spare)), 0.0) / size_nt
-    if stop_n is not None:
-        last_n, some_n = last_token(trained_nt)
-        row_n = (some_n & (stop_n != 0)).nonzero()[:, 0]
-        own_n = torch.ones_like(size_nk[row_n, 0]) if isinstance(per, str) and per == "block" else size_nk[row_n, 0]
-        held_nt[row_n, last_n[row_n]] += stop_n[row_n].double() / own_n
-    return held_nt.to(dtype)
-
-
-def _columns(block_nt: Tensor, blocks: int) -> Tensor:
-    """The column of each token in a table of `blocks` + 1 columns: its block, or the last one for -1."""
-    if block_nt.dtype == torch.int8:
-        return block_nt.view(torch.uint8).clamp(max=blocks).long()  # without a sign, -1 is 255
-    return torch.where(block_nt < 0, blocks, block_nt).long()
-
-
-def _size(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
-    """What the credit of each block is divided by; never 0."""
-    if isinstance(per, Tensor):
-        return torch.where(per > 0, per, 1.0).to(length_nk.device, torch.float64)[:, None].expand(length_nk.shape)
-    if per == "block":
-        return length_nk.clamp(min=1).double()
-    if per == "completion":
-        return length_nk.sum(dim=1, keepdim=True).clamp(min=1).double()
-    if not isinstance(per, str) and per > 0:
-        return torch.full_like(length_nk, per, dtype=torch.float64)
-    raise RecipeError(f"spread(per={per!r}) is not known; use 'block', 'completion' or a positive number of tokens.")
+    if device.type == "cpu" and dtype in _NUMPY:
+        return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))
+    return torch.empty(shape, dtype=dtype, device=device)

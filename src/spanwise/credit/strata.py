@@ -1,4 +1,4 @@
-"""Means, deviations and variances inside strata: the only place that divides by a group's moment.
+"""What was compared with what: strata, their moments, and the comparison of each number. Only here is divided by a group's moment.
 
 A stratum is the set of completions that share what a baseline is given: nothing (the batch), the prompt (the group), the prompt
 and outcomes. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
@@ -6,22 +6,152 @@ and outcomes. Everything here is float64, takes strata of any size in any order,
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple, ParamSpec
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.checks import check_rewards
-from spanwise.credit.explained import Explained, comparison_of, explains
-from spanwise.errors import AlignmentError, RecipeError, check_known
+from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
+from spanwise.types import Comparison, Zero
 
 #: Where epsilon stands when a batch is standardised: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
 EpsAt = Literal["std", "variance", "floor"]
 
 _ROWS = 32
+_Inputs = ParamSpec("_Inputs")
+
+
+def first_of(wrong: Tensor) -> list[int]:
+    """The place of the first entry that is wrong; empty if none is.
+
+    >>> first_of(torch.tensor([[False, False], [False, True]]))
+    [1, 1]
+    """
+    return wrong.nonzero()[:1].flatten().tolist()
+
+
+def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "token") -> None:
+    """Refuse an infinite reward, before a sum or a mean makes something else of it; NaN is an absent one.
+
+    >>> check_rewards(torch.tensor([1., float("nan"), float("-inf")]))
+    Traceback (most recent call last):
+    spanwise.errors.RewardError: The reward of completion 2 is -inf; a reward must be finite, or NaN where it is absent.
+    """
+    if bool(reward.sum().isfinite()):  # one cheap look: a sum is finite only if no member is NaN or infinite
+        return
+    if first := first_of(reward.isinf()):
+        place = f" at {column} {first[1]}" if len(first) > 1 else ""
+        raise RewardError(
+            f"The reward of {row} {first[0]} is {float(reward[tuple(first)])}{place}; a reward must be finite, or NaN where it is "
+            f"absent."
+        )
+
+
+def check_mask(mask_nt: Tensor) -> None:
+    """Refuse a mask that is not boolean: as an index or a condition, 0 and 1 mean something else.
+
+    >>> check_mask(torch.tensor([[1, 0]]))
+    Traceback (most recent call last):
+    spanwise.errors.AlignmentError: mask_nt holds torch.int64; a mask is boolean, pass mask_nt.bool().
+    """
+    if mask_nt.dtype != torch.bool:
+        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
+
+
+class Explained(NamedTuple):
+    """What a method gives, and what each number was compared with.
+
+    Attributes:
+        advantages: float64, one number per completion, or a column per objective.
+        comparison: of as many columns.
+
+    Example:
+        >>> import torch
+        >>> from spanwise.credit import compare_in_strata
+        >>> found = compare_in_strata(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
+        >>> found.advantages.tolist(), found.comparison.baseline_nm.flatten().tolist()
+        ([0.5, -0.5], [0.5, 0.5])
+    """
+
+    advantages: Float[Tensor, " n *m"]
+    comparison: Comparison
+
+    def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
+        """This one where the mask is true, the other one elsewhere; both of one column."""
+        comparison = self.comparison.where(mask_n[:, None], other.comparison)
+        return Explained(self.advantages.where(mask_n, other.advantages), comparison)
+
+
+def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
+    """Let a method that returns `Explained` be called for its advantages; `call_explained` still calls it for both.
+
+    Example:
+        >>> import torch
+        >>> from spanwise.credit import compare_in_strata
+        >>> @explains
+        ... def minus_mean(reward_n, group_n):
+        ...     return compare_in_strata(reward_n, group_n)
+        >>> minus_mean(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
+        tensor([ 0.5000, -0.5000], dtype=torch.float64)
+    """
+
+    @functools.wraps(method)
+    def advantages(*args: _Inputs.args, **kwargs: _Inputs.kwargs) -> Tensor:
+        return method(*args, **kwargs).advantages
+
+    signature = inspect.signature(method).replace(return_annotation="Tensor")
+    advantages.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+    advantages.explained = method  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+    return advantages
+
+
+def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a method returns with its comparison, if it `explains`; else what it returns."""
+    if isinstance(estimator, functools.partial):
+        return call_explained(estimator.func, *estimator.args, *args, **{**estimator.keywords, **kwargs})
+    return getattr(estimator, "explained", estimator)(*args, **kwargs)
+
+
+def comparison_of(
+    advantage_n: Float[Tensor, " n"],
+    worth_n: Float[Tensor, " n"],
+    baseline_n: Float[Tensor, " n"],
+    divisor_n: Float[Tensor, " n"],
+    *,
+    alone_n: Bool[Tensor, " n"],
+    equal_n: Bool[Tensor, " n"],
+    stratum_n: Int[Tensor, " n"] | None = None,
+    members_n: Tensor | None = None,
+    averaged_n: Tensor | None = None,
+) -> Comparison:
+    """One column: who is alone has no baseline, and neither has a difference that cannot be divided (`divisor_n` is NaN)."""
+    nothing_n = torch.zeros_like(worth_n, dtype=torch.long)
+    known_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
+    reason_n = torch.where(known_n, int(Zero.AT_BASELINE), int(Zero.NO_SCALE))
+    for applies_n, reason in (
+        (equal_n, Zero.ALL_EQUAL),
+        (alone_n, Zero.SINGLETON),
+        (worth_n.isnan(), Zero.ABSENT),
+        (advantage_n != 0, Zero.CREDITED),
+    ):
+        reason_n = torch.where(applies_n, int(reason), reason_n)
+    columns = {
+        "worth_nm": worth_n.double(),
+        "baseline_nm": baseline_n.double().where(known_n, torch.nan),
+        "divisor_nm": divisor_n.double().where(known_n, torch.nan),
+        "stratum_nm": nothing_n - 1 if stratum_n is None else stratum_n,
+        "level_nm": nothing_n,
+        "members_nm": nothing_n if members_n is None else members_n.long(),
+        "averaged_nm": nothing_n if averaged_n is None else averaged_n.where(known_n, 0).long(),
+        "reason_nm": reason_n,
+        "about_nm": nothing_n - 1,
+    }
+    return Comparison(**{name: column_n[:, None] for name, column_n in columns.items()})
 
 
 def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:

@@ -17,7 +17,7 @@ import yaml
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.credit.assign import completed
+from spanwise.credit.spread import completed
 from spanwise.disk import whole_folder
 from spanwise.engines.checks import RULE
 from spanwise.errors import DataError, refuse

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit import advantage, gae, sae
-from spanwise.credit.methods._sae import BOUNDARIES, SaeSegments
+from spanwise.credit.methods._gae import BOUNDARIES, SaeSegments
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
 from spanwise.fidelity.baselines import place_of, root
 from spanwise.measure.intervals import Interval, Weighted, bootstrap

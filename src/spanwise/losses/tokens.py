@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spanwise.credit.checks import check_mask
+from spanwise.credit.strata import check_mask
 from spanwise.errors import AlignmentError
 
 

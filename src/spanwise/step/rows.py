@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from spanwise.batch import Batch, Steps
-from spanwise.credit.assign import completed
+from spanwise.credit.spread import completed
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme

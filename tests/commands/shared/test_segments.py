@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spanwise.commands.shared.view import opening_tokens, segment_words
 from spanwise.credit import sae
-from spanwise.credit.methods._sae import SaeSegments
+from spanwise.credit.methods._gae import SaeSegments
 
 
 def read_by_sae(logp, trained, threshold, boundary):

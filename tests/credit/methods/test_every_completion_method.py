@@ -23,7 +23,6 @@ from spanwise.credit import (
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     rloo,
-    smoothed_calibration,
 )
 from spanwise.credit.strata import standardised
 from spanwise.errors import AlignmentError, RecipeError, RewardError
@@ -153,7 +152,5 @@ def test_sentences(unchecked_shapes):
         gdpo(reward_n[:, None], group_n, weight_m=torch.ones(3))
     with pytest.raises(AlignmentError, match="2 rewards for 3 group ids"):
         rloo(reward_n, torch.zeros(3, dtype=torch.long))
-    with pytest.raises(RecipeError, match="Did you mean 'absolute'"):
-        smoothed_calibration(reward_n, reward_n, group_n, form="absolut")
     with pytest.raises(RecipeError, match="window is 1"):
         HistoryWeight()(reward_n, group_n, window=1)

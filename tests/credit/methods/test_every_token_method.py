@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from credit_batches import all_of
-from spanwise.credit.methods._gae import gae
-from spanwise.credit.methods._ktae import ktae
-from spanwise.credit.methods._oar import oar
-from spanwise.credit.methods._sae import sae
+from spanwise.credit.methods._gae import gae, sae
+from spanwise.credit.methods._refinements import ktae, oar
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.testing import check_estimator
 

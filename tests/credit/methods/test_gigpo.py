@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from credit_batches import STEP, TASK, TRAJECTORY, WORKED, known_states, step_batches
 from helpers import NAN, assert_close
 from oracles import slow_gigpo
-from spanwise.credit.methods._gigpo import gigpo
+from spanwise.credit.methods._gigpo import anchor_groups, gigpo
 from spanwise.credit.methods._group_relative import dr_grpo, grpo
-from spanwise.credit.trajectories.steps import anchor_groups, step_returns, timeline, trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import step_returns, timeline, trajectory_outcomes
 
 
 def test_gigpo_mean():

@@ -10,7 +10,7 @@ from scipy.stats import fisher_exact, hypergeom
 
 from helpers import NAN, assert_close, double
 from oracles import sigmoid, slow_ktae
-from spanwise.credit.methods._ktae import _direction, _evidence, _tables, _Words, ktae
+from spanwise.credit.methods._refinements import _direction, _evidence, _tables, _Words, ktae
 
 # Four correct completions hold token 1 (4 times in 8 tokens), of four wrong ones only the first does (4 times in 8 tokens).
 IDS = torch.tensor([[1, 2], [1, 3], [1, 4], [1, 5], [1, 1], [1, 1], [6, 7], [8, 9]])

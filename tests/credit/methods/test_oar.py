@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from credit_batches import all_of
 from helpers import NAN, assert_close, double
 from oracles import slow_oar
-from spanwise.credit.methods._oar import oar
+from spanwise.credit.methods._refinements import oar
 
 IMPORTANCE = double([[0, 0.2, 0.5, 1, 3]])
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from credit_batches import SAE_REWARD, SAE_VALUE, all_of, fast, token_batches
 from helpers import assert_close, double
 from oracles import slow_recursion
-from spanwise.credit.methods._gae import gae, value_target
-from spanwise.credit.methods._sae import sae
-from spanwise.credit.recursion import discounted_returns
+from spanwise.credit.methods._batch_relative import reinforce_plus_plus
+from spanwise.credit.methods._gae import gae, sae, value_target
 from spanwise.errors import RecipeError, RewardError
 
 SAE_LOGP = double([[0.9, 0.95, 0.1, 0.9, 0.15, 0.99]]).log()
@@ -65,7 +64,7 @@ def test_relations_between_the_recursions(batch, data):
     torch.testing.assert_close(every, gae(reward, value, mask, lam=lam, bootstrap_n=end), atol=1e-12, rtol=0)
     torch.testing.assert_close(none, gae(reward, value, mask, lam=1.0, bootstrap_n=end), atol=1e-12, rtol=0)
     known = ~(reward.isnan() & mask).any(dim=1, keepdim=True)
-    returns = discounted_returns(reward, mask)
+    returns = reinforce_plus_plus(reward, mask, whiten=False)
     monte_carlo = torch.where(mask & known, returns - torch.where(mask, value, 0.0), 0.0)
     torch.testing.assert_close(sae(reward, value, logp, mask, lam=1.0), monte_carlo, atol=1e-10, rtol=0)
     torch.testing.assert_close(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanwise.credit import Trajectory, Turn, merge_counts, prompt_mini_batches
-from spanwise.credit.trajectories.steps import trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import trajectory_outcomes
 from spanwise.errors import AlignmentError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status

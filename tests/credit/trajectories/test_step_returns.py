@@ -10,7 +10,7 @@ from oracles import slow_returns
 from spanwise.credit.contrib._gagpo import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.strata import group_index
-from spanwise.credit.trajectories.steps import step_returns, trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import step_returns, trajectory_outcomes
 
 
 def test_step_returns():

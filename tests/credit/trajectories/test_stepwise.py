@@ -9,7 +9,7 @@ from helpers import NAN
 from spanwise import Objective
 from spanwise.credit import assign_turns, dr_grpo, grpo, outcome_methods, prompt_mini_batches, step_rewards, to_tokens
 from spanwise.credit.registry import METHODS
-from spanwise.credit.trajectories.steps import trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import trajectory_outcomes
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.types import Scores, Status
 

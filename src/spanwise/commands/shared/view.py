@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from spanwise.credit import METHODS
-from spanwise.credit.methods._sae import SaeSegments
+from spanwise.credit.methods._gae import SaeSegments
 from spanwise.modes import Mode, scoring_mode
 from spanwise.report import Rule, TokenView, rule_words
 from spanwise.rollouts import schema

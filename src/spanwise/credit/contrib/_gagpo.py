@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.methods._gigpo import Anchors, anchor_groups
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index, moments
-from spanwise.credit.trajectories.steps import Anchors, anchor_groups, trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import trajectory_outcomes
 from spanwise.errors import check_known
 from spanwise.registry import register
 

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.explained import Explained, call_explained, explains
 from spanwise.credit.methods._bae import dcpo
 from spanwise.credit.registry import Preset
+from spanwise.credit.strata import Explained, call_explained, explains
 from spanwise.registry import register
 
 

@@ -8,39 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.explained import Explained, call_explained, explains
 from spanwise.credit.methods._group_relative import grpo
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import group_index, moments
+from spanwise.credit.strata import Explained, call_explained, explains, group_index, moments
 from spanwise.errors import RecipeError
 from spanwise.registry import register
-
-
-def history_weighted(
-    advantage_n: Float[Tensor, " n"],
-    reward_n: Float[Tensor, " n"],
-    group_n: Int[Tensor, " n"],
-    *,
-    anchor: float,
-    lambda_scale: float = 1.3,
-) -> Float[Tensor, " n"]:
-    """Weight the advantages of any method as `ha_dw` does.
-
-    >>> r, g = torch.tensor([1., 0., 0., 0.]), torch.tensor([0, 0, 0, 0])
-    >>> history_weighted(torch.tensor([.75, -.25, -.25, -.25]).double(), r, g, anchor=0.5)
-    tensor([ 1.2519, -0.2531, -0.2531, -0.2531], dtype=torch.float64)
-    """
-    return _weighted(advantage_n, _leaning(advantage_n, reward_n, group_n, anchor), lambda_scale)
-
-
-def _weighted(advantage_n: Tensor, leaning_n: Tensor, lambda_scale: float) -> Tensor:
-    return (advantage_n.double() * lambda_scale * leaning_n).nan_to_num(nan=0.0)
-
-
-def _leaning(advantage_n: Tensor, reward_n: Tensor, group_n: Tensor, anchor: float) -> Tensor:
-    """exp(D |diff|); NaN where the group has no rate of success."""
-    diff_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
-    return (-advantage_n.sign() * diff_n.sign() * diff_n.abs()).exp()
 
 
 class HistoryWeight:
@@ -177,7 +149,8 @@ def ha_dw(
         "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521), after a note on it.
     """
     adv_n, comparison = call_explained(grpo, reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
-    leaning_n = _leaning(adv_n, reward_n, group_n, anchor)
+    diff_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
+    leaning_n = (-adv_n.sign() * diff_n).exp()  # NaN where the group has no rate of success
     comparison = comparison.rescaled(divisor=torch.where(adv_n == 0, 1.0, 1 / (lambda_scale * leaning_n))[:, None])
-    adv_n = _weighted(adv_n, leaning_n, lambda_scale)
+    adv_n = (adv_n * lambda_scale * leaning_n).nan_to_num(nan=0.0)
     return Explained(adv_n, comparison.fitting(adv_n[:, None]))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.checks import check_block_numbers, check_rewards
+from spanwise.credit.strata import check_rewards, first_of
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.registry import register
 
@@ -50,7 +50,19 @@ def vineppo(
             f"There are {len(value_nk)} rows of values, {len(reward_n)} rewards and {len(block_nt)} rows of tokens."
         )
     k = value_nk.shape[1]
-    check_block_numbers(block_nt, k)
+    if place := first_of((block_nt >= k) | (block_nt < -1)):
+        i, t = place
+        raise AlignmentError(
+            f"Token {t} of completion {i} belongs to span {int(block_nt[i, t])}, but there are {k} spans, 0 to {k - 1} "
+            f"(-1: none)."
+        )
+    so_far_nt = block_nt.long().cummax(dim=1).values if block_nt.numel() else block_nt
+    if place := first_of((block_nt >= 0) & (block_nt < so_far_nt)):
+        i, t = place
+        raise AlignmentError(
+            f"The spans of completion {i} are not in order: token {t} belongs to span {int(block_nt[i, t])} and stands behind a "
+            f"token of span {int(so_far_nt[i, t])}. Number spans in the order of their tokens."
+        )
     check_rewards(reward_n)
     absent_n = reward_n.isnan()
     after_n = torch.where(absent_n, 0.0, reward_n.to(torch.promote_types(value_nk.dtype, reward_n.dtype)))

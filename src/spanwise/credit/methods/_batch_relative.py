@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.explained import Explained, explains
-from spanwise.credit.recursion import discounted_returns
+from spanwise.credit.recursion import lambda_advantage
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import (
     EpsAt,
+    Explained,
     compare_in_strata,
+    explains,
     group_index,
     moments,
     standardised,
@@ -152,7 +153,7 @@ def reinforce_plus_plus(
     Reference:
         Hu 2025, "REINFORCE++" (arXiv 2501.03262), carried across masked tokens as verl does.
     """
-    return_nt = discounted_returns(reward_nt, mask_nt, gamma=gamma)
+    return_nt = lambda_advantage(reward_nt, None, mask_nt, gamma=gamma, lam=1.0)
     if not whiten:
         return return_nt
     if not bool(reward_nt.sum().isfinite()):  # one cheap look: only then can a reward be absent

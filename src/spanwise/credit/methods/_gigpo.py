@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Hashable, Sequence
+from difflib import SequenceMatcher
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -10,9 +12,11 @@ from torch import Tensor
 
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, group_index, moments
-from spanwise.credit.trajectories.steps import Anchors, OutcomeName, anchor_groups, trajectory_outcomes
-from spanwise.errors import check_known
+from spanwise.credit.trajectories.rollouts import OutcomeName, trajectory_outcomes
+from spanwise.errors import AlignmentError, RecipeError, check_known
 from spanwise.registry import register
+
+Anchors = Sequence[Hashable] | Int[Tensor, " s"]
 
 
 @register(
@@ -107,3 +111,47 @@ def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -
     within = moments(reward_n, group_n)
     raw_n = reward_n / (1.0 + options["eps"]) if options["scale"] == "std" else reward_n
     return torch.where(within.member_n & (within.count_n() == 1), raw_n, advantage_n)
+
+
+def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
+    """Put the rows of one prompt that stand in the same state into one stratum; -1 for a row whose state is not known (None).
+
+    With a `similarity` states are texts: row by row, one joins the first stratum whose first member it resembles by `difflib`, or
+    else opens a stratum of its own. This is the one place where the order of rows matters.
+
+    >>> anchor_groups(torch.tensor([0, 0, 0, 1]), ["door", "key", "door", "door"])
+    tensor([0, 1, 0, 2])
+    >>> anchor_groups(torch.tensor([0, 0, 0]), ["a red door", "a key", "a red door."], similarity=0.9)
+    tensor([0, 1, 0])
+    """
+    if len(anchor_s) != len(group_s):
+        raise AlignmentError(
+            f"There are {len(anchor_s)} anchor states for {len(group_s)} prompt ids; give one of each to every row."
+        )
+    if similarity is not None and not 0.0 < similarity < 1.0:
+        raise RecipeError(f"similarity={similarity} must lie between 0 and 1; use None to compare states exactly.")
+    states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)
+    places: list[Any] = list(zip(group_s.tolist(), states, strict=True))
+    firsts: dict[int, list[SequenceMatcher]] = {}
+    numbers: dict[tuple[int, Any], int] = {}  # a text met before goes where it went before
+    for row, (prompt, state) in enumerate(places):
+        if state is not None and not isinstance(state, Hashable if similarity is None else str):
+            advice = "which cannot be compared by equality; turn it into a string or a tuple"
+            advice = advice if similarity is None else "and only texts have a similarity; use similarity=None"
+            raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}, {advice}.")
+        if similarity is not None and state is not None and (prompt, state) not in numbers:
+            numbers[prompt, state] = _nearest(str(state), firsts.setdefault(prompt, []), similarity)
+    names = places if similarity is None else [(prompt, numbers.get((prompt, state), -1)) for prompt, state in places]
+    known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)
+    return torch.where(known_s, group_index(names).to(group_s.device), -1)
+
+
+def _nearest(state: str, firsts: list[SequenceMatcher], similarity: float) -> int:
+    """The number of the first text that this one resembles; a new one if there is none."""
+    for number, matcher in enumerate(firsts):
+        matcher.set_seq1(state)
+        # Two cheap upper bounds of the ratio come first.
+        if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= similarity and matcher.ratio() >= similarity:
+            return number
+    firsts.append(SequenceMatcher(None, "", state))
+    return len(firsts) - 1

@@ -9,10 +9,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.checks import check_rewards, first_of
-from spanwise.credit.explained import Explained, comparison_of, explains
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import compare_in_strata, group_index, weighted, weighted_mean, weights_of
+from spanwise.credit.strata import (
+    Explained,
+    check_rewards,
+    compare_in_strata,
+    comparison_of,
+    explains,
+    first_of,
+    group_index,
+    weighted,
+    weighted_mean,
+    weights_of,
+)
 from spanwise.errors import RewardError
 from spanwise.registry import register
 from spanwise.types import Zero

@@ -1,27 +1,118 @@
 """Credit where every row is a turn of a rollout: one vote per rollout, and credit on each turn's own tokens.
 
-Index letters: s turns (rows), j rollouts, m objectives, k blocks.
+A reward is a fact of the rollout, which all its turns share, or of one turn; see `Objective.scope`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.assign import assign, completed, paid_blocks, summed
-from spanwise.credit.reasons import sum_reasons
+from spanwise.credit.assign import assign, sum_reasons
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.strata import compare_in_strata, group_index
-from spanwise.credit.trajectories.steps import Timeline, timeline
-from spanwise.errors import RecipeError
+from spanwise.credit.spread import completed, paid_blocks, summed
+from spanwise.credit.strata import check_rewards, compare_in_strata, first_of, group_index
+from spanwise.errors import AlignmentError, RecipeError, check_known
 from spanwise.objective import Objective, ScopeName
 from spanwise.types import Credit, Scores, Status
+
+OutcomeName = Literal["last", "sum"]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Where each step row stands in its trajectory.
+
+    Attributes:
+        index_s: dense trajectory of each row, 0..J-1 in the order of `trajectory_s.unique()`.
+        next_s: the row that holds the next step of the same trajectory; -1 at its last step.
+        left_s: how many steps of the trajectory come after this one.
+
+    >>> times = timeline(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
+    >>> times.backward_sum(torch.tensor([1.0, 2.0, 3.0]), decay=0.5).tolist()  # 1 + .5 x 2, 2, 3
+    [2.0, 2.0, 3.0]
+    """
+
+    index_s: Int[Tensor, " s"]
+    next_s: Int[Tensor, " s"]
+    left_s: Int[Tensor, " s"]
+
+    @property
+    def last_j(self) -> Int[Tensor, " j"]:
+        """The row of each trajectory's last step."""
+        return self.last_with(self.left_s == 0)
+
+    def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
+        """The row of each trajectory's last step with the flag; its last step where none has it."""
+        order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
+        order = order[self.index_s[order].argsort(stable=True)]
+        size_j = self.index_s.bincount()
+        return order[size_j.cumsum(dim=0) - size_j]
+
+    def backward_sum(self, value_s: Float[Tensor, " s"], *, decay: float) -> Float[Tensor, " s"]:
+        """Float64 sum of the values from each step to the end of its trajectory, weighted by decay^distance; NaN spreads back."""
+        total_s = value_s.double().clone()
+        by_left_s, count_w = self.left_s.argsort(stable=True), self.left_s.bincount()
+        for rows in by_left_s.split(count_w.tolist())[1:]:
+            # Two roundings, as in a plain loop: a step that repeats gives exactly 0.
+            later = decay * total_s[self.next_s[rows]]
+            total_s[rows] = total_s[rows] + later
+        return total_s
+
+    def added(self, value_s: Tensor) -> Tensor:
+        """The sum of each trajectory's whole numbers or flags, one or a row of them."""
+        total_j = torch.zeros((len(self.index_s.unique()), *value_s.shape[1:]), dtype=torch.long, device=value_s.device)
+        return total_j.index_add(0, self.index_s, value_s.long())
+
+    def totals(self, value_s: Tensor) -> Float[Tensor, " j"]:
+        """Exactly rounded sums: equal totals stay equal whatever the order of their parts, so constant groups stay constant."""
+        parts: list[list[float]] = [[] for _ in self.last_j]
+        for j, value in zip(self.index_s.tolist(), value_s.tolist(), strict=True):
+            parts[j].append(value)
+        return torch.tensor([math.fsum(values) for values in parts], dtype=torch.float64, device=value_s.device)
+
+    def groups(self, group_s: Int[Tensor, " s"], trajectory_s: Int[Tensor, " s"]) -> Int[Tensor, " j"]:
+        """The group of each trajectory, each of which has one."""
+        group_j = group_s[self.last_j]
+        if stray := first_of(group_j[self.index_s] != group_s):
+            (row,) = stray
+            raise AlignmentError(
+                f"Trajectory {int(trajectory_s[row])} has rows of prompt {int(group_s[row])} and of prompt "
+                f"{int(group_j[self.index_s[row]])}; give the trajectories of different prompts different ids."
+            )
+        return group_j
+
+
+def timeline(trajectory_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"]) -> Timeline:
+    """Order the rows of each trajectory by their step number; numbers may have gaps and start anywhere."""
+    if trajectory_s.shape != step_s.shape:
+        raise AlignmentError(
+            f"There are {len(trajectory_s)} trajectory ids for {len(step_s)} step numbers; give one of each to every row."
+        )
+    index_s = group_index(trajectory_s)
+    order = step_s.argsort(stable=True)
+    order = order[index_s[order].argsort(stable=True)]
+    index_o, step_o = index_s[order], step_s[order]
+    follows_o = index_o[1:] == index_o[:-1]
+    if twice := first_of(follows_o & (step_o[1:] == step_o[:-1])):
+        row, other = sorted(order[twice[0] : twice[0] + 2].tolist())
+        raise AlignmentError(
+            f"Rows {row} and {other} are both step {int(step_s[row])} of trajectory {int(trajectory_s[row])}; number the steps of "
+            f"a trajectory differently, and give the trajectories of different prompts different ids."
+        )
+    next_s = torch.full_like(order, -1)
+    next_s[order[:-1][follows_o]] = order[1:][follows_o]
+    end_j = index_s.bincount().cumsum(dim=0)
+    left_s = torch.empty_like(order)
+    left_s[order] = end_j[index_o] - 1 - torch.arange(len(order), device=order.device)
+    return Timeline(index_s, next_s, left_s)
 
 
 def assign_turns(
@@ -78,66 +169,73 @@ def assign_turns(
     chosen = find(method) if isinstance(method, str) else method
     line = timeline(trajectory_s, step_s)
     group_j = group_index(line.groups(group_s, trajectory_s))
-    length_jk = torch.zeros((len(group_j), length_sk.shape[1]), dtype=length_sk.dtype, device=length_sk.device)
-    length_jk.index_add_(0, line.index_s, length_sk)
+    length_jk, present_sk = line.added(length_sk), length_sk > 0
     data = dict(inputs or {})
     cut_s = data.get("truncated_n")
-    cut_j = None if cut_s is None else _count(cut_s, line) > 0
+    cut_j = None if cut_s is None else line.added(cut_s) > 0
     rule: dict[str, Any] = {"block_names": block_names, "method": chosen, **options}
-    if chosen.kind in ("token", "step"):
-        steps = chosen.kind == "step"
-        if steps:
-            data |= {"trajectory_s": line.index_s, "step_s": step_s}
-        else:
-            _refuse_split(line, chosen)
-        at_turns = _step_scores(scores, line, objectives) if steps else scores
-        found = assign(at_turns, group_s, length_sk > 0, objectives=objectives, inputs=data, **rule)
-        found = _reasons_of_rollouts(found, scores, group_j, line, objectives, cut_j) if steps else found
+    if chosen.kind == "token":
+        _refuse_split(line, chosen)
+        found = assign(scores, group_s, present_sk, objectives=objectives, inputs=data, **rule)
+    elif chosen.kind == "step":
+        data |= {"trajectory_s": line.index_s, "step_s": step_s}
+        at_turns = _step_scores(scores, line, objectives)
+        found = assign(at_turns, group_s, present_sk, objectives=objectives, inputs=data, **rule)
+        # A step gets nothing because of what its rollout is worth.
+        at_rollouts = _rollout_scores(scores, line, objectives, add_turns=True)
+        whole = compare_in_strata(summed(at_rollouts, objectives), group_j).comparison
+        whole = sum_reasons(whole, at_rollouts, objectives, group_j, grouped=True, truncated_n=cut_j).take(line.index_s)
+        adv_nm, comparison = found.explained
+        comparison = replace(comparison, reason_nm=whole.reason_nm, about_nm=whole.about_nm)
+        found = replace(found, comparison=comparison.fitting(adv_nm))
     else:
         turn_m = torch.tensor([o.scope == "turn" and chosen.kind == "block" for o in objectives])
-        at_rollouts = rollout_scores(scores, line, objectives, summed=chosen.kind == "completion")
+        at_rollouts = _rollout_scores(scores, line, objectives, add_turns=chosen.kind == "completion")
         data = {"length_n": length_jk.sum(dim=1), "truncated_n": cut_j}
-        found_j = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
-        found = replace(_on_turns(found_j, line, length_sk), count_m=torch.full(turn_m.shape, len(group_j)))
+        found = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
+        found, filled_s = found.take(line.index_s), length_sk.sum(dim=1) > 0
+        last_s = torch.zeros_like(filled_s).index_fill(0, line.last_with(filled_s), True) & filled_s  # decides to stop
+        found = replace(
+            found,
+            block_nk=torch.where(present_sk, found.block_nk, 0.0),
+            stop_n=torch.where(last_s, found.stop_n, 0.0),
+            count_m=torch.full(turn_m.shape, len(group_j)),
+        )
         if bool(turn_m.any()):
-            at_turns = turn_scores(scores, at_rollouts, line, turn_m)
+            shared = at_rollouts.take(line.index_s)  # a fact of the rollout may be asked for at each of its turns
+            wide = {name: turn_m.view(-1, *(1 for _ in table.shape[2:])) for name, table in _tables(scores).items()}
+            own_tables = {name: torch.where(m, getattr(scores, name), getattr(shared, name)) for name, m in wide.items()}
+            at_turns = replace(shared, **own_tables)
             data = {"voter_n": line.index_s, "truncated_n": cut_s}
-            own = assign(at_turns, group_s, length_sk > 0, objectives=_weighing(objectives, turn_m), inputs=data, **rule)
-            found = _added(found, own, turn_m)
+            own = assign(at_turns, group_s, present_sk, objectives=_weighing(objectives, turn_m), inputs=data, **rule)
+            counts = torch.where(turn_m, len(group_s), len(group_j))
+            found = replace(_added(found, own, turn_m), count_m=counts)
     mean_length = length_jk.sum(dim=1).double().mean()
     return replace(found, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
+
+
+def _refuse_split(line: Timeline, chosen: Method) -> None:
+    """Refuse a method that runs over tokens where a rollout is not one row."""
+    split_s = line.left_s > 0
+    if bool(split_s.any()):
+        rows = torch.nonzero(line.index_s == line.index_s[split_s][0]).squeeze(1).tolist()
+        raise RecipeError(
+            f"Method '{chosen.name}' runs over the tokens of a rollout from its end, and rows {rows[:6]} are turns of one; "
+            f"each would end where its turn ends. Merge the turns of a rollout into one row, or use an outcome method or 'gigpo'."
+        )
 
 
 def _added(rollouts: Credit, turns: Credit, turn_m: Bool[Tensor, " m"]) -> Credit:
     """The credit of objectives of rollouts and of those of turns, `turn_m`."""
     columns = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
     picked: dict[str, Any] = {name: torch.where(turn_m, getattr(turns, name), getattr(rollouts, name)) for name in columns}
-    assert turns.comparison is not None, "it was credited here"
-    assert rollouts.comparison is not None, "it was credited here"
-    assert rollouts.count_m is not None, "it was counted here"
     return replace(
         rollouts,
         block_nk=rollouts.block_nk + turns.block_nk,
         stop_n=rollouts.stop_n + turns.stop_n,
-        count_m=torch.where(turn_m, len(turns.stop_n), rollouts.count_m),
-        comparison=turns.comparison.where(turn_m, rollouts.comparison),
+        comparison=turns.explained[1].where(turn_m, rollouts.explained[1]),
         **picked,
     )
-
-
-def _reasons_of_rollouts(
-    found: Credit, scores: Scores, group_j: Tensor, line: Timeline, objectives: Sequence[Objective], cut_j: Tensor | None
-) -> Credit:
-    """The credit of steps, which get nothing because of what their rollouts are worth."""
-    at_rollouts = rollout_scores(scores, line, objectives, summed=True)
-    whole = compare_in_strata(summed(at_rollouts, objectives), group_j).comparison
-    reasons = sum_reasons(
-        whole, at_rollouts, objectives, completed(at_rollouts, objectives), group_j, grouped=True, truncated_n=cut_j
-    ).take(line.index_s)
-    assert found.comparison is not None, "it was credited here"
-    assert found.adv_nm is not None, "it was credited here"
-    comparison = replace(found.comparison, reason_nm=reasons.reason_nm, about_nm=reasons.about_nm)
-    return replace(found, comparison=comparison.fitting(found.adv_nm))
 
 
 def _weighing(objectives: Sequence[Objective], kept_m: Tensor) -> list[Objective]:
@@ -145,81 +243,39 @@ def _weighing(objectives: Sequence[Objective], kept_m: Tensor) -> list[Objective
     return [o if kept else replace(o, weight=0.0) for o, kept in zip(objectives, kept_m.tolist(), strict=True)]
 
 
-def _on_turns(found: Credit, line: Timeline, length_sk: Tensor) -> Credit:
-    """The credit of rollouts on each of their turns; that of the decision to stop on the last turn that has a token."""
-    rows = found.take(line.index_s)
-    filled_s = length_sk.sum(dim=1) > 0
-    last_s = torch.zeros_like(filled_s).index_fill(0, _last_of(filled_s, line), True) & filled_s
-    return replace(
-        rows, block_nk=torch.where(length_sk > 0, rows.block_nk, 0.0), stop_n=torch.where(last_s, rows.stop_n, 0.0)
-    )
-
-
-def _last_of(flag_s: Bool[Tensor, " s"], line: Timeline) -> Int[Tensor, " j"]:
-    """The row of each rollout's last turn with the flag; its last turn where none has it."""
-    worst = int(line.left_s.max()) + 1 if len(flag_s) else 0
-    rank_s = torch.where(flag_s, 0, worst) + line.left_s
-    row_j = torch.zeros_like(line.last_j)
-    least_j = torch.full_like(row_j, 2 * worst + 1).scatter_reduce(0, line.index_s, rank_s, "amin")
-    rows = torch.nonzero(rank_s == least_j[line.index_s]).squeeze(1)
-    return row_j.scatter(0, line.index_s[rows], rows)
-
-
-def rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, summed: bool) -> Scores:
-    """One row per rollout: of each reward its last turn that has it, or (`summed`) the sum where it is a reward of turns."""
-    columns = [_last_of(~_not_here(scores.status_nm[:, m]), line) for m in range(len(objectives))]
-    taken = {
-        name: torch.stack([table[rows, m] for m, rows in enumerate(columns)], dim=1)
-        for name, table in _tables(scores).items()
-    }
+def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
+    """One row per rollout: of each reward its last turn that has it, or (`add_turns`) the sum where it is a reward of turns."""
+    rows_jm = torch.stack([line.last_with(~gone_s) for gone_s in _not_here(scores).T], dim=1)
+    columns = torch.arange(len(objectives), device=rows_jm.device)
+    taken = {name: table[rows_jm, columns] for name, table in _tables(scores).items()}
+    whole_sm = completed(scores, objectives)
     for m, objective in enumerate(objectives):
-        if summed and objective.scope == "turn":
-            value_s = completed(scores, objectives)[:, m]
-            held_s = ~(_not_here(scores.status_nm[:, m]) & value_s.isnan())
-            total_j = line.totals(torch.where(held_s, value_s, 0.0))
-            held_j = _count(held_s, line) > 0
-            taken["reward_nm"][:, m] = torch.where(held_j, total_j, taken["reward_nm"][:, m])
-            taken["status_nm"][held_j & ~total_j.isnan(), m] = int(Status.OK)
+        if add_turns and objective.scope == "turn":
+            value_s = whole_sm[:, m]
+            here_s = ~(_not_here(scores)[:, m] & value_s.isnan())
+            total_j, here_j = line.totals(torch.where(here_s, value_s, 0.0)), line.added(here_s) > 0
+            taken["reward_nm"][:, m] = torch.where(here_j, total_j, taken["reward_nm"][:, m])
+            taken["status_nm"][here_j & ~total_j.isnan(), m] = int(Status.OK)
     outcome_jo = None
     if scores.outcome_no is not None:
-        outcome_jo = torch.stack([column[_last_of(~column.isnan(), line)] for column in scores.outcome_no.T], dim=1)
+        outcome_jo = torch.stack([column[line.last_with(~column.isnan())] for column in scores.outcome_no.T], dim=1)
     return Scores(scores.names, **taken, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
-
-
-def turn_scores(scores: Scores, at_rollouts: Scores, line: Timeline, turn_m: Bool[Tensor, " m"]) -> Scores:
-    """One row per turn; what is a fact of the rollout is the same at all of its turns, as an outcome may be asked for it."""
-    spread = at_rollouts.take(line.index_s)
-    wide = {"reward_nm": turn_m, "status_nm": turn_m, "by_outcome_nmo": turn_m[:, None], "stated_nm": turn_m}
-    own = {name: torch.where(wide[name], table, getattr(spread, name)) for name, table in _tables(scores).items()}
-    return replace(spread, **own)
 
 
 def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]) -> Scores:
     """One row per turn that adds up over a rollout: a turn without the reward adds 0, a reward of the rollout stands at its end."""
-    value_sm, status_sm = completed(scores, objectives), scores.status_nm.clone()
+    value_sm, status_sm, gone_sm = completed(scores, objectives), scores.status_nm.clone(), _not_here(scores)
     last_s = line.left_s == 0
     for m, objective in enumerate(objectives):
         stand_s = value_sm[:, m].clone()
-        row_s = _last_of(~_not_here(status_sm[:, m]), line)[line.index_s]
         if objective.scope == "rollout":
+            row_s = line.last_with(~gone_sm[:, m])[line.index_s]
             value_sm[:, m], status_sm[:, m] = torch.where(last_s, stand_s[row_s], 0.0), status_sm[row_s, m]
         else:  # where no turn has it, the last one says so
-            silent_s = _not_here(status_sm[:, m]) & (stand_s.isnan() | (objective.scope is None))
-            some_s = (_count(~silent_s, line) > 0)[line.index_s]
+            silent_s = gone_sm[:, m] & (stand_s.isnan() | (objective.scope is None))
+            some_s = (line.added(~silent_s) > 0)[line.index_s]
             value_sm[:, m] = torch.where(silent_s & (some_s | ~last_s), 0.0, stand_s)
     return replace(scores, reward_nm=value_sm, status_nm=torch.where(value_sm.isnan(), status_sm, int(Status.OK)))
-
-
-def _refuse_split(line: Timeline, chosen: Method) -> None:
-    """A method that runs over tokens needs every rollout as one row."""
-    split_s = line.left_s > 0
-    if bool(split_s.any()):
-        index = int(line.index_s[split_s][0])
-        rows = torch.nonzero(line.index_s == index).squeeze(1).tolist()
-        raise RecipeError(
-            f"Method '{chosen.name}' runs over the tokens of a rollout from its end, and rows {rows[:6]} are turns of one; "
-            f"each would end where its turn ends. Merge the turns of a rollout into one row, or use an outcome method or 'gigpo'."
-        )
 
 
 def _tables(scores: Scores) -> dict[str, Tensor]:
@@ -228,14 +284,9 @@ def _tables(scores: Scores) -> dict[str, Tensor]:
     return {name: getattr(scores, name) for name in names if getattr(scores, name) is not None}
 
 
-def _not_here(status_s: Tensor) -> Bool[Tensor, " s"]:
-    """Whether a turn does not hold the reward at all; another turn of its rollout may."""
-    return (status_s == int(Status.ABSENT)) | (status_s == int(Status.UNSCORED))
-
-
-def _count(flag_s: Tensor, line: Timeline) -> Int[Tensor, " j"]:
-    """How many turns of each rollout have the flag."""
-    return torch.zeros(len(line.last_j), dtype=torch.long, device=flag_s.device).index_add(0, line.index_s, flag_s.long())
+def _not_here(scores: Scores) -> Bool[Tensor, "s m"]:
+    """Whether a turn does not hold a reward at all; another turn of its rollout may."""
+    return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNSCORED))
 
 
 def keep_for_rollouts(
@@ -262,16 +313,80 @@ def keep_for_rollouts(
     """
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
-    index_s = group_index(trajectory_s)
-    whole_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=present_sk.device)
-    pays_mk = paid_blocks(objectives, block_names, present_sk.device) & whole_m[:, None]
-    paid_sm = (present_sk[:, None] & pays_mk).any(dim=2)
-    paid_jm = torch.zeros((int(index_s.max()) + 1, paid_sm.shape[1]), dtype=torch.long, device=paid_sm.device)
-    paid_jm.index_add_(0, index_s, paid_sm.long())
-    back_sm = ~scores.unused_nm.isnan() & (paid_jm[index_s] > 0)
+    line, device = timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device
+    whole_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
+    paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & whole_m
+    back_sm = ~scores.unused_nm.isnan() & (line.added(paid_sm) > 0)[line.index_s]
     return replace(
         scores,
         reward_nm=torch.where(back_sm, scores.unused_nm, scores.reward_nm),
         status_nm=scores.status_nm.masked_fill(back_sm, int(Status.OK)),
         unused_nm=scores.unused_nm.masked_fill(back_sm, torch.nan),
     )
+
+
+def step_returns(
+    reward_s: Float[Tensor, " s"], trajectory_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], *, gamma: float = 0.95
+) -> Float[Tensor, " s"]:
+    r"""Add up the rewards that follow each step, discounted by their distance.
+
+    Equation
+        R[t] = sum over the steps k >= t of the trajectory of gamma^(k - t) r[k]
+
+    Args:
+        reward_s: one reward per step row; NaN where absent.
+        trajectory_s: trajectory ids, in any order, of any sizes.
+        step_s: step numbers; only their order counts, a gap costs one gamma.
+        gamma: discount per step.
+
+    Edge cases:
+        The return of a step is absent (NaN) if its own reward or a later one of its trajectory is. A step that pays nothing has
+        reward 0.
+
+    Example:
+        >>> step_returns(torch.tensor([10., 0., 0., 3.]), torch.tensor([0, 0, 0, 1]), torch.tensor([2, 0, 1, 0]))
+        tensor([10.0000,  9.0250,  9.5000,  3.0000], dtype=torch.float64)
+
+    Reference:
+        Feng et al. 2025, "Group-in-Group Policy Optimization" (arXiv 2505.10978), equation 5.
+    """
+    _check_sizes(reward_s, trajectory_s)
+    return timeline(trajectory_s, step_s).backward_sum(reward_s, decay=gamma)
+
+
+class Outcomes(NamedTuple):
+    """One reward and one prompt of each trajectory, in the order of `trajectory_s.unique()`, and where its steps stand."""
+
+    reward_j: Float[Tensor, " j"]
+    group_j: Int[Tensor, " j"]
+    line: Timeline
+
+
+def trajectory_outcomes(
+    reward_s: Float[Tensor, " s"],
+    group_s: Int[Tensor, " s"],
+    trajectory_s: Int[Tensor, " s"],
+    step_s: Int[Tensor, " s"],
+    *,
+    reward: OutcomeName = "last",
+) -> Outcomes:
+    """Give each trajectory the reward of its last step, or the sum over its steps, however these are laid out in rows.
+
+    >>> steps = torch.tensor([1., 5., 2.]), torch.tensor([0, 0, 0]), torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0])
+    >>> trajectory_outcomes(*steps).reward_j, trajectory_outcomes(*steps, reward="sum").reward_j
+    (tensor([5., 2.], dtype=torch.float64), tensor([6., 2.], dtype=torch.float64))
+    """
+    _check_sizes(reward_s, trajectory_s)
+    _check_sizes(group_s, trajectory_s, "prompt ids")
+    check_known("trajectory reward", reward, ("last", "sum"))
+    line = timeline(trajectory_s, step_s)
+    reward_j = reward_s[line.last_j].double() if reward == "last" else line.totals(reward_s)
+    return Outcomes(reward_j, line.groups(group_s, trajectory_s), line)
+
+
+def _check_sizes(value_s: Tensor, trajectory_s: Tensor, words: str = "rewards") -> None:
+    if value_s.shape != trajectory_s.shape:
+        raise AlignmentError(
+            f"There are {len(value_s)} {words} for {len(trajectory_s)} trajectory ids; give one of each to every row."
+        )
+    check_rewards(value_s, row="row")

@@ -12,7 +12,7 @@ from verl.experimental.reward_loop.reward_manager.base import (  # pyright: igno
 )
 
 from spanwise.batch import Batch, Steps
-from spanwise.credit.assign import completed
+from spanwise.credit.spread import completed
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import scheme_in

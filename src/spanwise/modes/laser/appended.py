@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from spanwise.credit.assign import completed
+from spanwise.credit.spread import completed
 from spanwise.errors import RecipeError
 from spanwise.modes.laser.config import Laser
 from spanwise.modes.laser.logps import reserved_id

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from spanwise.batch import Batch
-from spanwise.credit.assign import completed
+from spanwise.credit.spread import completed
 from spanwise.errors import DataError, RecipeError
 from spanwise.modes.laser.config import FILE, Laser
 from spanwise.modes.laser.logps import end_logp, ended, measured, reserved_id
