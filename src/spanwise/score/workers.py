@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spanwise.errors import RewardError
 from spanwise.types import Status
@@ -201,7 +201,7 @@ class Workers:
         for worker in reversed(self._workers):
             self._idle.put(worker)
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _W) -> _W:
         return self
 
     def __exit__(self, *_: object) -> None:
