@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -87,12 +87,15 @@ class Mode:
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> Mode:
+    def of(cls, written: Mapping[str, Any]) -> Any:
         """The mode that its section of a recipe says."""
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in written:
             if name not in known:
                 raise RecipeError(unknown(f"field of {cls.name}", str(name), known))
+        for one in fields(cls):  # type: ignore[arg-type]
+            if one.default is MISSING and one.name not in written:
+                raise RecipeError(f"{cls.name} has no {one.name}, which it needs; write {cls.name}: {{{one.name}: ...}}.")
         return cls(**dict(written))
 
     def __post_init__(self) -> None:

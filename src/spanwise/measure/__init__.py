@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.measure", error) from error
 
-from spanwise.losses.critic_error import CriticError, critic_error
+from spanwise.losses import critic_error
 from spanwise.measure.bootstrap import Kind, Weighted, bootstrap, paired_bootstrap
 from spanwise.measure.calibration import auroc, brier, ece, figure_intervals, figures, sharpness
 from spanwise.measure.compare import ArmComparison, Cell, Difference, compare_arms, holm
@@ -30,7 +30,7 @@ from spanwise.measure.weighted import (
 )
 
 __all__ = [
-    "ArmComparison", "BinScheme", "Cell", "CriticError", "Curve", "Difference", "Interval", "Kind", "One", "Prompts",
+    "ArmComparison", "BinScheme", "Cell", "Curve", "Difference", "Interval", "Kind", "One", "Prompts",
     "Reliability", "Reports", "Weighted", "auroc", "bootstrap", "brier", "compare_arms", "critic_error", "curve_difference",
     "ece", "ece_difference", "ece_interval", "figure_intervals", "figures", "holm", "mean_interval", "paired_bootstrap",
     "pass_at_k", "prompt_index", "reliability", "seeds_needed", "sem", "sharpness", "t_power", "voting", "weighted_auroc",

@@ -37,23 +37,6 @@ _NOT_UNDER_DPPO = {
 }
 
 
-def check_version(version: str) -> None:
-    """Refuse a TRL release that is known not to work.
-
-    Example:
-        >>> check_version("1.16.0")
-        >>> check_version("1.15.0")
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: trl 1.15.0 cannot run GRPO without triton... Install trl 1.14.2, or 1.16 or newer.
-    """
-    if Version(version) < Version("1.10"):
-        raise RecipeError(
-            f"trl {version} normalises some losses otherwise than spanwise undoes them. Install trl 1.10 or newer."
-        )
-    if Version(version) == Version("1.15.0"):
-        raise RecipeError("trl 1.15.0 cannot run GRPO without triton, as on CPU. Install trl 1.14.2, or 1.16 or newer.")
-
-
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
     """The scheme, if it is one that this trainer can call, with its critic and beside options that the trainer knows.
 
@@ -73,14 +56,13 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     if not isinstance(scheme, Scheme):
         raise RecipeError(f"The scheme is {scheme!r}; it says what is read, rewarded and compared. Write {_SCHEME}.")
     faults: dict[str, Any] = {
-        unknown("argument of SpanGRPOTrainer called", name, known): True for name in options if name not in known
-    }
-    faults |= {
-        f"Objective '{one.name}' has a model as reward; pass a function that calls it and returns one number per completion.": True
-        for one in scheme.objectives
-        if isinstance(one.reward, nn.Module)
-    }
-    faults |= {
+        **{unknown("argument of SpanGRPOTrainer called", name, known): True for name in options if name not in known},
+        **{
+            f"Objective '{one.name}' has a model as reward; pass a function that calls it and returns one number per completion.": (
+                isinstance(one.reward, nn.Module)
+            )
+            for one in scheme.objectives
+        },
         f"Method '{scheme.method}' needs a critic and there is none. Write critic=CriticConfig(...), in a recipe critic: "
         "{learning_rate: 1.0e-5}, or use a method that compares completions, such as 'bae' or 'grpo'.": (
             critic is None and scheme.value_names
@@ -150,11 +132,18 @@ def check_use(
     """
     adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     named = isinstance(model, str) or adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
+    version = Version(trl_version)
     faults = {
+        f"trl {version} normalises some losses otherwise than spanwise undoes them. Install trl 1.10 or newer.": (
+            version < Version("1.10")
+        ),
+        f"trl {version} cannot run GRPO without triton, as on CPU. Install trl 1.14.2, or 1.16 or newer.": (
+            version == Version("1.15.0")
+        ),
         "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known which "
         "blocks it pays.": reward_funcs,
-        f"use_liger_kernel=True with trl {trl_version} sends the advantages to a loss that takes one number per completion. Set it "
-        "to False, or install trl 1.14 or newer.": args.use_liger_kernel and Version(trl_version) < Version("1.14"),
+        f"use_liger_kernel=True with trl {version} sends the advantages to a loss that takes one number per completion. Set it "
+        "to False, or install trl 1.14 or newer.": args.use_liger_kernel and version < Version("1.14"),
         f"beta is {args.beta}, and TRL loads the reference model by the name of the model, which this one does not have: it was "
         "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
             args.beta != 0.0 and not named
@@ -168,16 +157,6 @@ def check_use(
                 "trained comes from the objectives (their baseline, scale and weight)."
             )
             warnings.warn(sentence, UserWarning, stacklevel=3)
-
-
-def check_environment_rewards(names: Sequence[str], objectives: Sequence[Objective]) -> None:
-    """Refuse a reward that TRL took from an environment's `get_reward`, since no block is paid by it."""
-    extra = ", ".join(names[len(objectives) :])
-    if extra:
-        raise RecipeError(
-            f"The environment {extra} has a get_reward method, and no block is paid by it. Rename the method and call it from an "
-            "objective: a reward function gets the environments as its argument 'environments'."
-        )
 
 
 def check_datasets(

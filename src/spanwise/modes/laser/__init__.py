@@ -5,7 +5,7 @@ model, `appended` how it travels where a trainer gives log-probabilities of rows
 """
 
 from spanwise.modes.laser.config import Laser
-from spanwise.modes.laser.mixing import mixed_advantage, mixed_credit, own_opinion, self_reward
+from spanwise.modes.laser.mixing import mixed_advantage, own_opinion, self_reward
 from spanwise.modes.laser.verification import class_weights, verification_loss
 
-__all__ = ["Laser", "class_weights", "mixed_advantage", "mixed_credit", "own_opinion", "self_reward", "verification_loss"]
+__all__ = ["Laser", "class_weights", "mixed_advantage", "own_opinion", "self_reward", "verification_loss"]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.strata import centred, group_index, moments
 from spanwise.errors import AlignmentError
-from spanwise.objective import Objective
-from spanwise.types import Credit
 
 
 def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -> Float[Tensor, " n"]:
@@ -34,6 +28,7 @@ def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -
     Source: LaSeR, arXiv 2510.14943.
 
     Example:
+        >>> import torch
         >>> self_reward(torch.tensor([-14., -16., -20., float("nan")]), beta=0.1, reference=-23.0)
         tensor([0.9000, 0.7000, 0.3000,    nan])
     """
@@ -71,6 +66,7 @@ def mixed_advantage(
     Source: LaSeR, arXiv 2510.14943.
 
     Example:
+        >>> import torch
         >>> verdict_n, score_n = torch.tensor([1., 0., 0., 0.]), torch.tensor([.9, .7, .3, .1])
         >>> one_n = torch.zeros(4).long()
         >>> [round(a, 7) for a in mixed_advantage(centred(verdict_n, one_n, scale="std"), score_n, one_n).tolist()]
@@ -93,6 +89,7 @@ def own_opinion(
         self_reward_n, group_n, mix, threshold, scale: see `mixed_advantage`.
 
     Example:
+        >>> import torch
         >>> share_n, own_n = own_opinion(torch.tensor([1., 0.]), torch.tensor([0, 0]), mix=0.1, threshold=0.1, scale="none")
         >>> share_n, own_n
         (tensor([0.1000, 0.1000], dtype=torch.float64), tensor([ 0.5000, -0.5000], dtype=torch.float64))
@@ -101,51 +98,3 @@ def own_opinion(
     std_n = moments(score_n, dense_n).std_n(ddof=1)
     share_n = mix * (~score_n.isnan() & (std_n > 0) & (std_n >= threshold)).double()
     return share_n, centred(score_n, dense_n, scale=scale, ddof=1)
-
-
-def mixed_credit(
-    found: Credit,
-    self_reward_n: Float[Tensor, " n"],
-    group_n: Int[Tensor, " n"],
-    *,
-    objectives: Sequence[Objective],
-    verdict: str,
-    paid_nk: Bool[Tensor, "n k"],
-    block_nt: Int[Tensor, "n t"] | None = None,
-    by_objective: bool,
-    mix: float = 0.1,
-    threshold: float = 0.1,
-    scale: str = "std",
-) -> Credit:
-    """Credit in which the verdict's advantage is a mixed one, in the blocks that it pays.
-
-    Args:
-        found: what the method gives.
-        self_reward_n, group_n, mix, threshold, scale: see `mixed_advantage`.
-        objectives, verdict: whose advantage is mixed.
-        paid_nk: the blocks that the verdict pays and the completion has; all others keep their credit.
-        block_nt: the block of each token, for a method that gives tokens their own advantages.
-        by_objective: the method compares each objective by itself, and the verdict's share of a block's credit is known; else the
-            whole credit is one number, which is mixed as A_v.
-
-    Example:
-        >>> both = Credit(torch.tensor([[.5, .2], [-.5, 0.]]).double(), torch.zeros(2), *torch.zeros(2, 1).long(),
-        ...               adv_nm=torch.tensor([[.5], [-.5]]).double())
-        >>> paid_nk = torch.tensor([[True, False], [True, False]])
-        >>> mixed_credit(both, torch.tensor([1., 0.]), torch.tensor([0, 0]), objectives=[Objective("correct", pays="a")],
-        ...              verdict="correct", paid_nk=paid_nk, by_objective=True, mix=0.5, scale="none").block_nk
-        tensor([[ 0.5000,  0.2000],
-                [-0.5000,  0.0000]], dtype=torch.float64)
-    """
-    share_n, own_n = own_opinion(self_reward_n, group_n, mix=mix, threshold=threshold, scale=scale)
-    share_n1, own_n1 = share_n[:, None], own_n[:, None]
-    if by_objective and found.adv_nm is not None:
-        m = [objective.name for objective in objectives].index(verdict)
-        change_n1 = objectives[m].weight * share_n1 * (own_n1 - found.adv_nm[:, m : m + 1].double())
-        return replace(found, block_nk=found.block_nk + torch.where(paid_nk, change_n1, 0.0))
-    block_nk = found.block_nk + torch.where(paid_nk, share_n1 * (own_n1 - found.block_nk), 0.0)
-    if found.token_nt is None or block_nt is None:
-        return replace(found, block_nk=block_nk)
-    held_nt = torch.gather(paid_nk, 1, block_nt.long().clamp(min=0)) & (block_nt >= 0)
-    change_nt = torch.where(held_nt, share_n1 * (own_n1 - found.token_nt.double()), 0.0)
-    return replace(found, block_nk=block_nk, token_nt=found.token_nt + change_nt.to(found.token_nt.dtype))
