@@ -101,7 +101,14 @@ class Mode:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for one in fields(self):  # type: ignore[arg-type]
-            _check_setting(f"{self.name}.{one.name}", getattr(self, one.name), hints[one.name], one.metadata)
+            called, value, kind = f"{self.name}.{one.name}", getattr(self, one.name), hints[one.name]
+            kinds = get_args(kind) or (kind,)
+            if get_origin(kind) is Literal and value not in kinds:
+                raise RecipeError(unknown(called, value, kinds))
+            if kind is bool and not isinstance(value, bool):
+                raise RecipeError(f"{called} is {value!r}; write true or false.")
+            if one.metadata and not (value is None and NoneType in kinds):
+                check_number(called, value, whole=int in kinds, **one.metadata)
 
     @property
     def compares(self) -> bool:
@@ -166,17 +173,6 @@ class Mode:
 def setting(default: Any, **bounds: float) -> Any:
     """A field of a mode that is a number, or a whole one, within bounds: `above`, `least`, `most` (`check_number`)."""
     return field(default=default, metadata=bounds)
-
-
-def _check_setting(called: str, value: Any, kind: Any, bounds: Mapping[str, float]) -> None:
-    """Refuse a value that is not of the kind that a field is annotated with, as far as that is a bool, a choice or a number."""
-    kinds = get_args(kind) or (kind,)
-    if get_origin(kind) is Literal and value not in kinds:
-        raise RecipeError(unknown(called, value, kinds))
-    if kind is bool and not isinstance(value, bool):
-        raise RecipeError(f"{called} is {value!r}; write true or false.")
-    if bounds and not (value is None and NoneType in kinds):
-        check_number(called, value, whole=int in kinds, **bounds)
 
 
 def check_modes(modes: Any) -> None:

@@ -13,9 +13,9 @@ from torch import nn
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from spanwise.engines.trl.fold import DPPO, check_loss_type
+from spanwise.engines.trl.fold import DPPO, LOSS_TYPES
 from spanwise.errors import DataError, RecipeError, refuse, unknown
-from spanwise.layout import Layout, Part
+from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
 from spanwise.rollouts.messages import prompt_fault
@@ -90,9 +90,13 @@ def check_args(args: Any) -> None:
     """
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
-    check_loss_type(args.loss_type)
     given: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
     faults: dict[str, Any] = {
+        "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, which has no meaning when every span has "
+        "its own. Use loss_type='dr_grpo'.": args.loss_type == "vespo",
+        unknown("loss_type", args.loss_type, LOSS_TYPES): args.loss_type not in LOSS_TYPES,
+    }
+    faults |= {
         f"{name} is {given[name]}; it must lie between {least:g} and {most:g}.": not least <= given[name] <= most
         for name, (least, most) in _BOUNDS.items()
         if isinstance(given[name], int | float)
@@ -233,7 +237,10 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
         spanwise.errors.RecipeError: The prompt already opens <reasoning>... Write Layout(..., prefilled='reasoning').
     """
     end, prefilled = prompt.rstrip(), layout.prefilled or ""
-    opening = {part.mark: _openings(part) for part in layout.parts}
+    opens = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
+    opening = {
+        mark: tuple(sign.strip() for sign in of(mark) if sign.strip()) for mark, of in opens.items() if of is not None
+    }
     found = ((mark, sign) for mark, signs in opening.items() for sign in signs if end.endswith(sign))
     mark, sign = next(found, ("", ""))
     signs = opening.get(prefilled, ())
@@ -244,12 +251,6 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
         f"that {_noun(prefilled, *signs[:1])}, or leave 'prefilled' out of the layout.": signs and not sign,
     }
     refuse(faults)
-
-
-def _openings(part: Part) -> tuple[str, ...]:
-    """What a prompt ends with, before white space, that has opened a part."""
-    opens = SEGMENTERS.find(part.segmenter).opens
-    return () if opens is None else tuple(sign.strip() for sign in opens(part.mark) if sign.strip())
 
 
 def _noun(mark: str, sign: str = "") -> str:

@@ -18,8 +18,7 @@ from spanwise.credit.assign import completed
 from spanwise.errors import RecipeError
 from spanwise.modes.laser.config import Laser
 from spanwise.modes.laser.logps import reserved_id
-from spanwise.modes.laser.mixing import self_reward
-from spanwise.modes.laser.verification import class_weights, verification_loss
+from spanwise.modes.laser.score import class_weights, self_reward, verification_loss
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.batch import Batch
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.mode import Mode, setting
-from spanwise.modes.laser.mixing import own_opinion
+from spanwise.modes.laser.score import own_opinion
 from spanwise.pipeline import Reading
 from spanwise.registry import register
 from spanwise.scheme import Scheme

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spanwise.errors import DataError, RecipeError
 from spanwise.modes.laser.config import Laser
-from spanwise.modes.laser.mixing import self_reward
+from spanwise.modes.laser.score import self_reward
 
 #: A policy that never had this score starts at 0, one that was trained with it between 0 and 1; further off is another reference.
 _FAR, _NEAR = 0.5, 0.1

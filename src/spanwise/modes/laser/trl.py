@@ -19,8 +19,7 @@ from spanwise.credit.assign import completed
 from spanwise.errors import DataError, RecipeError
 from spanwise.modes.laser.config import FILE, Laser, read_measured
 from spanwise.modes.laser.logps import end_logp, ended, measured, reserved_id
-from spanwise.modes.laser.mixing import self_reward
-from spanwise.modes.laser.verification import class_weights, verification_loss
+from spanwise.modes.laser.score import class_weights, self_reward, verification_loss
 from spanwise.modes.parts import TrlPart
 from spanwise.modes.sequences import sampled_end, sequences
 from spanwise.pipeline import Reading
