@@ -14,7 +14,7 @@ LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({}, "laser has no token; name one"),
+        ({}, "laser has no token, which it needs; write laser: {token:"),
         ({"token": ""}, "laser.token is ''"),
         ({"token": True}, "laser.token is True"),
         ({"token": "<unk>", "beta": 0}, "laser.beta is 0; it must be a number above 0"),
@@ -42,7 +42,7 @@ def test_a_score_that_can_just_reach_1_is_not_refused():
 
 def test_the_schedule_counts_the_mixing_from_the_loss():
     laser = Laser("<unk>", reasoning_warmup=30, self_rewarding_warmup=20)
-    assert (laser.first_loss, laser.first_mix) == (30, 50)
+    assert (laser.reasoning_warmup, laser.first_mix) == (30, 50)
     assert Laser("<unk>", mix=0.0).first_mix is None
 
 

@@ -62,7 +62,7 @@ def test_what_warns_after_three_batches_says_so_with_its_threshold():
 
 
 def test_the_metrics_of_a_critic_exist():
-    figures = critic_error(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool()).figures()
+    figures = critic_error(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool())
     known = {f"`critic/{name}`" for name in (*figures, "loss", "grad_norm")}
     assert set(headings("Metrics of a critic")) <= known
     assert "`critic/explained_variance`" in headings("Metrics of a critic")

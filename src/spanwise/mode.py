@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -87,18 +87,28 @@ class Mode:
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> Mode:
+    def of(cls, written: Mapping[str, Any]) -> Any:
         """The mode that its section of a recipe says."""
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in written:
             if name not in known:
                 raise RecipeError(unknown(f"field of {cls.name}", str(name), known))
+        for one in fields(cls):  # type: ignore[arg-type]
+            if one.default is MISSING and one.name not in written:
+                raise RecipeError(f"{cls.name} has no {one.name}, which it needs; write {cls.name}: {{{one.name}: ...}}.")
         return cls(**dict(written))
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for one in fields(self):  # type: ignore[arg-type]
-            _check_setting(f"{self.name}.{one.name}", getattr(self, one.name), hints[one.name], one.metadata)
+            called, value, kind = f"{self.name}.{one.name}", getattr(self, one.name), hints[one.name]
+            kinds = get_args(kind) or (kind,)
+            if get_origin(kind) is Literal and value not in kinds:
+                raise RecipeError(unknown(called, value, kinds))
+            if kind is bool and not isinstance(value, bool):
+                raise RecipeError(f"{called} is {value!r}; write true or false.")
+            if one.metadata and not (value is None and NoneType in kinds):
+                check_number(called, value, whole=int in kinds, **one.metadata)
 
     @property
     def compares(self) -> bool:
@@ -163,17 +173,6 @@ class Mode:
 def setting(default: Any, **bounds: float) -> Any:
     """A field of a mode that is a number, or a whole one, within bounds: `above`, `least`, `most` (`check_number`)."""
     return field(default=default, metadata=bounds)
-
-
-def _check_setting(called: str, value: Any, kind: Any, bounds: Mapping[str, float]) -> None:
-    """Refuse a value that is not of the kind that a field is annotated with, as far as that is a bool, a choice or a number."""
-    kinds = get_args(kind) or (kind,)
-    if get_origin(kind) is Literal and value not in kinds:
-        raise RecipeError(unknown(called, value, kinds))
-    if kind is bool and not isinstance(value, bool):
-        raise RecipeError(f"{called} is {value!r}; write true or false.")
-    if bounds and not (value is None and NoneType in kinds):
-        check_number(called, value, whole=int in kinds, **bounds)
 
 
 def check_modes(modes: Any) -> None:

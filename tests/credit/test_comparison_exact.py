@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from helpers import NAN
-from spanwise import Objective
+from spanwise import Laser, Layout, Objective, Scheme
+from spanwise.batch import Batch
 from spanwise.credit import METHODS, assign, assign_turns, blended_baseline, group_index
-from spanwise.modes.laser import mixed_credit
-from spanwise.modes.laser.mixing import own_opinion
+from spanwise.modes.laser import own_opinion
+from spanwise.pipeline import Reading
 from spanwise.types import Scores, Status, Zero
 
 BLOCKS = ("a", "b")
@@ -417,11 +418,10 @@ def test_a_score_of_its_own_says_its_share(seed):
     scores = [dice.choice((NAN, 2.0, dice.random(), dice.random())) for _ in range(rows.count)]
     mix, threshold = 0.3, dice.choice((0.0, 0.3))
     plain = credited(rows, "bae", objectives, leave_one_out=bool(seed % 2))
-    paid_nk = torch.tensor([[True, False]]).expand(rows.count, -1)
-    found = mixed_credit(
-        plain, torch.tensor(scores), torch.tensor(rows.group), objectives=objectives, verdict="right", paid_nk=paid_nk,
-        by_objective=True, mix=mix, threshold=threshold,
-    )  # fmt: skip
+    laser = Laser("<unk>", verdict="right", mix=mix, threshold=threshold)
+    scheme = Scheme("bae", Layout({"a": ["a"], "b": ["b"]}), objectives)
+    reading = Reading(rows.scores(), torch.ones(rows.count, 2).long(), torch.zeros(rows.count).long())
+    found = laser.credit(plain, reading, Batch(torch.tensor(rows.group), score_n=torch.tensor(scores)), scheme)
     share_n, own_n = own_opinion(torch.tensor(scores), torch.tensor(rows.group), mix=mix, threshold=threshold, scale="std")
     told, mixed = found.comparison, 0
     part_nm = found.weight_m * ((told.worth_nm - told.baseline_nm) / told.divisor_nm).nan_to_num()

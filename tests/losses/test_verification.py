@@ -5,7 +5,7 @@ import torch
 
 from helpers import NAN, assert_close, double
 from spanwise.errors import AlignmentError, RewardError
-from spanwise.modes.laser.verification import class_weights, verification_loss
+from spanwise.modes.laser.score import class_weights, verification_loss
 
 SCORE, VERDICT = [0.9, 0.7, 0.3, 0.1], [1, 0, 0, 0]
 

@@ -5,13 +5,10 @@ They return loss_nt, exactly 0 at masked tokens. Gradients flow through the firs
 [1 - clip_low, 1 + clip_high], as verl and SkyRL do; `dppo` bounds a divergence. `critic_error` says how far off a critic is.
 """
 
-from spanwise.losses.aspo import aspo
-from spanwise.losses.critic_error import CriticError, critic_error
-from spanwise.losses.dppo import dppo
-from spanwise.losses.value import categorical_value, categorical_value_loss, hl_gauss, value_loss
+from spanwise.losses.policy import aspo, dppo
+from spanwise.losses.value import categorical_value, categorical_value_loss, critic_error, hl_gauss, value_loss
 
 __all__ = [
-    "CriticError",
     "aspo",
     "categorical_value",
     "categorical_value_loss",

@@ -1,4 +1,4 @@
-"""What a critic is fitted with, per token: the squared error, PPO's clipped form of it, and HL-Gauss, a cross entropy over bins."""
+"""What a critic is fitted with, per token: the squared error, PPO's clipped form of it, HL-Gauss; and how far off a critic is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from spanwise.errors import AlignmentError, RecipeError, RewardError
-from spanwise.losses.tokens import inside, keep
+from spanwise.errors import AlignmentError, RecipeError, RewardError, refuse
+from spanwise.losses.policy import inside
 
 #: Standard deviation of HL-Gauss in bin widths: the ratio Farebrother et al. recommend.
 SIGMA_RATIO = 0.75
@@ -59,44 +59,39 @@ def value_loss(
         PPO trainer multiply it by 1/2: their loss is half of ours, and one bound on the gradient's norm cuts ours earlier.
         The clipped form is that of OpenAI's baselines.
     """
-    if (clip is None) != (old_value_nt is None):
-        there, lacks = ("clip", "old_value_nt") if old_value_nt is None else ("old_value_nt", "clip")
-        raise RecipeError(f"{there} is given without {lacks}; a clipped value loss needs both, a plain one neither.")
-    if clip is not None and not clip > 0:
-        raise RecipeError(f"clip is {clip:g}; it is a distance between values and must be above 0.")
+    refuse(
+        {
+            "A clipped value loss needs clip and old_value_nt, a plain one neither.": (clip is None)
+            != (old_value_nt is None),
+            f"clip is {clip}; it is a distance between values and must be above 0.": clip is not None and not clip > 0,
+        }
+    )
     value_nt, target_nt = inside(mask_nt, value_nt=value_nt, target_nt=target_nt.detach())
     loss_nt = (value_nt - target_nt).square()
     if old_value_nt is not None and clip is not None:
         (old_value_nt,) = inside(mask_nt, old_value_nt=old_value_nt.detach())
         near_nt = torch.clamp(value_nt, old_value_nt - clip, old_value_nt + clip)
         loss_nt = torch.maximum(loss_nt, (near_nt - target_nt).square())
-    return keep(loss_nt, mask_nt)
+    return torch.where(mask_nt, loss_nt, 0.0)
 
 
-def hl_gauss(
-    target_nt: Float[Tensor, "n t"],
-    *,
-    bins: int,
-    value_range: tuple[float, float],
-    sigma: float | None = None,
-) -> Float[Tensor, "n t b"]:
+def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[float, float]) -> Float[Tensor, "n t b"]:
     r"""Spread each target over bins: what a normal distribution around it has in each of them.
 
     Equation
         p[b] = (Phi((e[b+1] - y) / sigma) - Phi((e[b] - y) / sigma)) / (Phi((e[B] - y) / sigma) - Phi((e[0] - y) / sigma))
-        e[0..B]: the edges of B bins of one width over the range
+        e[0..B]: the edges of B bins of one width over the range,  sigma = .75 of that width
 
     Args:
         target_nt: y.
         bins: B, 2 or more.
         value_range: the outer edges of the first and the last bin.
-        sigma: standard deviation, above 0; None: .75 bin widths.
 
     Returns:
         (N, T, B), each row of sum 1; in the dtype of the target, float32 for smaller ones.
 
     Edge cases:
-        The expectation over bin centres (`categorical_value`) is y to .0002 bin widths where y is 4 default sigmas (3 bin widths)
+        The expectation over bin centres (`categorical_value`) is y to .0002 bin widths where y is 4 sigmas (3 bin widths)
         or more away from both ends of the range. Nearer it is pulled inwards, for what lies outside is cut off: at an end by .69
         bin widths (.014 for 51 bins over 0 to 1). Where targets are 0 and 1 and that matters, let the range reach 3 bin widths
         beyond them.
@@ -104,7 +99,7 @@ def hl_gauss(
 
     Raises:
         RewardError: a target is outside the range or not finite.
-        RecipeError: fewer than 2 bins, an empty range, a sigma that is not above 0.
+        RecipeError: fewer than 2 bins, an empty range.
 
     Example:
         >>> import torch
@@ -119,9 +114,6 @@ def hl_gauss(
         Critics of language models: arXiv 2608.02181.
     """
     edge_e, width = _edges(bins, value_range, target_nt)
-    sigma = SIGMA_RATIO * width if sigma is None else sigma
-    if not 0 < sigma < math.inf:
-        raise RecipeError(f"sigma is {sigma:g}; it is a standard deviation and must be above 0.")
     low, high = value_range
     near_nt = (target_nt >= low - _ROUNDING * width) & (target_nt <= high + _ROUNDING * width)
     if not bool(near_nt.all()):
@@ -130,7 +122,9 @@ def hl_gauss(
             f"The value target of completion {n} at token {t} is {float(target_nt[n, t]):g}, outside value_range "
             f"({low:g}, {high:g}). Let the range hold every return that can occur."
         )
-    below_nte = torch.special.ndtr((edge_e - target_nt.to(edge_e.dtype).clamp(low, high).unsqueeze(-1)) / sigma)
+    below_nte = torch.special.ndtr(
+        (edge_e - target_nt.to(edge_e.dtype).clamp(low, high).unsqueeze(-1)) / (SIGMA_RATIO * width)
+    )
     return below_nte.diff(dim=-1) / (below_nte[..., -1:] - below_nte[..., :1])
 
 
@@ -168,7 +162,6 @@ def categorical_value_loss(
     mask_nt: Bool[Tensor, "n t"],
     *,
     value_range: tuple[float, float],
-    sigma: float | None = None,
 ) -> Float[Tensor, "n t"]:
     r"""The cross entropy of a categorical critic against HL-Gauss targets.
 
@@ -179,7 +172,7 @@ def categorical_value_loss(
         logits_ntb: the critic's scores of B bins; gradients flow through them only.
         target_nt: what the value should be (`spanwise.credit.value_target`).
         mask_nt: the trainable tokens.
-        value_range, sigma: as for `hl_gauss`.
+        value_range: as for `hl_gauss`.
 
     Edge cases:
         A masked token has loss 0 and gradient 0, whatever it holds (NaN), and its target may lie anywhere. The least loss is not 0
@@ -204,8 +197,8 @@ def categorical_value_loss(
     target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)
     wide = torch.promote_types(logits_ntb.dtype, torch.float32)
     score_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(wide), 0.0)
-    share_ntb = hl_gauss(target_nt.to(wide), bins=logits_ntb.shape[-1], value_range=value_range, sigma=sigma)
-    return keep(-(share_ntb * score_ntb.log_softmax(dim=-1)).sum(dim=-1), mask_nt)
+    share_ntb = hl_gauss(target_nt.to(wide), bins=logits_ntb.shape[-1], value_range=value_range)
+    return torch.where(mask_nt, -(share_ntb * score_ntb.log_softmax(dim=-1)).sum(dim=-1), 0.0)
 
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:
@@ -217,3 +210,59 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
         raise RecipeError(f"value_range is ({low:g}, {high:g}); its first number must be below its second, both finite.")
     wide = torch.promote_types(like.dtype, torch.float32)
     return torch.linspace(low, high, bins + 1, dtype=wide, device=like.device), (high - low) / bins
+
+
+def critic_error(
+    value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
+) -> dict[str, float]:
+    r"""Take a critic's squared error apart: how far off it is on a completion as a whole, and how far off its shape along it is.
+
+    Equation
+        error_point = mean_i mean_t (v - q)^2 = error_mean + error_within
+        error_mean = mean_i (vbar_i - qbar_i)^2;  error_within = mean_i mean_t ((v - vbar_i) - (q - qbar_i))^2
+        explained_variance = 1 - Var(q - v) / Var(q) over all tokens
+
+    Args:
+        value_nt: the critic's values v.
+        target_nt: what they are held against, q.
+        mask_nt: the tokens i, t that count; t runs over those of completion i.
+
+    Returns:
+        These figures and the means over tokens, `value_mean` and `target_mean`, computed in float64.
+
+    Edge cases:
+        A masked token is never read. A completion without a token takes no part. The errors count every completion once, the other
+        figures every token. NaN or infinity at a token that counts makes them NaN, and so does a batch without tokens. Targets
+        that do not vary have no explained variance (NaN).
+
+    Example:
+        >>> import torch
+        >>> found = critic_error(torch.tensor([[.5, .5, .5]]), torch.tensor([[.2, .5, .8]]), torch.ones(1, 3, dtype=torch.bool))
+        >>> point, mean, within = (found[f"error_{name}"] for name in ("point", "mean", "within"))
+        >>> print(f"{point:.2f} = {mean:.2f} + {within:.2f}")  # right on average, flat where it should rise
+        0.06 = 0.00 + 0.06
+
+    Reference:
+        "Value Flattening" (SP3O) 2026 (arXiv 2609.18708): the decomposition.
+    """
+    value_nt, target_nt = (x.double() for x in inside(mask_nt, value_nt=value_nt.detach(), target_nt=target_nt.detach()))
+    error_nt, length_n = target_nt - value_nt, mask_nt.sum(dim=1)
+    mean_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
+    within_n = torch.where(mask_nt, error_nt - mean_n[:, None], 0.0).square().sum(dim=1) / length_n.clamp(min=1)
+    mean, within = (float(x[length_n > 0].mean()) for x in (mean_n.square(), within_n))
+
+    def moments(x_nt: Tensor) -> tuple[float, float]:
+        """Mean and variance over tokens, counted from the first: of a constant exactly itself and exactly 0."""
+        x = x_nt[mask_nt]
+        from_first = x - x[:1]
+        return float((x[:1] + from_first.mean()).mean()), float((from_first - from_first.mean()).square().mean())
+
+    (value_mean, _), (target_mean, variance), (_, left) = (moments(x_nt) for x_nt in (value_nt, target_nt, error_nt))
+    return {
+        "explained_variance": 1 - left / variance if variance else math.nan,
+        "value_mean": value_mean,
+        "target_mean": target_mean,
+        "error_point": mean + within,
+        "error_mean": mean,
+        "error_within": within,
+    }

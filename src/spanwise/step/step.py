@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 from spanwise.batch import Batch
 from spanwise.credit import restrict
+from spanwise.errors import AlignmentError
 from spanwise.explain.remarks import Watch
 from spanwise.pipeline import advantages, credit_batch, metrics, read
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
-from spanwise.step.rows import Ranks, ReadBatch, gathered, with_tokens
-from spanwise.step.turns import has_turns, mean_credit, restrict_turns, turn_rows
+from spanwise.step.rows import TURNS, Ranks, ReadBatch, gathered, says_turns, turn_rows, wider, with_tokens
 from spanwise.types import Credit, Spans
 
 
@@ -51,7 +49,13 @@ class StepResult:
         whole = self.own.everyone
         if whole.batch.steps is None:
             return self.credits, whole.reading.present_nk
-        return mean_credit(self.credits, whole.reading, whole.batch.steps.trajectory_s, completions=whole.completions)
+        row_s, credits = whole.batch.steps.trajectory_s, self.credits
+        present_sk = whole.reading.present_nk.to(credits.block_nk.dtype)
+        count_nk = present_sk.new_zeros((whole.completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
+        total_nk = torch.zeros_like(count_nk).index_add(0, row_s, credits.block_nk * present_sk)
+        stop_n = credits.stop_n.new_zeros(whole.completions).index_add(0, row_s, credits.stop_n)
+        mean = Credit(total_nk / count_nk.clamp(min=1), stop_n, credits.singleton_m, credits.absent_m)
+        return mean, count_nk > 0
 
 
 class Step:
@@ -96,7 +100,9 @@ class Step:
         """
         assert self.vocabulary is not None, "who reads has a vocabulary"
         completions, turns = len(batch.group_n), None
-        if has_turns(batch, self.scheme):
+        told = batch.columns.get(TURNS)  # a method that runs over tokens takes a conversation as the one sequence that it is
+        says = told is not None and self.scheme.entry.kind != "token" and all(map(says_turns, told))
+        if "steps" in self.scheme.needs or says:
             batch, turns = turn_rows(batch, self.scheme)
         own = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), completions, turns)
         return own if self.ranks is None else gathered(own, self.scheme, self.ranks)
@@ -124,37 +130,38 @@ class Step:
         """
         own = own if self.ranks is None else with_tokens(own, self.scheme, self.ranks)
         whole = own.everyone
-        with nullcontext() if learn else _unmoved(self.scheme.entry):
-            credits = credit_batch(whole.reading, whole.batch, self.scheme)
+        entry: Any = self.scheme.entry
+        before = entry.estimator.state_dict() if entry.stateful and not learn else None
+        credits = credit_batch(whole.reading, whole.batch, self.scheme)
+        if before is not None:
+            entry.estimator.load_state_dict(before)
         mine, spans = credits.take(own.here), own.spans
         if mask_nt is not None:
-            spans = restrict(spans, mask_nt) if own.turns is None else restrict_turns(spans, mask_nt, own.turns)
+            mask_su = mask_nt if own.turns is None else own.turns.take(mask_nt[:, : own.turns.width])
+            if own.turns is not None and int(mask_su.sum()) != int(mask_nt.sum()):
+                raise AlignmentError(
+                    f"The trainer trains on {int(mask_nt.sum())} tokens, and {int(mask_su.sum())} of them belong to a turn; its "
+                    "mask changed after the turns were found."
+                )
+            spans = restrict(spans, mask_su)
         adv_nt = advantages(mine, spans, self.scheme, dtype=dtype)
         known = metrics(credits, whole.reading, self.scheme, group_n=whole.batch.group_n)
-        sentences = self._warnings(own, credits, known, learn=learn, number=number)
-        return StepResult(own, adv_nt, spans, mine, known, sentences, credits)
-
-    def _warnings(
-        self, own: ReadBatch, credits: Credit, known: Mapping[str, float], *, learn: bool, number: int | None
-    ) -> list[str]:
         sentences, unscored = self._watch.of_reading(own.reading)
         if learn:
             sentences += self._watch.of_batch({**self._noted, **known}, step=number)
             self._noted.clear()
         sentences = sentences if number is None else [f"Step {number}: {sentence}" for sentence in sentences]
-        if not learn or credits.has_signal:
-            return sentences
-        self.zero_batches += 1
-        return sentences if self.zero_batches > 1 else [*sentences, self._no_signal(number, explained=unscored)]
-
-    def _no_signal(self, number: int | None, *, explained: bool) -> str:
-        names, place = ", ".join(f"'{name}'" for name in self.scheme.names), "" if number is None else f" at step {number}"
-        cause = "the prompts are too easy or too hard, or a reward is constant"
-        return (
-            f"Every advantage of the batch{place} is zero: under no objective ({names}) did a completion differ from what it is "
-            f"compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
-            f"{'the warning before this one says why' if explained else cause}."
-        )
+        if learn and not credits.has_signal:
+            self.zero_batches += 1
+            names, place = ", ".join(map(repr, self.scheme.names)), "" if number is None else f" at step {number}"
+            cause = "the prompts are too easy or too hard, or a reward is constant"
+            if self.zero_batches == 1:
+                sentences.append(
+                    f"Every advantage of the batch{place} is zero: under no objective ({names}) did a completion differ from what "
+                    "it is compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
+                    f"{'the warning before this one says why' if unscored else cause}."
+                )
+        return StepResult(own, adv_nt, spans, mine, known, sentences, credits)
 
     def rollouts(
         self,
@@ -175,17 +182,19 @@ class Step:
             learn: as in `finish`.
         """
         batch, adv_nt = result.own.batch, result.advantages_nt
-        assert batch.ids_nt is not None, "the batch of a trainer has token ids"
-        assert batch.mask_nt is not None, "the batch of a trainer has a mask"
-        spare = adv_nt.shape[1] - batch.ids_nt.shape[1]  # of a trainer that widened what was read
-        logp_nt = batch.logp_nt if "logp_nt" in self.scheme.needs else None
-        batch = replace(
+        known = {
+            "ids_nt": 0.0,
+            "mask_nt": 0.0,
+            "value_nt": torch.nan,
+            "logp_nt": torch.nan,
+        }  # what is behind their last token
+        if "logp_nt" not in self.scheme.needs:
+            batch = replace(batch, logp_nt=None)
+        there = {name: (getattr(batch, name), fill) for name, fill in known.items() if getattr(batch, name) is not None}
+        batch = replace(  # a trainer may have widened what was read
             batch,
-            ids_nt=pad(batch.ids_nt, (0, spare)),
-            mask_nt=pad(batch.mask_nt, (0, spare)),
             columns={name: list(values) for name, values in (columns or {}).items()},
-            value_nt=None if batch.value_nt is None else _wider(batch.value_nt, spare),
-            logp_nt=None if logp_nt is None else _wider(logp_nt, spare),
+            **{name: wider(value_nt, adv_nt.shape[1], fill=fill) for name, (value_nt, fill) in there.items()},
         )
         return Rollouts(
             mode="train" if learn else "eval",
@@ -201,17 +210,3 @@ class Step:
             value_names=self.scheme.value_names,
             more={name: value_n for mode in self.scheme.modes for name, value_n in mode.columns(result.own.batch).items()},
         )
-
-
-def _wider(value_nt: Tensor, spare: int) -> Tensor:
-    """With more tokens, of which nothing is known."""
-    return pad(value_nt, (*(0, 0) * (value_nt.dim() - 2), 0, spare), value=torch.nan) if spare else value_nt
-
-
-@contextmanager
-def _unmoved(entry: Any) -> Iterator[None]:
-    """What is only looked at teaches an estimator nothing."""
-    state = entry.estimator.state_dict() if entry.stateful else None
-    yield
-    if state is not None:
-        entry.estimator.load_state_dict(state)

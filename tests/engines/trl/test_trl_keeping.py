@@ -18,8 +18,7 @@ from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.task import make_task
 from spanwise.commands.why.why import why
 from spanwise.engines.trl import SpanGRPOConfig
-from spanwise.engines.trl.keeping import steps_per_batch
-from spanwise.engines.trl.logged import log_credit
+from spanwise.engines.trl.keeping import log_credit, steps_per_batch
 from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load

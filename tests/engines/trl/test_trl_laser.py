@@ -4,13 +4,15 @@ import json
 import math
 import statistics
 import warnings
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from spanwise import DataError, Laser, RecipeError
 from spanwise.modes.laser import mixed_advantage
-from spanwise.modes.laser.overheard import Overheard
+from spanwise.modes.laser.trl import SelfRewarding
 from spanwise.objective import Objective
 from trl_small import (
     GROUP,
@@ -177,8 +179,8 @@ def test_the_score_of_a_run_that_does_not_mix_is_filled_in_by_the_training_s_own
     run = run_with(tmp_path, laser(reference=-5.0), said=CUT, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     run.parts["laser"].measured = {"reference": -5.0}  # as after a first batch, so that nothing asks for a pass
     passes = []
-    pass_ = run.parts["laser"].taken
-    run.parts["laser"].taken = lambda *args: passes.append(1) or pass_(*args)
+    pass_ = run.parts["laser"].forward
+    run.parts["laser"].forward = lambda *args, **kwargs: passes.append(1) or pass_(*args, **kwargs)
     run.train()
     assert len(passes) == 4  # the micro-batches of the training and nothing else
     want = [math.nan if logp is None else BETA * (float(logp.detach()) + 5.0) for logp in end_logps(policy(), CUT)]
@@ -209,10 +211,10 @@ def sampling_run(folder, mine, **options):
 def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
     run = sampling_run(tmp_path, laser(mix=MIX), per_device_train_batch_size=32)
     seen = {}
-    read, heard = run.parts["laser"]._read_ends, run.parts["laser"].heard
+    read, heard = run.parts["laser"]._read_ends, run.parts["laser"].known_logps
 
-    def listen(ended_n):
-        seen["heard"] = heard(ended_n)
+    def listen(ended_n, output):
+        seen["heard"] = heard(ended_n, output)
         seen["ended"] = ended_n
         return seen["heard"]
 
@@ -221,7 +223,7 @@ def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
         seen["wanted"] = wanted_n
         return read(batch, output, wanted_n)
 
-    run.parts["laser"].heard, run.parts["laser"]._read_ends = listen, whole
+    run.parts["laser"].known_logps, run.parts["laser"]._read_ends = listen, whole
     run.train()
     both_n = ~seen["heard"].isnan()
     assert 0 < int(both_n.sum()) < int(seen["ended"].sum()) or "passed" not in seen
@@ -229,20 +231,22 @@ def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
     assert torch.equal(seen["wanted"], seen["ended"] & seen["heard"].isnan())
     kept = run.last_rollouts.batch.score_n
     assert torch.equal(kept.isnan(), ~seen["ended"])
+    assert not run.model._forward_hooks
 
 
 def test_an_ear_hears_one_call_and_rows_once():
-    model, ear = policy(), Overheard(7, [1], temperature=2.0)
+    model = policy()
+    ear = SimpleNamespace(token=7, ends=[1], temperature=2.0, heard=[])
     ids = torch.tensor([[3, 4], [5, 6]])
-    with ear.listening(model), torch.no_grad():
+    hook = model.register_forward_hook(partial(SelfRewarding.hear, ear), with_kwargs=True)
+    with torch.no_grad():
         model(input_ids=ids)
         for fed in ([1, 5], [1, 1], [0, 0]):
             model(input_ids=torch.tensor(fed)[:, None])
+    hook.remove()
     first = model(input_ids=torch.tensor([[1]])).logits[0, -1] / 2
     want = 2 * float(first.log_softmax(dim=-1)[7].detach())
-    assert ear.logp_n.tolist() == pytest.approx([want, want], abs=1e-5)
-    assert ear.calls == 1
-    assert not model._forward_hooks
+    assert [heard_n.tolist() for heard_n in ear.heard] == [pytest.approx([want, want], abs=1e-5)]
 
 
 # ------------------------------------------------------------------------------------------------ resume, bad input
@@ -263,7 +267,7 @@ def test_a_checkpoint_without_a_reference_is_not_gone_on_from(tmp_path):
     run = run_with(tmp_path, laser())
     with pytest.raises(DataError, match="holds no reference of laser"):
         run.parts["laser"].restore(tmp_path)
-    (tmp_path / "laser.json").write_text(json.dumps({"id": 3, "reference": -4.0}))
+    (tmp_path / "laser.json").write_text(json.dumps({"token": "x", "id": 3, "reference": -4.0}))
     with pytest.raises(DataError, match=r"reserved token 3 and laser.token is 20; "):
         run.parts["laser"].restore(tmp_path)
 

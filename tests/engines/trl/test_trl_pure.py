@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 
-from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
-from spanwise.engines.trl.checks import check_environment_rewards, check_prefilled, check_use, check_version
+from spanwise.engines.trl.checks import check_prefilled, check_use
 from spanwise.engines.trl.config import SpanGRPOConfig
 from spanwise.engines.trl.fold import fold_factor
+from spanwise.engines.trl.guards import check_own_advantage, surrogate_slope
 from spanwise.errors import RecipeError, SpanwiseError
 from spanwise.layout import Layout
-from spanwise.objective import Objective
 from trl_small import THIRD_PARTY, trainer
 
 pytestmark = THIRD_PARTY
@@ -51,14 +50,15 @@ def test_an_empty_batch_divides_by_one():
 def test_slopes_of_the_surrogates():
     ratio = torch.tensor([[1.0, 0.5, 1.1, 1.3]], dtype=torch.float64)
     signs = torch.tensor([[1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
-    clipped = surrogate_slope(ratio, signs, loss_type="grpo", clip=(0.2, 0.28))[0].tolist()
+    given = (ratio.log(), {"old_per_token_logps": torch.zeros_like(ratio), "advantages": signs})
+    clipped = surrogate_slope(*given, loss_type="grpo", clip=(0.2, 0.28))[0].tolist()
     assert clipped[0] == 1
     assert clipped[2] == pytest.approx(1.1)
     assert math.isnan(clipped[1])
     assert math.isnan(clipped[3])
-    two_sided = surrogate_slope(ratio, signs, loss_type="grpo", clip=(0.2, 0.28), delta=1.05)[0].tolist()
+    two_sided = surrogate_slope(*given, loss_type="grpo", clip=(0.2, 0.28), delta=1.05)[0].tolist()
     assert math.isnan(two_sided[2])
-    soft = surrogate_slope(ratio, signs, loss_type="sapo", clip=(0.2, 0.2), sapo_temperatures=(1.0, 2.0))[0].tolist()
+    soft = surrogate_slope(*given, loss_type="sapo", clip=(0.2, 0.2), sapo_temperatures=(1.0, 2.0))[0].tolist()
     gate = 1 / (1 + math.exp(1.0))  # temperature 2, ratio 0.5
     assert soft[0] == pytest.approx(1.0)
     assert soft[1] == pytest.approx(4 * gate * (1 - gate) * 0.5)
@@ -98,11 +98,13 @@ def test_what_is_not_a_number_stays_out_of_a_mean(tmp_path):
     assert logged["credit/malformed"] == 0.5
 
 
-def test_versions():
+def test_versions(tmp_path):
+    args = SpanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
     for version in ("1.10.0", "1.14.2", "1.16.0", "1.17.0.dev0"):
-        check_version(version)
-    with pytest.raises(SpanwiseError, match=r"trl 1\.9\.2"):
-        check_version("1.9.2")
+        check_use(args, trl_version=version)
+    for version, match in (("1.9.2", r"trl 1\.9\.2 normalises"), ("1.15.0", r"trl 1\.15\.0 cannot run GRPO without triton")):
+        with pytest.raises(SpanwiseError, match=match):
+            check_use(args, trl_version=version)
 
 
 def test_liger_with_an_old_trl(tmp_path):
@@ -110,13 +112,6 @@ def test_liger_with_an_old_trl(tmp_path):
     check_use(args, trl_version="1.14.0")
     with pytest.raises(RecipeError, match=r"use_liger_kernel=True with trl 1\.13"):
         check_use(args, trl_version="1.13.0")
-
-
-def test_a_reward_of_the_environment_is_refused_by_name():
-    objectives = [Objective("correct", pays=("solution",))]
-    check_environment_rewards(["correct"], objectives)
-    with pytest.raises(RecipeError, match="The environment Maze has a get_reward"):
-        check_environment_rewards(["correct", "Maze"], objectives)
 
 
 @pytest.mark.parametrize("ending", ["<answer>", "<answer>\n", "<answer> "])

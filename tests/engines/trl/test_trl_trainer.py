@@ -367,7 +367,7 @@ def test_a_prefilled_tag_is_read(tmp_path):
 
 def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):
     run = trainer(tmp_path)
-    run._generation_batch.sampled = [[1, 1, 1]] + [[1, 1]] * 7
+    run._sampled = [[1, 1, 1]] + [[1, 1]] * 7
     inputs = [{"prompt": "2+2=", "answer": "4"}] * 8
     with pytest.raises(AlignmentError, match="Completion 1 has 3 tokens and a tool mask of 2"):
         run._calculate_rewards(inputs, ["2+2="] * 8, ["aaa"] * 8, [[3, 3, 3]] * 8)

@@ -13,9 +13,9 @@ from torch import nn
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from spanwise.engines.trl.fold import DPPO, check_loss_type
+from spanwise.engines.trl.fold import DPPO, LOSS_TYPES
 from spanwise.errors import DataError, RecipeError, refuse, unknown
-from spanwise.layout import Layout, Part
+from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
 from spanwise.rollouts.cells import prompt_fault
@@ -37,23 +37,6 @@ _NOT_UNDER_DPPO = {
 }
 
 
-def check_version(version: str) -> None:
-    """Refuse a TRL release that is known not to work.
-
-    Example:
-        >>> check_version("1.16.0")
-        >>> check_version("1.15.0")
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: trl 1.15.0 cannot run GRPO without triton... Install trl 1.14.2, or 1.16 or newer.
-    """
-    if Version(version) < Version("1.10"):
-        raise RecipeError(
-            f"trl {version} normalises some losses otherwise than spanwise undoes them. Install trl 1.10 or newer."
-        )
-    if Version(version) == Version("1.15.0"):
-        raise RecipeError("trl 1.15.0 cannot run GRPO without triton, as on CPU. Install trl 1.14.2, or 1.16 or newer.")
-
-
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
     """The scheme, if it is one that this trainer can call, with its critic and beside options that the trainer knows.
 
@@ -73,14 +56,13 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     if not isinstance(scheme, Scheme):
         raise RecipeError(f"The scheme is {scheme!r}; it says what is read, rewarded and compared. Write {_SCHEME}.")
     faults: dict[str, Any] = {
-        unknown("argument of SpanGRPOTrainer called", name, known): True for name in options if name not in known
-    }
-    faults |= {
-        f"Objective '{one.name}' has a model as reward; pass a function that calls it and returns one number per completion.": True
-        for one in scheme.objectives
-        if isinstance(one.reward, nn.Module)
-    }
-    faults |= {
+        **{unknown("argument of SpanGRPOTrainer called", name, known): True for name in options if name not in known},
+        **{
+            f"Objective '{one.name}' has a model as reward; pass a function that calls it and returns one number per completion.": (
+                isinstance(one.reward, nn.Module)
+            )
+            for one in scheme.objectives
+        },
         f"Method '{scheme.method}' needs a critic and there is none. Write critic=CriticConfig(...), in a recipe critic: "
         "{learning_rate: 1.0e-5}, or use a method that compares completions, such as 'bae' or 'grpo'.": (
             critic is None and scheme.value_names
@@ -108,9 +90,13 @@ def check_args(args: Any) -> None:
     """
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
-    check_loss_type(args.loss_type)
     given: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
     faults: dict[str, Any] = {
+        "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, which has no meaning when every span has "
+        "its own. Use loss_type='dr_grpo'.": args.loss_type == "vespo",
+        unknown("loss_type", args.loss_type, LOSS_TYPES): args.loss_type not in LOSS_TYPES,
+    }
+    faults |= {
         f"{name} is {given[name]}; it must lie between {least:g} and {most:g}.": not least <= given[name] <= most
         for name, (least, most) in _BOUNDS.items()
         if isinstance(given[name], int | float)
@@ -150,11 +136,18 @@ def check_use(
     """
     adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     named = isinstance(model, str) or adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
+    version = Version(trl_version)
     faults = {
+        f"trl {version} normalises some losses otherwise than spanwise undoes them. Install trl 1.10 or newer.": (
+            version < Version("1.10")
+        ),
+        f"trl {version} cannot run GRPO without triton, as on CPU. Install trl 1.14.2, or 1.16 or newer.": (
+            version == Version("1.15.0")
+        ),
         "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known which "
         "blocks it pays.": reward_funcs,
-        f"use_liger_kernel=True with trl {trl_version} sends the advantages to a loss that takes one number per completion. Set it "
-        "to False, or install trl 1.14 or newer.": args.use_liger_kernel and Version(trl_version) < Version("1.14"),
+        f"use_liger_kernel=True with trl {version} sends the advantages to a loss that takes one number per completion. Set it "
+        "to False, or install trl 1.14 or newer.": args.use_liger_kernel and version < Version("1.14"),
         f"beta is {args.beta}, and TRL loads the reference model by the name of the model, which this one does not have: it was "
         "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
             args.beta != 0.0 and not named
@@ -168,16 +161,6 @@ def check_use(
                 "trained comes from the objectives (their baseline, scale and weight)."
             )
             warnings.warn(sentence, UserWarning, stacklevel=3)
-
-
-def check_environment_rewards(names: Sequence[str], objectives: Sequence[Objective]) -> None:
-    """Refuse a reward that TRL took from an environment's `get_reward`, since no block is paid by it."""
-    extra = ", ".join(names[len(objectives) :])
-    if extra:
-        raise RecipeError(
-            f"The environment {extra} has a get_reward method, and no block is paid by it. Rename the method and call it from an "
-            "objective: a reward function gets the environments as its argument 'environments'."
-        )
 
 
 def check_datasets(
@@ -254,7 +237,10 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
         spanwise.errors.RecipeError: The prompt already opens <reasoning>... Write Layout(..., prefilled='reasoning').
     """
     end, prefilled = prompt.rstrip(), layout.prefilled or ""
-    opening = {part.mark: _openings(part) for part in layout.parts}
+    opens = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
+    opening = {
+        mark: tuple(sign.strip() for sign in of(mark) if sign.strip()) for mark, of in opens.items() if of is not None
+    }
     found = ((mark, sign) for mark, signs in opening.items() for sign in signs if end.endswith(sign))
     mark, sign = next(found, ("", ""))
     signs = opening.get(prefilled, ())
@@ -265,12 +251,6 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
         f"that {_noun(prefilled, *signs[:1])}, or leave 'prefilled' out of the layout.": signs and not sign,
     }
     refuse(faults)
-
-
-def _openings(part: Part) -> tuple[str, ...]:
-    """What a prompt ends with, before white space, that has opened a part."""
-    opens = SEGMENTERS.find(part.segmenter).opens
-    return () if opens is None else tuple(sign.strip() for sign in opens(part.mark) if sign.strip())
 
 
 def _noun(mark: str, sign: str = "") -> str:

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from spanwise.errors import refuse, unknown
 from spanwise.losses import dppo
 
 #: The values of `loss_type` that are DPPO, which TRL lacks, as verl calls them -> its divergence. The trainer adds it to a loss of
@@ -21,24 +20,6 @@ from spanwise.losses import dppo
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 #: The values of `loss_type` that can be trained: TRL's, whose normaliser is undone exactly, and DPPO.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo")
-
-
-def check_loss_type(loss_type: str) -> None:
-    """Refuse a `loss_type` whose reduction cannot be undone exactly.
-
-    Example:
-        >>> check_loss_type("dr_grpo")
-        >>> check_loss_type("vespo")
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: loss_type 'vespo' weighs a whole completion ... Use loss_type='dr_grpo'.
-    """
-    refuse(
-        {
-            "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, which has no meaning when every span "
-            "has its own. Use loss_type='dr_grpo'.": loss_type == "vespo",
-            unknown("loss_type", loss_type, LOSS_TYPES): loss_type not in LOSS_TYPES,
-        }
-    )
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
@@ -72,7 +53,6 @@ def fold_factor(
         >>> fold_factor(mask, loss_type="dr_grpo", max_completion_length=8, num_items=4.0).flatten().tolist()
         [8.0, 8.0]
     """
-    check_loss_type(loss_type)
     rows = mask_bt.shape[0]
     tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(tokens_b1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -12,6 +13,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.engines.checkpoints import MANIFEST, restore_estimator, whole_checkpoint, write_manifest
+from spanwise.engines.trl.keeping import Keeping
 from spanwise.errors import DataError
 from spanwise.modes.parts import TrlPart
 from spanwise.scheme import Scheme
@@ -23,10 +25,12 @@ class Saving(GRPOTrainer):
     Attributes:
         scheme: the rule of credit, whose method may remember earlier batches.
         parts: what each mode does here, by its name (`spanwise.modes`).
+        keeping: writes the run folder, where it is asked for.
     """
 
     scheme: Scheme
     parts: Mapping[str, TrlPart]
+    keeping: Keeping | None = None
     # TRL's annotation allows a None that a trainer never has.
     args: Any
     processing_class: Any
@@ -37,10 +41,12 @@ class Saving(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """TRL's training. A checkpoint that lacks anything is not gone on from: True takes the newest whole one."""
+        """TRL's training, whose run folder is complete however it ends. True goes on from the newest whole checkpoint."""
         place = whole_checkpoint(self.args, resume_from_checkpoint)
+        keeping = self.keeping if self.accelerator.is_main_process else None
         try:
-            return super().train(place, *args, **options)
+            with nullcontext() if keeping is None else keeping.record.running():
+                return super().train(place, *args, **options)
         except UnpicklingError as error:
             if place is None:
                 raise
@@ -62,8 +68,8 @@ class Saving(GRPOTrainer):
         if self.args.should_save:
             torch.save(self.args, place / "training_args.bin")  # with the limit
             resumable, processes = not self.args.save_only_model, self.accelerator.num_processes
-            estimator = self._estimator
-            state = None if estimator is None else estimator.state_dict()
+            entry: Any = self.scheme.entry  # of a method that may remember earlier batches
+            state = entry.estimator.state_dict() if entry.stateful else None
             write_manifest(place, processes=processes, resumable=resumable, estimator=state)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
@@ -79,10 +85,5 @@ class Saving(GRPOTrainer):
             return
         for part in self.parts.values():
             part.restore(Path(checkpoint))
-        if self._estimator is not None:
-            restore_estimator(self._estimator, Path(checkpoint), self.scheme.method)
-
-    @property
-    def _estimator(self) -> Any:
-        """The method's estimator, where it keeps a state from batch to batch."""
-        return self.scheme.entry.estimator if self.scheme.entry.stateful else None
+        if self.scheme.entry.stateful:
+            restore_estimator(self.scheme.entry.estimator, Path(checkpoint), self.scheme.method)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,17 +19,15 @@ from trl.trainer.grpo_config import GRPOConfig
 from spanwise.batch import Batch
 from spanwise.engines.keep import reward_means
 from spanwise.engines.trl import checks
-from spanwise.engines.trl.canary import check_own_advantage, surrogate_slope
 from spanwise.engines.trl.config import SpanGRPOConfig
-from spanwise.engines.trl.diverged import GradientGuard, check_loss
 from spanwise.engines.trl.fold import DPPO, dppo_term, fold_factor, kl_term, loss_mask, token_kl
-from spanwise.engines.trl.keeping import Keeping
-from spanwise.engines.trl.logged import cited, log_credit
+from spanwise.engines.trl.guards import GradientGuard, check_loss, check_own_advantage, surrogate_slope
+from spanwise.engines.trl.keeping import Keeping, log_credit
 from spanwise.engines.trl.saving import Saving
+from spanwise.errors import refuse
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
-from spanwise.modes.sequences import sequences
-from spanwise.pipeline import Reading
+from spanwise.modes.sequences import Sequences, sequences
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -41,23 +39,6 @@ _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 #: All that TRL's batches fill in.
 PROVIDES = (*AT_READ, "logp_nt")
-
-
-@dataclass
-class _Generation:
-    """A generation batch on its way through TRL's hooks: what one of them finds out and a later one needs.
-
-    Attributes:
-        sampled: 1 at each token that the model wrote, 0 at a tool's; None: it wrote them all.
-        told: what TRL passes to reward functions.
-        own: what was read of the completions.
-        seconds: the time that reading took.
-    """
-
-    sampled: list[list[int]] | None = None
-    told: dict[str, Any] = field(default_factory=dict)
-    own: ReadBatch = field(init=False)
-    seconds: float = 0.0
 
 
 class SpanGRPOTrainer(Saving):
@@ -110,7 +91,6 @@ class SpanGRPOTrainer(Saving):
         critic: CriticConfig | None = None,
         **options: Any,
     ) -> None:
-        checks.check_version(trl.__version__)
         scheme = checks.check_scheme(scheme, critic, options)
         modes = scheme.modes if critic is None else (*scheme.modes, critic)
         scheme.check((*PROVIDES, *added_by(modes, "trl")), at_read=AT_READ)
@@ -122,10 +102,16 @@ class SpanGRPOTrainer(Saving):
         needed = (args.generation_batch_size or 0) // (args.num_generations or 1)
         checks.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=needed)
         self.scheme = scheme
-        self._name, self._paper = cited(scheme)
+        title, _, number = scheme.entry.paper.rpartition(", arXiv ")  # of the model card
+        self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": number} if title else {}
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
-        self._generation_batch = _Generation()
+        # What one of TRL's hooks finds out of a generation batch and a later one needs: which tokens the model wrote (None: all),
+        # what TRL passes to reward functions, what was read, and how long that took.
+        self._sampled: list[list[int]] | None = None
+        self._told: dict[str, Any] = {}
+        self._own: ReadBatch | None = None
+        self._read_seconds = 0.0
         self._done: set[str] = set()
         # These two mask tokens inside TRL's loss by what only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
@@ -141,7 +127,13 @@ class SpanGRPOTrainer(Saving):
             processing_class=processing_class,
             **options,
         )
-        checks.check_environment_rewards(self.reward_func_names, scheme.objectives)
+        environments = ", ".join(self.reward_func_names[len(scheme.objectives) :])
+        refuse(
+            {
+                f"The environment {environments} has a get_reward method, and no block is paid by it. Rename the method and call "
+                "it from an objective: a reward function gets the environments as its argument 'environments'.": environments
+            }
+        )
         if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
             template = bool(getattr(self.processing_class, "chat_template", None))
             checks.check_prompts(train_dataset["prompt"], template=template)
@@ -155,8 +147,8 @@ class SpanGRPOTrainer(Saving):
         self._step_seconds = 0.0
         self.add_callback(GradientGuard(lambda: self.accelerator.scaler is not None))
         keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
-        self.keeping = Keeping(self, keep_rollouts=keep, report=report) if keep or report else None
-        if self.keeping is not None:
+        if keep or report:
+            self.keeping = Keeping(self, keep_rollouts=keep, report=report)
             self.add_callback(self.keeping)
 
     @property
@@ -170,8 +162,7 @@ class SpanGRPOTrainer(Saving):
         """The function TRL calls for an objective: it keeps what TRL tells, and what it returns goes nowhere."""
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, **told: Any) -> list[float]:
-            told |= {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-            self._generation_batch.told = told
+            self._told = {**told, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
             return [0.0] * len(completion_ids)
 
         reward.__name__ = name
@@ -182,7 +173,7 @@ class SpanGRPOTrainer(Saving):
             for part in self.parts.values():
                 around.enter_context(part.generating())
             generated = super()._generate(*args, **kwargs)
-        self._generation_batch = _Generation(generated[2])
+        self._sampled = generated[2]
         for ids in generated[0] if self._first("prompts") else ():
             end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
             checks.check_prefilled(end, self.scheme.layout)
@@ -190,78 +181,71 @@ class SpanGRPOTrainer(Saving):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        started, now = time.perf_counter(), self._generation_batch
-        extras = {key: now.told.pop(key) for key in _TRL_KWARGS if key in now.told}
+        started, told = time.perf_counter(), self._told
+        extras = {key: told.pop(key) for key in _TRL_KWARGS if key in told}
         # TRL puts the completions of a prompt together, and those of a process.
         count, size = len(completion_ids_list), self.num_generations if self.model.training else self.num_generations_eval
         group_n = (self.accelerator.process_index * count + torch.arange(count)) // size
-        batch = Batch.jagged(completion_ids_list, group_n, sampled=now.sampled, columns=now.told, extras=extras)
-        now.own = self.step.read(batch)
+        batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=told, extras=extras)
+        self._own = self.step.read(batch)
         # What a completion left out is logged as what it stands for; a mean over the rest would praise leaving it out.
-        value_nm = now.own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
-        now.seconds = time.perf_counter() - started
+        value_nm = self._own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
+        self._read_seconds = time.perf_counter() - started
         return value_nm
 
     # ------------------------------------------------------------------ credit
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        now, train = self._generation_batch, self.model.training
-        batch = self._with_values(now.own.batch, now.own.reading, output)
-        started = time.perf_counter()
-        own, mask_nt, number = replace(now.own, batch=batch), loss_mask(output).bool().cpu(), self.state.global_step
-        whole = own.everyone
-        compared = whole.batch
+        output, own, train = super()._generate_and_score_completions(inputs), self._own, self.model.training
+        assert own is not None, "TRL asks for rewards"
+        batch, whole, number = own.batch, own.everyone, self.state.global_step
+        if "logp_nt" in self.scheme.needs:
+            batch = replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output))
+        for part in self.parts.values():
+            batch, metrics = part.read(batch, own.reading, output)
+            self._note(metrics)
+        started, mask_nt = time.perf_counter(), loss_mask(output).bool().cpu()
+        compared = replace(own, batch=batch).everyone.batch
         for part in self.parts.values():
             batch, compared = part.fill(batch, whole.reading, compared, own.here, output)
         own = replace(own, batch=batch, gathered=replace(whole, batch=compared))
         result = self.step.finish(own, mask_nt=mask_nt, learn=train, number=number)
         trained_nt = own.put(result.advantages_nt, width=mask_nt.shape[1])
         output["advantages"] = trained_nt.to(output["completion_ids"].device)
-        told = ("prompts", "completions", "completion_ids")
+        named = ("prompts", "completions", "completion_ids")
         self.last_rollouts = self.step.rollouts(
             result,
             number=number,
             prompts=batch.columns["prompts"],
             completions=batch.columns["completions"],
-            columns={name: values for name, values in batch.columns.items() if name not in told},
+            columns={name: values for name, values in batch.columns.items() if name not in named},
             learn=train,
         )
-        shown = {**result.metrics, "spanwise/seconds": now.seconds + time.perf_counter() - started}
-        self._note(shown)
+        metrics = {**result.metrics, "spanwise/seconds": self._read_seconds + time.perf_counter() - started}
+        self._note(metrics)
         if train:
-            self.last_metrics = {**shown, **reward_means(whole.worth_nm(self.scheme), self.scheme.names)}
-        said = {"table": log_credit(getattr(self, "_logs", {}), *result.by_completion(), self.scheme)}
+            self.last_metrics = {**metrics, **reward_means(whole.worth_nm(self.scheme), self.scheme.names)}
+        sentences = {"table": log_credit(getattr(self, "_logs", {}), *result.by_completion(), self.scheme)}
         if int(output["num_items_in_batch"]) == 0:
-            said["cut off"] = (
+            sentences["cut off"] = (
                 f"Step {number}: all {whole.completions} completions were cut off at max_completion_length="
                 f"{self.max_completion_length}, and mask_truncated_completions leaves those out of the loss, so nothing is "
                 "learned from them. Set max_completion_length up, or mask_truncated_completions=False."
             )
-        once = [sentence for kind, sentence in said.items() if sentence and self._first(kind)]
+        once = [sentence for kind, sentence in sentences.items() if sentence and self._first(kind)]
         for sentence in (*once, *result.warnings) if self.accelerator.is_main_process else ():
             warnings.warn(sentence, UserWarning, stacklevel=2)
         return output
 
     @torch.no_grad()
-    def _with_logps(self, batch: Batch, output: dict[str, Any]) -> Batch:
-        """The batch with the log-probabilities of its tokens under the policy and at the temperature that sampled it."""
-        rows = sequences(output, batch)
+    def _sampled_logps(self, rows: Sequences, output: dict[str, Any]) -> Tensor:
+        """The log-probabilities of the tokens under the policy and at the temperature that sampled them."""
         logp_nt = output.get("old_per_token_logps")
         if logp_nt is None:
             size = self.args.per_device_train_batch_size
             found = self._get_per_token_logps_and_entropies(self.model, rows.ids_nl, rows.attention_nl, rows.width, size)
             logp_nt, self._logps = found[0], None
-        return replace(batch, logp_nt=logp_nt[:, : rows.width].float().cpu())
-
-    def _with_values(self, batch: Batch, reading: Reading, output: dict[str, Any]) -> Batch:
-        """The batch with all that the method needs of models: log-probabilities, and what modes say of its tokens."""
-        if "logp_nt" in self.scheme.needs:
-            batch = self._with_logps(batch, output)
-        for part in self.parts.values():
-            batch, shown = part.read(batch, reading, output)
-            self._note(shown)
-        return batch
+        return logp_nt[:, : rows.width].float().cpu()
 
     def _first(self, what: str) -> bool:
         """Whether something is done for the first time."""
@@ -303,8 +287,14 @@ class SpanGRPOTrainer(Saving):
         finally:
             self.beta, logps_bt, self._logps = beta, self._logps, None
             self.loss_type = own or self.loss_type
-        if own is not None:
-            loss = loss + self._dppo(logps_bt, inputs, mask_bt, own) / accumulation
+        if own is not None and logps_bt is not None:
+            deltas = self.epsilon_low, self.epsilon_high
+            term, dropped = dppo_term(logps_bt, inputs, mask_bt, loss_type=own, deltas=deltas)
+            self._note({"dppo/dropped": float(dropped)})
+            logged = self._metrics["train" if train else "eval"]["policy_loss"]
+            if logged:  # TRL logs it beside an entropy bonus
+                logged[-1] = float(term.detach())
+            loss = loss + term / accumulation
         check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
         if watch and logps_bt is not None:
             check_own_advantage(
@@ -314,56 +304,31 @@ class SpanGRPOTrainer(Saving):
                 mask_bt,
                 factor_b1=factor_b1,
                 accumulation=accumulation,
-                height_bt=self._slope(logps_bt.detach(), inputs),
+                height_bt=surrogate_slope(
+                    logps_bt.detach(),
+                    inputs,
+                    loss_type=self.loss_type,
+                    clip=(self.epsilon_low, self.epsilon_high),
+                    delta=self.args.delta,
+                    sapo_temperatures=(self.args.sapo_temperature_pos, self.args.sapo_temperature_neg),
+                ),
             )
             self._canary_due = False
-        if beta != 0.0:
-            loss = loss + beta * self._kl(logps_bt, inputs, mask_bt) / accumulation
+        if beta != 0.0 and logps_bt is not None:
+            old_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
+            kl_bt = token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_bt)
+            totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
+            sums: Any = self.accelerator.reduce(
+                totals, reduction="sum"
+            )  # logged as TRL does: over the tokens of all processes
+            self._note({"kl": float(sums[0] / sums[1].clamp(min=1))})
+            loss = loss + beta * kl_term(kl_bt, mask_bt) / accumulation
         for part in self.parts.values():
-            more, shown = part.loss(inputs)
+            more, metrics = part.loss(inputs)
             loss = loss + more / accumulation
-            self._note(shown)
-            self.step.note(shown if train else {})
+            self._note(metrics)
+            self.step.note(metrics if train else {})
         return loss
-
-    def _dppo(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor, loss_type: str) -> Tensor:
-        """The policy term of a micro-batch under DPPO, logged as TRL logs its own."""
-        assert logps_bt is not None, "TRL computed no log-probabilities"
-        deltas = self.epsilon_low, self.epsilon_high
-        term, dropped = dppo_term(logps_bt, inputs, mask_bt, loss_type=loss_type, deltas=deltas)
-        self._note({"dppo/dropped": float(dropped)})
-        logged = self._metrics["train" if self.model.training else "eval"]["policy_loss"]
-        if logged:  # TRL logs it beside an entropy bonus
-            logged[-1] = float(term.detach())
-        return term
-
-    def _kl(self, logps_bt: Tensor | None, inputs: Any, mask_bt: Tensor) -> Tensor:
-        """The KL term of a micro-batch; its mean over the tokens of all processes is logged, as TRL does."""
-        assert logps_bt is not None, "TRL computed no log-probabilities"
-        kl_bt = token_kl(
-            logps_bt,
-            inputs["ref_per_token_logps"],
-            mask_bt,
-            old_bt=inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None,
-        )
-        totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
-        sums: Any = self.accelerator.reduce(totals, reduction="sum")
-        self._note({"kl": float(sums[0] / sums[1].clamp(min=1))})
-        return kl_term(kl_bt, mask_bt)
-
-    def _slope(self, logps_bt: Tensor, inputs: Any) -> Tensor:
-        """What the canary expects of each token."""
-        old_bt = inputs.get("old_per_token_logps")
-        slope_bt = surrogate_slope(
-            torch.ones_like(logps_bt) if old_bt is None else (logps_bt - old_bt).exp(),
-            inputs["advantages"],
-            loss_type=self.loss_type,
-            clip=(self.epsilon_low, self.epsilon_high),
-            delta=self.args.delta,
-            sapo_temperatures=(self.args.sapo_temperature_pos, self.args.sapo_temperature_neg),
-        )
-        sampler_ratio = inputs.get("importance_sampling_ratio")
-        return slope_bt if sampler_ratio is None else slope_bt * sampler_ratio
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         score = super()._get_per_token_logps_and_entropies
@@ -377,11 +342,6 @@ class SpanGRPOTrainer(Saving):
     def _waits(self) -> bool:
         """Whether the policy waits for a mode still."""
         return any(part.waits for part in self.parts.values())
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's training; where the run folder is asked for, it is complete however training ends."""
-        with self.keeping.record.running() if self.keeping and self.accelerator.is_main_process else nullcontext():
-            return super().train(*args, **kwargs)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """A step of TRL's; while the policy waits, one that leaves it without gradients."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from spanwise.errors import RecipeError, check_number, refuse
-from spanwise.metric import Metric
-from spanwise.mode import Mode, Page, setting
-from spanwise.modes.critic.page import EXPLAINED, PAGE
+from spanwise.metric import Alarm, Metric
+from spanwise.mode import Chart, Mode, Page, setting
 from spanwise.registry import register
 from spanwise.scheme import Scheme
 
@@ -18,6 +17,49 @@ CRITIC = "critic"
 
 Head = Literal["scalar", "hl_gauss"]
 Truncated = Literal["terminal", "bootstrap", "mask"]
+
+#: What is said at the end of a run whose critic knows nothing.
+_EXPLAINED = Metric(
+    "critic/[value/]explained_variance",
+    at_end=Alarm(
+        "at most",
+        0.0,
+        "The critic{of} knows nothing: its explained variance is {value:.2f} at the end (mean of {over}).",
+        unknown="The critic{of} cannot be judged: no batch has an explained variance, as everything in it earned the same.",
+    ),
+)
+#: Its section.
+_PAGE = Page(
+    "Critic",
+    "GAE and SAE credit a token with what the critic expects after it minus what it expected before: they are worth what its "
+    "values are.",
+    "Does the critic know anything?",
+    (
+        Chart(
+            "Explained variance",
+            {"explained_variance": "critic"},
+            "share of the variance",
+            "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 knows all, 0 says the same "
+            "everywhere, below 0 is worse than that.",
+            floor=-1.0,  # one that starts from nothing may begin at -1,000
+        ),
+        Chart(
+            "Error of the critic",
+            {"error_mean": "of a completion's mean", "error_within": "within a completion"},
+            "squared error",
+            "Together they are the error of a token: how far a completion's mean value is off, and how far the course of its "
+            "values is. Where all reward comes at the end, what was earned has no course: a flat critic then has no error within, "
+            "which is no merit.",
+        ),
+        Chart(
+            "Expected and earned",
+            {"value_mean": "expected", "target_mean": "earned"},
+            "mean",
+            "Means over the tokens of a batch: where they part, the critic lags behind the policy.",
+        ),
+    ),
+    headline=("explained_variance", "explained variance", "the critic knows nothing"),
+)
 
 
 @register("critic", kind="mode")
@@ -55,8 +97,8 @@ class CriticConfig(Mode):
     about: ClassVar[str] = (
         "the value model of methods that need one (gae, sae), fields of `CriticConfig`: learning_rate, model, ..."
     )
-    metrics: ClassVar[tuple[Metric, ...]] = (EXPLAINED,)
-    page: ClassVar[Page | None] = PAGE
+    metrics: ClassVar[tuple[Metric, ...]] = (_EXPLAINED,)
+    page: ClassVar[Page | None] = _PAGE
     elsewhere: ClassVar[tuple[str, ...]] = ("gae_lambda_value", "policy_training_start_step", "truncated")
     in_scheme: ClassVar[bool] = False
     adds: ClassVar[frozenset[str]] = frozenset({"value_nt", "bootstrap_n"})
@@ -114,7 +156,7 @@ class CriticConfig(Mode):
             )
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> CriticConfig:
+    def of(cls, written: Mapping[str, Any]) -> Any:
         """The configuration that a recipe's `critic:` section says.
 
         Example:
@@ -127,6 +169,4 @@ class CriticConfig(Mode):
                 raise RecipeError(
                     f"critic.{name} belongs to the method, which it makes the advantages of: write options: {{{name}: {value}}}."
                 )
-        critic = super().of(written)
-        assert isinstance(critic, CriticConfig), "a mode makes itself"
-        return critic
+        return super().of(written)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from transformers import get_constant_schedule_with_warmup
 
 from spanwise.credit import Streams, bootstrap_values, value_target
 from spanwise.errors import DataError, DivergedError, RecipeError
-from spanwise.losses import CriticError, critic_error
+from spanwise.losses import critic_error
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.value_model import ABOUT, Sequences, ValueModel
 
@@ -75,76 +74,60 @@ class Critic:
     def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
         """Say the values of a batch, then fit the critic to it."""
         started, n = time.perf_counter(), len(truncated_n)
-        with self._awake():
-            batch = _Batch(rows, streams, truncated_n, torch.arange(n), self.config, self.gamma).to(self.accelerator.device)
-            values, size = self._fit(batch) if fit else (self._values(batch), {})
+        self._move(self.accelerator.device)
+        try:
+            batch = _Batch(rows, streams, truncated_n, self.config, self.gamma).to(self.accelerator.device)
+            said_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=self.accelerator.device)
+            sizes = self._fit(batch, said_nts) if fit else {}
             if not fit:
-                self._check_finite(batch.lost_n(*values), batch.own_n)
-        batch, value_nts, end_ns = batch.to("cpu"), *(x.cpu() for x in values)
-        metrics = {**self._compare(batch, value_nts, end_ns), **size, "seconds": time.perf_counter() - started}
-        return Learned(value_nts, batch.bootstrap(end_ns), {f"critic/{name}": number for name, number in metrics.items()})
+                self.model.eval()
+                with torch.no_grad():
+                    for part in torch.arange(n).split(self.micro_batch):
+                        said_nts[part] = self.model.value(self._read(batch.take(part)))
+                self._check_finite(batch, said_nts, torch.arange(n))
+        finally:
+            self._move("cpu")
+        batch, said_nts = batch.to("cpu"), said_nts.cpu()
+        metrics = {**self._compare(batch, said_nts), **sizes, "seconds": time.perf_counter() - started}
+        named = {f"critic/{name}": number for name, number in metrics.items()}
+        return Learned(said_nts[:, :-1], batch.bootstrap(said_nts), named)
 
-    def _fit(self, batch: _Batch) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
-        """All epochs; what was said of every row before it was first fitted, and the mean size of losses and gradients."""
-        n, streams, device = len(batch), len(self.model.names), self.accelerator.device
-        value_nts, end_ns = torch.zeros(n, batch.rows.width, streams, device=device), torch.zeros(n, streams, device=device)
-        sizes = []
-        for epoch in range(self.config.epochs):
-            for part in self._parts(n, epoch):
-                values, size = self._update(batch.take(part), (value_nts[part], end_ns[part]) if epoch else None)
-                sizes.append(size)
-                if epoch == 0:
-                    value_nts[part], end_ns[part] = values
-        self.batches += 1
-        return (value_nts, end_ns), {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
-
-    @torch.no_grad()
-    def _values(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """Values before each token, and after the last one of each row."""
-        self.model.eval()
-        parts = [self._read(batch.take(part))[1:] for part in torch.arange(len(batch)).split(self.micro_batch)]
-        return torch.cat([value for value, _ in parts]), torch.cat([end for _, end in parts])
-
-    def _read(self, batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """What the head says, the values before each token, and those after each row's last one."""
-        with self.accelerator.autocast():
-            logits = self.model(batch.rows)
-        value_nts = self.model.value(logits).detach()
-        end_n11 = batch.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])
-        return logits, value_nts[:, :-1], value_nts.gather(1, end_n11).squeeze(1)
-
-    def _parts(self, n: int, epoch: int) -> Sequence[Tensor]:
-        """The rows of each mini-batch of an epoch; one mini-batch is the batch in its order."""
-        if self.config.mini_batches == 1:
-            return [torch.arange(n)]
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
-        return torch.randperm(n, generator=generator).tensor_split(min(self.config.mini_batches, n))
-
-    def _update(self, batch: _Batch, old: tuple[Tensor, Tensor] | None) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
-        """One optimizer step; what the model said on the way, and the size of loss and gradient."""
+    def _fit(self, batch: _Batch, said_nts: Tensor) -> dict[str, float]:
+        """Fit all epochs and put down what is said of each row before it is first fitted; the mean size of losses and gradients."""
         self.model.train()
-        count = self._sum(batch.mask_nts.sum().float()).clamp(min=1)
-        values, lost, total = [], [], torch.zeros((), device=count.device)
-        for part in torch.arange(len(batch)).split(self.micro_batch):
-            here = batch.take(part)
-            logits, *said = self._read(here)
-            values.append(said)
-            before_nts, after_ns = said if old is None else (old[0][part], old[1][part])
-            lost.append(here.lost_n(before_nts, after_ns))
-            target_nts, mask_nts = here.targets(before_nts, after_ns), here.mask_nts
+        sizes, n = [], len(said_nts)
+        for epoch in range(self.config.epochs):
+            parts: Sequence[Tensor] = [torch.arange(n)]
+            if self.config.mini_batches > 1:
+                generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
+                parts = torch.randperm(n, generator=generator).tensor_split(min(self.config.mini_batches, n))
+            sizes += [self._update(batch, part, said_nts, first=epoch == 0) for part in parts]
+        self.batches += 1
+        return {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
+
+    def _read(self, batch: _Batch) -> Tensor:
+        """What the head says."""
+        with self.accelerator.autocast():
+            return self.model(batch.rows)
+
+    def _update(self, batch: _Batch, row_r: Tensor, said_nts: Tensor, *, first: bool) -> dict[str, float]:
+        """One optimizer step on some rows, its gradients summed over processes; the size of its gradient and its loss."""
+        count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
+        total = torch.zeros((), device=count.device)
+        for part in row_r.split(self.micro_batch):
+            here, logits = batch.take(part), self._read(batch.take(part))
+            if first:
+                said_nts[part] = self.model.value(logits).detach()
+            own_nts, mask_nts = said_nts[part], here.mask_nts
+            target_nts = here.targets(own_nts)
             losses = (
-                self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], before_nts[..., s]).sum() / count
+                self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], own_nts[:, :-1, s]).sum() / count
                 for s in range(len(self.model.names))
             )
             loss = sum(losses, start=torch.zeros((), device=count.device))
             loss.backward()
             total += loss.detach()
-        self._check_finite(torch.cat(lost), batch.own_n)
-        value_nts, end_ns = (torch.cat(parts) for parts in zip(*values, strict=True))
-        return (value_nts, end_ns), {"grad_norm": self._step(), "loss": float(self._sum(total))}
-
-    def _step(self) -> float:
-        """Sum the gradients over processes, look at them, then change the weights; the norm of the gradient."""
+        self._check_finite(batch, said_nts, row_r)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
@@ -155,13 +138,14 @@ class Critic:
         self.schedule.step()
         self.optimizer.zero_grad()
         self.updates += 1
-        return norm
+        return {"grad_norm": norm, "loss": float(self._sum(total))}
 
-    def _check_finite(self, lost_n: Tensor, own_n: Tensor) -> None:
+    def _check_finite(self, batch: _Batch, said_nts: Tensor, row_r: Tensor) -> None:
         """Stop all processes before anything is made of values that are not finite in one of them."""
-        count = int(self._sum(lost_n.sum()))
+        lost_r = batch.take(row_r).lost_n(said_nts[row_r])
+        count = int(self._sum(lost_r.sum()))
         if count:
-            here = own_n[lost_n > 0].tolist()
+            here = row_r[lost_r.cpu() > 0].tolist()
             where = f"of completion {here[0]} first" if here else "of completions of another process"
             raise self._diverged(f"{count:g} of its values are not finite, {where}")
 
@@ -172,40 +156,31 @@ class Critic:
             f"critic.learning_rate ({self.config.learning_rate:g}) down, or go on from an earlier checkpoint."
         )
 
-    def _sum(self, value: Tensor) -> Tensor:
+    def _sum(self, value: Any) -> Any:
         """The sum over processes."""
-        if self.accelerator.num_processes == 1:
-            return value
-        total: Any = self.accelerator.reduce(value, reduction="sum")
-        return total
+        return self.accelerator.reduce(value, reduction="sum")
 
-    def _compare(self, batch: _Batch, value_nts: Tensor, end_ns: Tensor) -> dict[str, float]:
+    def _compare(self, batch: _Batch, said_nts: Tensor) -> dict[str, float]:
         """How good the values were, in all processes together."""
-        target_nts, figures = batch.targets(value_nts, end_ns), {}
-        for s, name in enumerate(self.model.names):
-            error = critic_error(value_nts[..., s], target_nts[..., s], batch.mask_nts[..., s])
-            if self.accelerator.num_processes > 1:
-                gathered: Any = self.accelerator.gather(error.numbers().to(self.accelerator.device)[None])
-                error = CriticError.joined(gathered)
+        held_ntsc = torch.stack([said_nts[:, :-1], batch.targets(said_nts), batch.mask_nts.to(said_nts)], dim=-1)
+        if self.accelerator.num_processes > 1:
+            wide = self.accelerator.pad_across_processes(held_ntsc.to(self.accelerator.device), dim=1)
+            gathered: Any = self.accelerator.gather(wide)
+            held_ntsc = gathered.cpu()
+        figures = {}
+        for name, held_ntc in zip(self.model.names, held_ntsc.unbind(2), strict=True):
+            value_nt, target_nt, mask_nt = held_ntc.unbind(-1)
             prefix = f"{name}/" if len(self.model.names) > 1 else ""
-            figures |= {f"{prefix}{key}": number for key, number in error.figures().items()}
+            error = critic_error(value_nt, target_nt, mask_nt.bool())
+            figures |= {f"{prefix}{key}": number for key, number in error.items()}
         return figures
 
-    @contextmanager
-    def _awake(self) -> Iterator[None]:
-        """The critic on the device while it is used."""
+    def _move(self, device: torch.device | str) -> None:
+        """With `offload`, take the critic and its optimizer to a device."""
         if self.config.offload:
-            self._move(self.accelerator.device)
-        try:
-            yield
-        finally:
-            if self.config.offload:
-                self._move(torch.device("cpu"))
-
-    def _move(self, device: torch.device) -> None:
-        self.model.to(device)
-        for state in self.optimizer.state.values():
-            state.update({name: x.to(device) for name, x in state.items() if isinstance(x, Tensor) and x.dim()})
+            self.model.to(device)
+            for state in self.optimizer.state.values():
+                state.update({name: x.to(device) for name, x in state.items() if isinstance(x, Tensor) and x.dim()})
 
     def save(self, folder: str | Path, tokenizer: Any = None, *, state: bool = True) -> None:
         """Write the model and, to go on from, the optimizer."""
@@ -232,17 +207,13 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What a critic is fitted to, row by row; `own_n` are the places of the rows in the batch of this process."""
+    """What a critic is fitted to, row by row. What it said of it is before each token and behind the last column."""
 
     rows: Sequences
     streams: Streams
     truncated_n: Tensor
-    own_n: Tensor
     config: CriticConfig
     gamma: float
-
-    def __len__(self) -> int:
-        return len(self.truncated_n)
 
     @property
     def mask_nts(self) -> Tensor:
@@ -252,28 +223,32 @@ class _Batch:
             mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]
         return mask_snt.permute(1, 2, 0)
 
-    def bootstrap(self, end_ns: Tensor) -> Tensor:
+    def bootstrap(self, said_nts: Tensor) -> Tensor:
         """The values after the last token, as the configuration takes truncation."""
         options: Any = {"truncated": self.config.truncated}
-        ends = [bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in end_ns.unbind(1)]
-        return torch.stack(ends, 1)
+        ends = (bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in self.ends(said_nts).unbind(1))
+        return torch.stack([*ends], 1)
 
-    def lost_n(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
+    def ends(self, said_nts: Tensor) -> Tensor:
+        """What was said behind the last token of each row."""
+        return said_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, said_nts.shape[2])).squeeze(1)
+
+    def lost_n(self, said_nts: Tensor) -> Tensor:
         """How many of the values that are read are not finite, of each row."""
         behind_n = self.truncated_n & (self.config.truncated == "bootstrap")
-        here_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts.isfinite()
-        return here_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~end_ns.isfinite()).sum(dim=1)
+        here_nts = self.streams.mask_snt.permute(1, 2, 0) & ~said_nts[:, :-1].isfinite()
+        return here_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(said_nts).isfinite()).sum(dim=1)
 
-    def targets(self, value_nts: Tensor, end_ns: Tensor) -> Tensor:
+    def targets(self, said_nts: Tensor) -> Tensor:
         """What each value should have been; 0 where there is no target. Values that are `lost` count as 1/2: all stop together."""
-        value_nts, end_ns = (torch.where(x.isfinite(), x, 0.5) for x in (value_nts, end_ns))
+        said_nts = torch.where(said_nts.isfinite(), said_nts, 0.5)
         rule: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
-        parts: Iterator[dict[str, Any]] = self.streams.inputs(value_nts, self.bootstrap(end_ns))
+        parts: Iterator[dict[str, Any]] = self.streams.inputs(said_nts[:, :-1], self.bootstrap(said_nts))
         return torch.stack([value_target(**part, **rule) for part in parts], dim=2)
 
-    def take(self, rows: Tensor) -> _Batch:
+    def take(self, row_r: Tensor) -> _Batch:
         """Some of the rows."""
-        return self._changed(lambda x: x[rows.to(x.device)])
+        return self._changed(lambda x: x[row_r.to(x.device)])
 
     def to(self, device: torch.device | str) -> _Batch:
         """The same on a device."""
@@ -283,13 +258,8 @@ class _Batch:
         """Each of its tables changed, with the rows as its first dimension."""
         names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
         streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in names}
-        return replace(
-            self,
-            rows=Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width),
-            streams=replace(self.streams, **streams),
-            truncated_n=change(self.truncated_n),
-            own_n=change(self.own_n),
-        )
+        rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
+        return replace(self, rows=rows, streams=replace(self.streams, **streams), truncated_n=change(self.truncated_n))
 
 
 def megabytes(model: nn.Module) -> float:

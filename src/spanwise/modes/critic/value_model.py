@@ -59,9 +59,7 @@ class ValueModel(nn.Module):
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
         """A copy of a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device."""
         own = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
-        settings = deepcopy(own.config)
-        settings.num_labels = _labels(names, config)
-        _calm(settings)
+        settings = _settled(deepcopy(own.config), names, config)
         try:
             model = AutoModelForTokenClassification.from_config(settings, dtype=torch.float32)
         except ValueError as error:
@@ -78,12 +76,25 @@ class ValueModel(nn.Module):
         """A saved critic, or any token classifier; a head of another size is replaced by one of zeros."""
         saved = Saved.of(place)
         if saved is not None:
-            _check_saved(place, saved, names, config)
+            other = [
+                name for name in ("head", "bins", "value_range") if getattr(saved.config, name) != getattr(config, name)
+            ]
+            name = other[0] if other else "head"
+            value = getattr(saved.config, name)
+            refuse(
+                {
+                    f"The critic '{place}' gives {len(saved.names)} values ({', '.join(saved.names)}) and this recipe needs "
+                    f"{len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
+                        list(names) != saved.names
+                    ),
+                    f"The critic '{place}' has the {name} {value} and the recipe says {getattr(config, name)}; write critic: "
+                    f"{{{name}: {list(value) if isinstance(value, tuple) else value}}}.": other,
+                }
+            )
         if tokenizer is not None:
             _check_tokenizer(place, saved, tokenizer)
         try:
-            settings = AutoConfig.from_pretrained(place, num_labels=_labels(names, config), trust_remote_code=False)
-            _calm(settings)
+            settings = _settled(AutoConfig.from_pretrained(place, trust_remote_code=False), names, config)
             model, found = AutoModelForTokenClassification.from_pretrained(
                 place, config=settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
                 trust_remote_code=False,
@@ -91,15 +102,23 @@ class ValueModel(nn.Module):
         except Exception as error:  # transformers, safetensors and json each raise their own
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
-        known = model.get_input_embeddings().num_embeddings
-        if tokenizer is not None and known < len(tokenizer):
-            raise DataError(
-                f"The critic '{place}' knows {known} token ids and the policy's tokenizer has {len(tokenizer)}: it reads other "
-                "tokens. Use a critic of the policy's tokenizer."
-            )
         if found["missing_keys"] or found["mismatched_keys"]:
             _zero_head(model)
-        _check_forwards(place, model)
+        known, needed = model.get_input_embeddings().num_embeddings, 0 if tokenizer is None else len(tokenizer)
+        with torch.no_grad():
+            ids = torch.tensor([[0, 1, 2], [0, 1, 3]], device=model.device)
+            state_nlc = model.eval().base_model(input_ids=ids).last_hidden_state[:, :2]
+        refuse(
+            {
+                f"The critic '{place}' knows {known} token ids and the policy's tokenizer has {needed}: it reads other tokens. "
+                "Use a critic of the policy's tokenizer.": known < needed,
+                f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
+                "would give away what the policy is about to write. Use a model that reads forwards only.": bool(
+                    (state_nlc[0] - state_nlc[1]).abs().max() > 1e-4 * state_nlc.abs().max()
+                ),
+            },
+            DataError,
+        )
         return ValueModel(model, names, config)
 
     def forward(self, rows: Sequences) -> Tensor:
@@ -142,54 +161,23 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
-def _labels(names: Sequence[str], config: CriticConfig) -> int:
-    return len(names) * (1 if config.head == "scalar" else config.bins)
-
-
-def _calm(settings: Any) -> None:
-    """No dropout: the values of a batch are read on the way of its fit, and must not be random."""
+def _settled(settings: Any, names: Sequence[str], config: CriticConfig) -> Any:
+    """The settings of a trunk with the critic's head and without dropout: values are read on the way of a fit, so never random."""
+    settings.num_labels = len(names) * (1 if config.head == "scalar" else config.bins)
     for name, share in vars(settings).items():
         if isinstance(share, float) and "drop" in name:
             setattr(settings, name, 0.0)
     settings.classifier_dropout = 0.0  # .1 where a configuration does not say
+    return settings
 
 
 @torch.no_grad()
-def _check_forwards(place: str, model: Any) -> None:
-    """Refuse a model that looks ahead: its value of a token would depend on that token."""
-    ids = torch.tensor([[0, 1, 2], [0, 1, 3]], device=model.device)
-    state_nlc = model.eval().base_model(input_ids=ids).last_hidden_state[:, :2]
-    if (state_nlc[0] - state_nlc[1]).abs().max() > 1e-4 * state_nlc.abs().max():
-        raise DataError(
-            f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
-            "would give away what the policy is about to write. Use a model that reads forwards only."
-        )
-
-
 def _zero_head(model: Any) -> None:
     """Start from the same value everywhere."""
     trunk = {id(p) for p in model.base_model.parameters()}
     for parameter in model.parameters():
         if id(parameter) not in trunk:
             nn.init.zeros_(parameter)
-
-
-def _check_saved(place: str, saved: Saved, names: Sequence[str], config: CriticConfig) -> None:
-    """Refuse a saved critic of other values."""
-    refuse(
-        {
-            f"The critic '{place}' gives {len(saved.names)} values ({', '.join(saved.names)}) and this recipe needs {len(names)} "
-            f"({', '.join(names)}). Use a critic of the same objectives and the same values.": list(names) != saved.names
-        }
-    )
-    for name in ("head", "bins", "value_range"):
-        value, asked = getattr(saved.config, name), getattr(config, name)
-        written = list(value) if isinstance(value, tuple) else value
-        scalar = config.head == saved.config.head == "scalar"
-        if asked != value and not scalar:
-            raise RecipeError(
-                f"The critic '{place}' has the {name} {value} and the recipe says {asked}; write critic: {{{name}: {written}}}."
-            )
 
 
 def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:

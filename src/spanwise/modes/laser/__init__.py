@@ -1,11 +1,10 @@
 """A confidence without words (LaSeR): the probability of one reserved token after the end of an answer.
 
-`config` has the rule, `mixing` what it changes in credit, `verification` the loss that teaches it, `logps` how it is read off a
-model, `appended` how it travels where a trainer gives log-probabilities of rows alone; `trl`, `verl` and `skyrl` are its engines.
+`config` has the rule, `score` what it changes in credit and the loss that teaches it, `logps` how it is read off a model,
+`appended` how it travels where a trainer gives log-probabilities of rows alone; `trl`, `verl` and `skyrl` are its engines.
 """
 
 from spanwise.modes.laser.config import Laser
-from spanwise.modes.laser.mixing import mixed_advantage, mixed_credit, own_opinion, self_reward
-from spanwise.modes.laser.verification import class_weights, verification_loss
+from spanwise.modes.laser.score import class_weights, mixed_advantage, own_opinion, self_reward, verification_loss
 
-__all__ = ["Laser", "class_weights", "mixed_advantage", "mixed_credit", "own_opinion", "self_reward", "verification_loss"]
+__all__ = ["Laser", "class_weights", "mixed_advantage", "own_opinion", "self_reward", "verification_loss"]

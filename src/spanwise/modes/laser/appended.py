@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from spanwise.credit.spread import completed
 from spanwise.errors import RecipeError
 from spanwise.modes.laser.config import Laser
 from spanwise.modes.laser.logps import reserved_id
-from spanwise.modes.laser.mixing import self_reward
-from spanwise.modes.laser.verification import class_weights, verification_loss
+from spanwise.modes.laser.score import class_weights, self_reward, verification_loss
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
@@ -68,28 +67,20 @@ class Appended:
         Where a batch makes several optimiser steps, w and N_c + N_i are those of the batch, as in the mean over the steps.
         `real`: the rows that were read; the verdict of padding is absent.
         """
-        verdict_n = completed(reading.scores, scheme.objectives)[:, scheme.names.index(self.laser.verdict)].double()
-        if real is not None:
-            verdict_n = (
-                torch.full((len(self._score_n),), torch.nan)
-                .double()
-                .index_copy(0, torch.tensor(real, dtype=torch.long), verdict_n)
-            )
-        return self.taught(self._score_n, verdict_n, batch=number)
-
-    def taught(self, score_n: Float[Tensor, " n"], verdict_n: Float[Tensor, " n"], *, batch: int) -> Lesson:
-        """The lesson of scores and verdicts, NaN where there is none."""
-        laser, rows = self.laser, len(score_n)
+        laser, score_n = self.laser, self._score_n
+        verdict_n = torch.full((len(score_n),), torch.nan).double()
+        read_n = completed(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)].double()
+        verdict_n[slice(None) if real is None else torch.tensor(real, dtype=torch.long)] = read_n
         known_n = ~(score_n.isnan() | verdict_n.isnan())
-        verdict_n = torch.where(known_n, verdict_n.double(), torch.nan)
+        verdict_n = torch.where(known_n, verdict_n, torch.nan)
         w_n, count, metrics = class_weights(verdict_n, balanced=laser.balanced), int(known_n.sum()), {}
         if count:
             right_n = (score_n > 0.5) == (verdict_n > 0.5)
             metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=w_n))
             metrics["laser/accuracy"] = float(right_n[known_n].double().mean())
-        scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(count, 1)
-        target_n = (self.reference + torch.where(known_n, verdict_n, 0.0) / laser.beta) / self.temperature
-        return Lesson((scale * w_n * (batch >= laser.first_loss)).float(), target_n.float(), metrics)
+        scale = laser.alpha * (laser.beta * self.temperature) ** 2 * len(score_n) / max(count, 1)
+        target_n = (self.reference + verdict_n.nan_to_num(nan=0.0) / laser.beta) / self.temperature
+        return Lesson((scale * w_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), metrics)
 
 
 def check_reference(laser: Laser) -> float:
@@ -120,29 +111,20 @@ def parted(
 ) -> Parted:
     """Take a lesson out of a batch. What is left is a batch in which a reserved token is one more token that nothing reads.
 
+    Its place is outside the mask, right behind a trained token. Rows without a trained token have none: trainers fill batches up
+    with such rows, whatever their advantages.
+
     >>> logp_nt, mask_nt = torch.tensor([[-1., -20.]]), torch.tensor([[1, 0]])
     >>> found = parted(logp_nt, torch.tensor([[-1.5, -13.]]), torch.tensor([[.5, .01]]), mask_nt)
     >>> found.old_nt.tolist(), found.adv_nt.tolist(), round(float(found.error_nt.sum()), 6)
     ([[-1.5, -20.0]], [[0.5, 0.0]], 0.49)
     """
-    here_nt = _places(mask_nt, adv_nt)
+    trained_nt = mask_nt > 0
+    behind_nt = torch.cat([torch.zeros_like(trained_nt[:, :1]), trained_nt[:, :-1]], dim=1)
+    here_nt = behind_nt & ~trained_nt & (adv_nt != 0)
     gap_nt = torch.where(here_nt, logp_nt - old_nt, 0.0)
     return Parted(
         torch.where(here_nt, logp_nt.detach().to(old_nt.dtype), old_nt),
         torch.where(here_nt, 0.0, adv_nt),
         torch.where(here_nt, adv_nt, 0.0) * gap_nt.square(),
     )
-
-
-def _places(mask_nt: Shaped[Tensor, "n t"], adv_nt: Float[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-    """Where weights stand: outside the mask, right behind a trained token.
-
-    Rows without a trained token have none: trainers fill batches up with such rows, whatever their advantages.
-
-    >>> _places(torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]]), torch.tensor([[.1, .1, 2., 0.], [.6, .6, .6, .6]])).long()
-    tensor([[0, 0, 1, 0],
-            [0, 0, 0, 0]])
-    """
-    trained_nt = mask_nt > 0
-    behind_nt = torch.cat([torch.zeros_like(trained_nt[:, :1]), trained_nt[:, :-1]], dim=1)
-    return behind_nt & ~trained_nt & (adv_nt != 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.batch import Batch
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.mode import Mode, setting
-from spanwise.modes.laser.mixing import mixed_credit, own_opinion
+from spanwise.modes.laser.score import own_opinion
 from spanwise.pipeline import Reading
 from spanwise.registry import register
 from spanwise.scheme import Scheme
@@ -24,6 +24,17 @@ from spanwise.types import Credit
 
 #: What a run, and each of its checkpoints, keeps of the reference that training measured.
 FILE = "laser.json"
+
+
+def read_measured(file: Path) -> dict[str, Any]:
+    """What a run has measured of the reference: `token`, `id`, `reference` and more."""
+    try:
+        measured = json.loads(file.read_text(encoding="utf-8"))
+        return {**measured, "token": measured["token"], "id": measured["id"], "reference": float(measured["reference"])}
+    except KeyError as error:
+        raise DataError(f"'{file}' is not what a run measures: it has no {error.args[0]}.") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"'{file}' is not what a run measures: {error}.") from error
 
 
 @register("laser", kind="mode")
@@ -34,7 +45,7 @@ class Laser(Mode):
     Equation
         r_s = beta (log pi(token | prompt, completion, end) - reference)
         loss = ... + alpha * mean of w (r_s - r_v)^2, w balances right and wrong (`verification_loss`)
-        A = (1 - mix) A_v + mix z(clip(r_s, 0, 1)) in the blocks that the verdict pays (`mixed_credit`)
+        A = (1 - mix) A_v + mix z(clip(r_s, 0, 1)) in the blocks that the verdict pays
 
     The score of a completion that did not end is absent: it has no loss and is not mixed in.
 
@@ -107,11 +118,6 @@ class Laser(Mode):
             )
 
     @property
-    def first_loss(self) -> int:
-        """The generation batch, from 0, that is the first with the loss."""
-        return self.reasoning_warmup
-
-    @property
     def first_mix(self) -> int | None:
         """The generation batch, from 0, that is the first whose credit is mixed; None if none ever is."""
         return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
@@ -155,7 +161,7 @@ class Laser(Mode):
     def check_steps(self, steps: int) -> None:
         """Refuse warm-ups after which a run leaves nothing to train."""
         for begins, what, mend in (
-            (self.first_loss, "loss", "set reasoning_warmup down"),
+            (self.reasoning_warmup, "loss", "set reasoning_warmup down"),
             (self.first_mix, "mixing", "set self_rewarding_warmup down, or mix: 0"),
         ):
             if begins is not None and begins >= steps:
@@ -208,19 +214,13 @@ class Laser(Mode):
                     f"no {FILE} of a run that has measured one. Set laser.reference in the recipe, or leave laser out."
                 )
             return self
-        try:
-            measured = json.loads(file.read_text(encoding="utf-8"))
-            token, number, reference = measured["token"], measured["id"], float(measured["reference"])
-        except KeyError as error:
-            raise DataError(f"'{file}' is not what a run measures: it has no {error.args[0]}.") from error
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"'{file}' is not what a run measures: {error}.") from error
-        if self.token not in (token, number):
+        measured = read_measured(file)
+        if self.token not in (measured["token"], measured["id"]):
             raise DataError(
                 f"The recipe reads the score off the token '{self.token}', and '{file}' says that the run was trained with "
-                f"'{token}' (id {number}); use the token that was trained."
+                f"'{measured['token']}' (id {measured['id']}); use the token that was trained."
             )
-        return self if self.reference is not None else replace(self, reference=reference)
+        return self if self.reference is not None else replace(self, reference=measured["reference"])
 
     @property
     def judge(self) -> str:
@@ -239,38 +239,23 @@ class Laser(Mode):
         return sentence if early else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-        """The score mixed into the blocks that the verdict pays (`mixed_credit`); without scores there is nothing to mix yet."""
+        """The verdict's advantage mixed with the score in the blocks that it pays; without scores there is nothing to mix yet."""
         if batch.score_n is None:
             return credit
         if batch.steps is not None:
             self.check_turns()
-        paid = next(objective.pays for objective in scheme.objectives if objective.name == self.verdict)
-        pays_k = torch.tensor([name in paid for name in scheme.layout.names], device=reading.length_nk.device)
-        return mixed_credit(
-            credit,
-            batch.score_n,
-            batch.group_n,
-            objectives=scheme.objectives,
-            verdict=self.verdict,
-            paid_nk=reading.present_nk & pays_k,
-            block_nt=None if reading.spans is None else reading.spans.block_nt,
-            by_objective=scheme.entry.kind == "block",
-            mix=self.mix,
-            threshold=self.threshold,
-            scale=self.scale,
-        )
-
-    @classmethod
-    def of(cls, written: Mapping[str, Any]) -> Laser:
-        """The configuration that a recipe's `laser:` section says.
-
-        Example:
-            >>> Laser.of({"token": "<unk>", "tau": 0.2})
-            Traceback (most recent call last):
-            spanwise.errors.RecipeError: There is no field of laser 'tau'... mix...
-        """
-        if "token" not in written and not set(written) - {field.name for field in fields(cls)}:
-            raise RecipeError("laser has no token; name one that the policy never writes, such as token: <|vision_start|>.")
-        laser = super().of(written)
-        assert isinstance(laser, Laser), "a mode makes itself"
-        return laser
+        m = scheme.names.index(self.verdict)
+        pays_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
+        paid_nk = reading.present_nk & pays_k.to(reading.length_nk.device)
+        how: dict[str, Any] = {"mix": self.mix, "threshold": self.threshold, "scale": self.scale}
+        share_n1, own_n1 = (x_n[:, None] for x_n in own_opinion(batch.score_n, batch.group_n, **how))
+        if scheme.entry.kind == "block" and credit.adv_nm is not None:  # the verdict's part of a block's credit is known
+            change_n1 = scheme.objectives[m].weight * share_n1 * (own_n1 - credit.adv_nm[:, m : m + 1].double())
+            return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))
+        block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (own_n1 - credit.block_nk), 0.0)
+        token_nt, spans = credit.token_nt, reading.spans
+        if token_nt is not None and spans is not None:
+            held_nt = torch.gather(paid_nk, 1, spans.block_nt.long().clamp(min=0)) & (spans.block_nt >= 0)
+            change_nt = torch.where(held_nt, share_n1 * (own_n1 - token_nt.double()), 0.0)
+            token_nt = token_nt + change_nt.to(token_nt.dtype)
+        return replace(credit, block_nk=block_nk, token_nt=token_nt)

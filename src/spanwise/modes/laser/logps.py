@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spanwise.errors import DataError, RecipeError
 from spanwise.modes.laser.config import Laser
-from spanwise.modes.laser.mixing import self_reward
+from spanwise.modes.laser.score import self_reward
 
 #: A policy that never had this score starts at 0, one that was trained with it between 0 and 1; further off is another reference.
 _FAR, _NEAR = 0.5, 0.1
@@ -69,26 +69,24 @@ def end_logp(
         T log softmax(logits / T)[token], T the temperature: at any T about the logit, counted from the others'
     """
     found, training = [], model.training
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters hide what the model takes
     try:
         model.eval()
         for first in range(0, len(rows), batch_size):
-            last_nv = _last_logits(model, rows[first : first + batch_size], pad).float()
+            here = rows[first : first + batch_size]
+            width, where = max(map(len, here)), {}
+            ids_nt = torch.tensor([[pad] * (width - len(row)) + list(row) for row in here], device=model.device)
+            mask_nt = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in here], device=model.device)
+            if (
+                "position_ids" in signature(bare.forward).parameters
+            ):  # counted from the row's first token, as when it was sampled
+                where["position_ids"] = (mask_nt.cumsum(dim=1) - 1).clamp(min=0)
+            said = model(input_ids=ids_nt, attention_mask=mask_nt, use_cache=False, logits_to_keep=1, **where)
+            last_nv = said.logits[:, -1].float()
             found.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
     finally:
         model.train(training)
     return torch.cat(found) if found else torch.zeros(0)
-
-
-def _last_logits(model: Any, rows: Sequence[Sequence[int]], pad: int) -> Float[Tensor, "n v"]:
-    """What the model expects after each row; a token's position counts from the first of its row, as when it was sampled."""
-    width = max(map(len, rows))
-    ids_nt = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=model.device)
-    mask_nt = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
-    where = {}
-    bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters hide what the model takes
-    if "position_ids" in signature(bare.forward).parameters:
-        where["position_ids"] = (mask_nt.cumsum(dim=1) - 1).clamp(min=0)
-    return model(input_ids=ids_nt, attention_mask=mask_nt, use_cache=False, logits_to_keep=1, **where).logits[:, -1]
 
 
 def end_logps(

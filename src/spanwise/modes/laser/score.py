@@ -1,18 +1,13 @@
-"""A confidence without words (LaSeR): the score of one reserved token, and how it is mixed into the credit of a verdict."""
+"""A confidence without words (LaSeR): the score of one reserved token, its share in credit, and the loss that teaches it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.strata import centred, group_index, moments
-from spanwise.errors import AlignmentError
-from spanwise.objective import Objective
-from spanwise.types import Credit
+from spanwise.errors import AlignmentError, RewardError
 
 
 def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -> Float[Tensor, " n"]:
@@ -103,49 +98,88 @@ def own_opinion(
     return share_n, centred(score_n, dense_n, scale=scale, ddof=1)
 
 
-def mixed_credit(
-    found: Credit,
-    self_reward_n: Float[Tensor, " n"],
-    group_n: Int[Tensor, " n"],
-    *,
-    objectives: Sequence[Objective],
-    verdict: str,
-    paid_nk: Bool[Tensor, "n k"],
-    block_nt: Int[Tensor, "n t"] | None = None,
-    by_objective: bool,
-    mix: float = 0.1,
-    threshold: float = 0.1,
-    scale: str = "std",
-) -> Credit:
-    """Credit in which the verdict's advantage is a mixed one, in the blocks that it pays.
+def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> Float[Tensor, " n"]:
+    r"""Weights under which right and wrong answers count the same, whichever there are more of.
+
+    Equation
+        w = (N_c + N_i) / (2 N_c) for right, (N_c + N_i) / (2 N_i) for wrong; 0 where there is no verdict
+
+    The weights add up to N_c + N_i; where all are right, or all wrong, to half of it, as in the released code.
+
+    What a squared error with these weights teaches is the probability of being right *if half of the answers were*: its odds are
+    those of the truth times N_i / N_c. Not balanced (all weights 1) it teaches the probability itself.
 
     Args:
-        found: what the method gives.
-        self_reward_n, group_n, mix, threshold, scale: see `mixed_advantage`.
-        objectives, verdict: whose advantage is mixed.
-        paid_nk: the blocks that the verdict pays and the completion has; all others keep their credit.
-        block_nt: the block of each token, for a method that gives tokens their own advantages.
-        by_objective: the method compares each objective by itself, and the verdict's share of a block's credit is known; else the
-            whole credit is one number, which is mixed as A_v.
+        verdict_n: 1 for right, 0 for wrong, NaN for what takes no part (cut off, not checked).
+        balanced: as in the paper; False: 1 wherever there is a verdict.
+
+    Raises:
+        RewardError: a verdict that is neither.
 
     Example:
-        >>> both = Credit(torch.tensor([[.5, .2], [-.5, 0.]]).double(), torch.zeros(2), *torch.zeros(2, 1).long(),
-        ...               adv_nm=torch.tensor([[.5], [-.5]]).double())
-        >>> paid_nk = torch.tensor([[True, False], [True, False]])
-        >>> mixed_credit(both, torch.tensor([1., 0.]), torch.tensor([0, 0]), objectives=[Objective("correct", pays="a")],
-        ...              verdict="correct", paid_nk=paid_nk, by_objective=True, mix=0.5, scale="none").block_nk
-        tensor([[ 0.5000,  0.2000],
-                [-0.5000,  0.0000]], dtype=torch.float64)
+        >>> class_weights(torch.tensor([1., 0., 0., 0., float("nan")]))
+        tensor([2.0000, 0.6667, 0.6667, 0.6667, 0.0000])
     """
-    share_n, own_n = own_opinion(self_reward_n, group_n, mix=mix, threshold=threshold, scale=scale)
-    share_n1, own_n1 = share_n[:, None], own_n[:, None]
-    if by_objective and found.adv_nm is not None:
-        m = [objective.name for objective in objectives].index(verdict)
-        change_n1 = objectives[m].weight * share_n1 * (own_n1 - found.adv_nm[:, m : m + 1].double())
-        return replace(found, block_nk=found.block_nk + torch.where(paid_nk, change_n1, 0.0))
-    block_nk = found.block_nk + torch.where(paid_nk, share_n1 * (own_n1 - found.block_nk), 0.0)
-    if found.token_nt is None or block_nt is None:
-        return replace(found, block_nk=block_nk)
-    held_nt = torch.gather(paid_nk, 1, block_nt.long().clamp(min=0)) & (block_nt >= 0)
-    change_nt = torch.where(held_nt, share_n1 * (own_n1 - found.token_nt.double()), 0.0)
-    return replace(found, block_nk=block_nk, token_nt=found.token_nt + change_nt.to(found.token_nt.dtype))
+    right_n, wrong_n = verdict_n == 1, verdict_n == 0
+    odd_n = ~(right_n | wrong_n | verdict_n.isnan())
+    if bool(odd_n.any()):
+        n = int(odd_n.nonzero()[0])
+        raise RewardError(
+            f"The verdict of completion {n} of {len(verdict_n)} is {float(verdict_n[n]):g}; a self-rewarding score is trained "
+            f"towards 1 (right) or 0 (wrong), so the objective must say one of them."
+        )
+    total = (right_n | wrong_n).sum().to(verdict_n.dtype)
+    if not balanced:
+        return (right_n | wrong_n).to(verdict_n.dtype)
+    weight_n = torch.zeros_like(verdict_n)
+    for class_n in (right_n, wrong_n):
+        weight_n = torch.where(class_n, total / (2 * class_n.sum().clamp(min=1)), weight_n)
+    return weight_n
+
+
+def verification_loss(
+    self_reward_n: Float[Tensor, " n"],
+    verdict_n: Float[Tensor, " n"],
+    *,
+    weight_n: Float[Tensor, " n"] | None = None,
+    count: float | None = None,
+) -> Float[Tensor, ""]:
+    r"""The squared error between the score of a policy's own answer and the verdict, with right and wrong in balance.
+
+    Equation
+        l = 1 / (N_c + N_i) * sum over completions with score and verdict of  w (r_s - r_v)^2
+
+    The score is not clipped. Truncated completions have no score: they take no part and are not counted. (The released code
+    counts them in the mean's denominator.)
+
+    Args:
+        self_reward_n: r_s with its gradient, NaN where it is absent.
+        verdict_n: r_v, 1 or 0, NaN where it is absent.
+        weight_n: w; None: `class_weights` of these completions. Give those of the whole batch for a part of it.
+        count: N_c + N_i; None: of these completions.
+
+    Returns:
+        A number with a gradient, float64 or float32 as the scores; 0 if nothing takes part.
+
+    Raises:
+        AlignmentError: sizes differ; RewardError: a verdict that is neither 0 nor 1.
+
+    Source: LaSeR, arXiv 2510.14943.
+
+    Example:
+        >>> score_n, verdict_n = torch.tensor([.9, .7, .3, .1]), torch.tensor([1., 0., 0., 0.])
+        >>> round(float(verification_loss(score_n, verdict_n)), 7)
+        0.1033333
+    """
+    if self_reward_n.shape != verdict_n.shape:
+        raise AlignmentError(
+            f"There are {len(self_reward_n)} scores and {len(verdict_n)} verdicts; give one to each completion."
+        )
+    known_n = ~(self_reward_n.isnan() | verdict_n.isnan())
+    if weight_n is None:
+        weight_n = class_weights(torch.where(known_n, verdict_n, torch.nan))
+    if count is None:
+        count = float(known_n.sum())
+    gap_n = torch.where(known_n, self_reward_n, 0.0) - torch.where(known_n, verdict_n, 0.0).to(self_reward_n.dtype)
+    held_n = torch.where(known_n, weight_n, 0.0).to(self_reward_n.dtype)
+    return (held_n * gap_n.square()).sum() / max(count, 1.0)
