@@ -109,6 +109,6 @@ def test_every_module_has_an_importer(trees):
     for module, tree in trees.items():
         used |= imported_names(tree) - {module}
         for text in strings(tree):  # loaded late by its name, or run by its path
-            used |= {text, f"{module.rsplit('.', 1)[0]}.{text.removesuffix('.py')}"}
+            used |= {text.partition(":")[0], f"{module.rsplit('.', 1)[0]}.{text.removesuffix('.py')}"}
     packages = {name.rsplit(".", 1)[0] for name in trees if "." in name}  # a package lives while something in it does
     assert sorted(set(trees) - used - packages) == []

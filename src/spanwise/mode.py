@@ -197,9 +197,9 @@ def part_class(mode: Mode | type[Mode], engine: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def parts_of(modes: Sequence[Mode], engine: str, *given: Any) -> dict[str, Any]:
+def parts_of(modes: Sequence[Mode], engine: str, *given: Any, **more: Any) -> dict[str, Any]:
     """The parts in an engine of all modes that have one, by the name of the mode, made with what that engine gives."""
-    return {mode.name: part_class(mode, engine)(mode, *given) for mode in modes if engine in mode.parts}
+    return {mode.name: part_class(mode, engine)(mode, *given, **more) for mode in modes if engine in mode.parts}
 
 
 def added_by(modes: Sequence[Mode], engine: str) -> frozenset[str]:

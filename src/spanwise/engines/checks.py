@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -26,3 +28,16 @@ def idle_fields(path: str | Path, *, engine: str) -> str:
     return (
         f"The recipe also sets {', '.join(sorted(idle))}, which {engine}'s own configuration decides; nothing reads it here."
     )
+
+
+def fixed_faults(fixed: Mapping[str, tuple[Any, str]], setting: Callable[[str], Any]) -> dict[str, bool]:
+    """The sentence for each option of an engine that is not what it must be: option -> that, and why; `setting` reads one.
+
+    >>> fixed_faults({"gamma": (1.0, "it changes nothing")}, {"gamma": 0.9}.get)
+    {'gamma is 0.9: it changes nothing. Leave it at 1.0.': True}
+    """
+    set_to = {name: setting(name) for name in fixed}
+    return {
+        f"{name} is {set_to[name]}: {why}. Leave it at {usual}.": set_to[name] not in (None, usual)
+        for name, (usual, why) in fixed.items()
+    }

@@ -79,7 +79,6 @@ class RunRecord:
     """
 
     def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, option: str) -> None:
-        check_keeping(keep_rollouts, report)
         self.folder, self.keep, self.report, self.option = RunFolder(folder, writes=WRITES), keep_rollouts, report, option
         self.step = 0
         self.seconds = self.own_seconds = 0.0
@@ -141,7 +140,7 @@ class RunRecord:
         result: StepResult,
         scheme: Scheme,
         *,
-        recipe: Callable[[], Mapping[str, Any]],
+        recipe: Mapping[str, Any],
         tokenizer: Any,
         rollouts: Callable[[], Rollouts],
     ) -> None:
@@ -150,13 +149,12 @@ class RunRecord:
         A row is what was read as one, a completion or a turn of a rollout, which has one vote.
         """
         if self._recipe is None:
-            written = recipe()
-            self.check(written, step=step - 1)
-            self.begin(written, step=step - 1, tokenizer=tokenizer)
-        own = result.own
-        self.add(step, {**result.metrics, **reward_means(completed(own.reading.scores, scheme.objectives), scheme.names)})
+            self.check(recipe, step=step - 1)
+            self.begin(recipe, step=step - 1, tokenizer=tokenizer)
+        scores, steps = result.own.reading.scores, result.own.batch.steps
+        self.add(step, {**result.metrics, **reward_means(completed(scores, scheme.objectives), scheme.names)})
         if self.keep and step % self.keep == 0:
-            rollout_n = None if own.batch.steps is None else own.batch.steps.trajectory_s
+            rollout_n = None if steps is None else steps.trajectory_s
             self.folder.write_rollouts([rollouts().recorded(step=step, rollout_n=rollout_n)], step=step)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
@@ -187,19 +185,16 @@ class RunRecord:
                 yield
                 ended = True
             finally:
-                if self._recipe is not None:
-                    self._end(self._recipe, time.perf_counter() - started, ended=ended)
-
-    def _end(self, recipe: Mapping[str, Any], seconds: float, *, ended: bool) -> None:
-        self.flush()
-        if ended:
-            about = {name: recipe.get(name) for name in ("method", "task", "seed")}
-            share = self.own_seconds / self.seconds if self.seconds else None
-            known = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
-            self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **known})
-        if self.report:
-            _make_report(self.folder.path)
-        self._recipe = None
+                self.flush()
+                if self._recipe is not None and ended:
+                    about = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
+                    share = self.own_seconds / self.seconds if self.seconds else None
+                    known = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
+                    seconds = time.perf_counter() - started
+                    self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **known})
+                if self._recipe is not None and self.report:
+                    _make_report(self.folder.path)
+                self._recipe = None
 
 
 def _make_report(folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from spanwise.credit import Trajectory, Turn
-from spanwise.errors import AlignmentError
+from spanwise.errors import AlignmentError, refuse
 from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -64,14 +64,25 @@ def credit_datums(
     """
     rollouts = [list(one) if isinstance(one, (list, tuple)) else [one] for group in groups for one in group]
     of_rollout = [g for g, group in enumerate(groups) for _ in group]
-    reward_of = _by_rollout(groups, rewards or {})
-    trajectories = [
-        Trajectory(j, of_rollout[j], tuple(_turn(datum, j, d) for d, datum in enumerate(rollout)), reward_of[j])
-        for j, rollout in enumerate(rollouts)
-    ]
+    sizes = [len(group) for group in groups]
+    for name, values in (rewards or {}).items():
+        if (given := [len(group) for group in values]) != sizes:
+            raise AlignmentError(
+                f"Rewards '{name}' are of groups of {given} rollouts, and the groups hold {sizes}; give one to each."
+            )
     for name, values in (columns or {}).items():
         if len(values) != len(groups):
             raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups; give one to each.")
+    flat = {name: [value for group in values for value in group] for name, values in (rewards or {}).items()}
+    trajectories = [
+        Trajectory(
+            j,
+            of_rollout[j],
+            tuple(_turn(datum, j, d) for d, datum in enumerate(rollout)),
+            {name: values[j] for name, values in flat.items()},
+        )
+        for j, rollout in enumerate(rollouts)
+    ]
     wide = {name: [values[g] for g in of_rollout] for name, values in (columns or {}).items()}
     batch, recorded = turn_batch(trajectories, columns=wide)
     if all(len(rollout) == 1 for rollout in rollouts):
@@ -82,34 +93,21 @@ def credit_datums(
     return [[next(credited) for _ in group] for group in groups]
 
 
-def _by_rollout(
-    groups: Sequence[Sequence[Any]], rewards: Mapping[str, Sequence[Sequence[float | Status]]]
-) -> list[dict[str, float | Status]]:
-    """The rewards of each rollout by objective."""
-    sizes = [len(group) for group in groups]
-    for name, values in rewards.items():
-        given = [len(group) for group in values]
-        if given != sizes:
-            raise AlignmentError(
-                f"Rewards '{name}' are of groups of {given} rollouts, and the groups hold {sizes}; give one to each."
-            )
-    flat = {name: [value for group in values for value in group] for name, values in rewards.items()}
-    return [{name: values[j] for name, values in flat.items()} for j in range(sum(sizes))]
-
-
 def _turn(datum: Any, j: int, d: int) -> Turn:
+    """A datum as a turn, refused if it does not say which tokens were sampled."""
     inputs = _get(datum, "loss_fn_inputs")
     ids = [int(value) for value in _values(_get(inputs, "target_tokens"))]
     mask = _values(_get(inputs, "mask")) or _values(_get(inputs, "weights"))
-    if not mask:
-        raise AlignmentError(
+    refuse(
+        {
             f"Datum {d} of rollout {j} has neither 'mask' nor 'weights', so nothing says which of its {len(ids)} tokens were "
-            f"sampled; add one of them to its loss_fn_inputs."
-        )
-    if len(mask) != len(ids):
-        raise AlignmentError(
-            f"Datum {d} of rollout {j} has {len(ids)} target tokens and a mask of {len(mask)}; give one to each."
-        )
+            f"sampled; add one of them to its loss_fn_inputs.": not mask,
+            f"Datum {d} of rollout {j} has {len(ids)} target tokens and a mask of {len(mask)}; give one to each.": (
+                len(mask) != len(ids)
+            ),
+        },
+        AlignmentError,
+    )
     return Turn((), ids, [int(value != 0) for value in mask])
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from spanwise.batch import Batch
@@ -76,70 +78,58 @@ class TrlPart:
         """Go on with the files of a checkpoint."""
 
 
-class VerlPart:
-    """A mode in verl's trainers, and in the workers beside them.
+class RowPart(ABC):
+    """A mode in a trainer that knows rows alone (verl, SkyRL): all that the policy's passes must see is one more token.
 
-    It is made with verl's whole configuration, and with what gives its `HFModelConfig`, whose files are looked at only then.
+    The engine puts `token` behind each row that `ended`, outside the loss mask, so that every pass gives its log-probability. There
+    the advantage is a weight and the old log-probability a target (`lesson`); a policy loss that the engine registers as
+    `spanwise_<mode>_<loss>` takes both out again (`parted`) and adds what they teach.
 
-    Attributes:
-        tokens: fields of `Batch` with a number per token that it reads beside the method's.
-        policy_loss: a policy loss of verl with what the mode adds to it, registered as `spanwise_<mode>_<loss>` beside every loss
-            there is: `policy_loss(agg_loss, loss, **arguments)`; None: the mode adds nothing.
+    Made with the policy's tokenizer, how many ids it knows, its generation configuration and the trainer's temperature.
     """
 
-    tokens: ClassVar[frozenset[str]] = frozenset()
-    policy_loss: ClassVar[Callable[..., Any] | None] = None
-
-    def __init__(self, mode: Any, config: Any, model: Callable[[], Any]) -> None:
-        self.mode: Any = mode
-
-    def append(self, output: Any) -> None:
-        """Put what the policy's pass must see behind an `AgentLoopOutput` that is trained on, before it is stored."""
-
-    def places(self, responses: Tensor, masks: Tensor) -> Sequence[int]:
-        """The column of what was appended in each row of nested responses, -1 for a row without: `Rows.places`."""
-        return ()
-
-    def fields(self, rows: Any, number: int) -> dict[str, Tensor]:
-        """The fields of `Batch` that it adds, by row of `engines.verl.carry.Rows`; `number` of the generation batch, from 0."""
-        return {}
-
-    def teach(
-        self, adv_nt: Tensor, rows: Any, reading: Reading, scheme: Scheme, number: int
-    ) -> tuple[Tensor, dict[str, float]]:
-        """After the credit: the advantages with what its loss reads at the places, and metrics."""
-        return adv_nt, {}
-
-    def rewrite(self, old: list[Tensor], column_n: Sequence[int]) -> list[Tensor]:
-        """The old log-probabilities of each row with what its loss reads at the places."""
-        return old
-
-
-class SkyrlPart:
-    """A mode in SkyRL's trainer, made with its whole configuration, the policy's tokenizer and how many ids the policy knows."""
-
-    def __init__(self, mode: Any, cfg: Any, tokenizer: Any, size: int | None) -> None:
-        self.mode: Any = mode
+    mode: Any
+    token: int
 
     @staticmethod
-    def check(mode: Any, cfg: Any) -> None:
-        """Refuse settings of SkyRL under which the mode would do something else, with a `RecipeError`."""
+    @abstractmethod
+    def check(mode: Any, engine: str, config: Any) -> None:
+        """Refuse settings of an engine under which the mode would do something else, with a `RecipeError`."""
 
-    def loss_type(self, kind: str) -> str:
-        """The name of a policy loss that has what the mode adds to another, in SkyRL's registry and its workers'."""
-        return kind
+    @abstractmethod
+    def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
+        """Whether the token belongs behind a row."""
 
-    def append(self, output: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A generator's output with what the policy's pass must see behind the rows."""
-        return output
+    @abstractmethod
+    def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
+        """The fields of `Batch` that it adds, given the token's log-probability in each row (NaN: none); batches count from 0."""
 
-    def fields(self, data: Any, number: int) -> dict[str, Tensor]:
-        """The fields of `Batch` that it adds; `number` of the generation batch, from 0."""
-        return {}
+    @abstractmethod
+    def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """After the credit: a weight and a target for each row, and metrics; the trainer's mean is over so many `rows`."""
 
-    def teach(self, data: Any, reading: Reading, scheme: Scheme, factor_n: Tensor, number: int) -> dict[str, float]:
-        """After the credit: lay out in SkyRL's batch what the mode's loss reads, and say its metrics.
+    @staticmethod
+    @abstractmethod
+    def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Old log-probabilities and advantages without the lesson, and its error at each token."""
 
-        `factor_n`: what advantages of each row were multiplied by for the loss reduction.
-        """
-        return {}
+
+def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
+    """The log-probability at a column of each row, NaN where that is -1.
+
+    >>> token_logp(torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([1, -1]))
+    tensor([-2., nan])
+    """
+    found_n = logp_nt.gather(1, column_n.clamp(min=0)[:, None])[:, 0]
+    return torch.where(column_n >= 0, found_n, torch.nan)
+
+
+def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
+    """A table with a value at a column of each row, where that is not -1.
+
+    >>> with_token(torch.zeros(2, 2), torch.tensor([1, -1]), torch.tensor([3.0, 4.0])).tolist()
+    [[0.0, 3.0], [0.0, 0.0]]
+    """
+    value_nt, at = value_nt.clone(), (column_n >= 0).nonzero()[:, 0]
+    value_nt[at, column_n[at]] = value_n[at].to(value_nt.dtype)
+    return value_nt

@@ -6,8 +6,8 @@ import torch
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.train.dataset.preprocess import compute_prompt_boundaries, compute_prompt_mini_batch_boundaries
 
-from spanwise.engines.skyrl.config import _REDUCTIONS
-from spanwise.engines.skyrl.fold import fold_factor
+from spanwise.engines.skyrl.config import REDUCTIONS
+from spanwise.engines.skyrl.trainer import fold_factor
 
 WIDTH = 9
 
@@ -45,7 +45,7 @@ def reduced(data, name, adv_nt, mask_nt, mini, prompts):
 
 
 @pytest.mark.parametrize("stepwise", [True, False])
-@pytest.mark.parametrize("name", _REDUCTIONS)
+@pytest.mark.parametrize("name", REDUCTIONS)
 def test_the_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(data, name, stepwise):
     for seed in range(3):
         adv_nt, mask_nt, rollout_n, mini, prompts = ragged(seed, stepwise=stepwise)

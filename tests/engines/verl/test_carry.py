@@ -57,7 +57,7 @@ def same(found, expected):
 
 
 def test_what_is_packed_comes_back():
-    carried = unpack(Rows([packed(text) for text in TEXTS]), SCHEME, 40)
+    carried = unpack([packed(text) for text in TEXTS], SCHEME, 40)
     back, masked_n = carried.reading, carried.masked_n
     whole = Reading.joined([read_one(text)[0] for text in TEXTS])
     for name in ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm"):
@@ -80,7 +80,7 @@ def test_advantages_are_those_of_the_pipeline():
     found = credited(Rows([packed(text) for text in TEXTS]), ["u"] * 5, whole.mask_nt, Step(SCHEME))
     assert torch.equal(found.adv_nt, expected_nt)
     assert found.return_nt is None  # no critic
-    assert found.metrics["credit/malformed"] == pytest.approx(2 / 5)
+    assert found.result.metrics["credit/malformed"] == pytest.approx(2 / 5)
 
 
 def test_padding_joins_nothing():
@@ -155,7 +155,7 @@ def test_what_a_critic_is_fitted_to():
     length = int(mask_nt[0].sum())
     assert found.return_nt[0].tolist() == [-1.0] * length
     assert found.adv_nt[0].tolist() == pytest.approx([-1.25 * 0.5 ** (length - 1 - t) for t in range(length)])
-    shown = found.metrics  # off by 5/4 at every token of the only completion that has a reward
+    shown = found.result.metrics  # off by 5/4 at every token of the only completion that has a reward
     assert (shown["critic/error_mean"], shown["critic/error_within"]) == pytest.approx((25 / 16, 0.0), abs=1e-12)
     assert (shown["critic/value_mean"], shown["critic/target_mean"]) == pytest.approx((0.25, -1.0))
     half_nt = credited(rows, ["u"] * 2, mask_nt, Step(PPO), value_lam=0.5).return_nt
@@ -217,8 +217,8 @@ def test_a_token_that_was_not_read_as_the_models():
 @pytest.mark.parametrize(
     ("rows", "width", "error", "says"),
     [
-        (Rows([None]), 9, RecipeError, "Row 0 carries no reading"),
-        (Rows([packed(TEXTS[0])]), 3, AlignmentError, "room for 3"),
+        ([None], 9, RecipeError, "Row 0 carries no reading"),
+        ([packed(TEXTS[0])], 3, AlignmentError, "room for 3"),
     ],
 )
 def test_what_cannot_be_read(rows, width, error, says):
@@ -229,4 +229,4 @@ def test_what_cannot_be_read(rows, width, error, says):
 def test_another_scheme_is_noticed():
     other = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
     with pytest.raises(AlignmentError, match=r"pack and unpack with one scheme"):
-        unpack(Rows([packed(TEXTS[0])]), other, 40)
+        unpack([packed(TEXTS[0])], other, 40)

@@ -78,7 +78,7 @@ def test_padding_is_not_in_the_mean_of_a_batch():
     """A method of somebody's own that looks at the whole batch: six rows of padding do not move its mean."""
     from verl import DataProto
 
-    from spanwise.engines.verl.estimators import outcome_advantages
+    from spanwise.engines.estimators import outcome_advantages
 
     @register("minus_batch_mean", kind="completion", paper="none")
     def minus_batch_mean(reward_n, group_n):

@@ -22,5 +22,5 @@ def test_verl_takes_every_argument_and_added_ones_win(tmp_path):
     assert config.trainer.total_epochs == 7
     settings = prepare(config)
     assert settings.scheme.layout.names == ("solution", "confidence")
-    assert (settings.mode, settings.mini_batch) == ("seq-mean-token-mean", 128 * 8)
+    assert (settings.reduction["mode"], settings.reduction["mini_batch"]) == ("seq-mean-token-mean", 128 * 8)
     assert (str(settings.record.folder.path), settings.record.keep) == ("runs/verl", 10)

@@ -21,7 +21,8 @@ from queue_small import filled, trainer_of
 from verl_runs import GROUP, PROMPTS, STEPS
 from verl_small import RECIPE, TEXT, WHOLE, config_of, manager_of
 
-from spanwise.engines.verl.estimators import carried_advantages, outcome_advantages
+from spanwise.engines.estimators import outcome_advantages
+from spanwise.engines.verl.estimators import carried_advantages
 from spanwise.engines.verl.settings import prepare
 from spanwise.engines.verl.trainer import rows_of, sampled_of
 from spanwise.errors import AlignmentError, DataError, RecipeError
@@ -135,9 +136,9 @@ class TestV1:
         mask_nt = data["response_mask"].to_padded_tensor(0)
         mask_nt[1] = 0
         trainer.global_steps = 1
-        with run.training(trainer, done=0), run.carrying(rows) as shown:
+        with run.training(trainer, done=0), run.carrying(rows):
             carried_advantages(torch.zeros(mask_nt.shape), mask_nt, index=["a", "a", "a"])
-            run.keep(trainer, rows, shown, lambda: sampled_of(batch))
+            run.keep(trainer, rows, lambda: sampled_of(batch))
         found = rows_in(tmp_path / "run", 1)
         assert [sum(row["advantages/rloo"]) for row in found] == pytest.approx([1.0, 0.0, -0.5], rel=1e-5)
         assert [row["credit/rloo/all"] for row in found] == pytest.approx([1.0, -0.5, -0.5])

@@ -11,8 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from verl_small import config_of, manager_of, outputs_of
 
 from spanwise import Batch, advantages, credit_batch, read
-from spanwise.engines.verl import masks
-from spanwise.engines.verl.settings import prepare
+from spanwise.engines.verl.settings import parts_in, prepare, scheme_in
 from spanwise.errors import RecipeError
 from spanwise.modes.laser.logps import end_logps
 
@@ -108,7 +107,7 @@ def credited(tmp_path, queue):
 
 def by_hand(case):
     """The same completions without the reserved token, and their scores from a pass of their own."""
-    token, end = case.trainer.spanwise.parts["laser"].reserved.token, case.manager.tokenizer.eos_token_id
+    token, end = case.trainer.spanwise.parts["laser"].token, case.manager.tokenizer.eos_token_id
     ids = [row[:-1] if row[-1] == token else row for row in case.rows["responses"]]
     there_nt = torch.tensor([[1] * len(row) + [0] * (40 - len(row)) for row in ids]).bool()
     ids_nt = torch.tensor([row + [0] * (40 - len(row)) for row in ids])
@@ -120,7 +119,7 @@ def by_hand(case):
 
 
 def test_what_ended_has_one_more_token_and_no_other(credited):
-    token, end = credited.trainer.spanwise.parts["laser"].reserved.token, credited.manager.tokenizer.eos_token_id
+    token, end = credited.trainer.spanwise.parts["laser"].token, credited.manager.tokenizer.eos_token_id
     for n, (ids, mask) in enumerate(zip(credited.rows["responses"], credited.rows["response_mask"], strict=True)):
         if n == CUT:
             assert token not in ids
@@ -220,7 +219,7 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
     plain = {**case.rows, "responses": ids, "response_mask": [[1] * size for size in length]}
     before = [row[:size] for row, size in zip(case.old, length, strict=True)]
     expected = loss_of(case, plain, before, [row[:size] for row, size in zip(adv, length, strict=True)], mode)
-    token, errors = case.trainer.spanwise.parts["laser"].reserved.token, []
+    token, errors = case.trainer.spanwise.parts["laser"].token, []
     verdicts = [1, 0, None, 0, 1]  # cut off; left out, which counts as wrong
     weights = {1: 4 / (2 * 2), 0: 4 / (2 * 2)}
     for prompt, own, verdict in zip(case.rows["prompts"], ids, verdicts, strict=True):
@@ -279,4 +278,4 @@ def test_a_run_without_a_laser_keeps_verls_loss(tmp_path):
     config = config_of(tmp_path)
     prepare(config)
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
-    assert masks._parts(SimpleNamespace(config=config)) == {}
+    assert parts_in(config, scheme_in(config), lambda: pytest.fail("nobody asks")) == {}

@@ -14,6 +14,7 @@ from verl_small import config_of, manager_of
 
 from refined_cases import RECIPE, TEXTS, grpo, logps_of, refined, rows_of
 from spanwise.engines.verl.run import MEMORY
+from spanwise.engines.verl.settings import attach
 from spanwise.errors import DataError
 
 POISON = math.nan
@@ -120,20 +121,33 @@ def test_v0_writes_and_reads_it_with_verls_checkpoints(tmp_path, monkeypatch):
     assert len(later["anchors"]) == 3
 
 
-def test_v1_saves_before_verl_and_reads_after_it(tmp_path, monkeypatch):
+def test_it_saves_before_verl_and_reads_after_it(tmp_path):
     config = config_of(
         tmp_path, f"trainer.default_local_dir={tmp_path / 'run'}", recipe=RECIPE.format(method="ha_dw", more="")
     )
-    trainer = trainer_of(config)
-    stock, seen = type(trainer).__mro__[1], []
-    monkeypatch.setattr(
-        stock, "_save_checkpoint", lambda self: seen.append((tmp_path / "run/global_step_3" / MEMORY).is_file())
-    )
-    monkeypatch.setattr(stock, "_load_checkpoint", lambda self: setattr(self, "global_steps", 3))
+    seen = []
+
+    class Stock:
+        """What is asked of a trainer of verl."""
+
+        def __init__(self, config):
+            self.config = config
+
+        def fit(self):
+            pass
+
+        def _save_checkpoint(self):
+            seen.append((tmp_path / "run/global_step_3" / MEMORY).is_file())
+
+        def _load_checkpoint(self):
+            self.global_steps = 3
+
+    attach(Stock)
+    trainer = Stock(config)
     trainer.spanwise.scheme.entry.estimator.load_state_dict({"anchors": [0.5, 0.7], "rates": []})
     trainer.global_steps = 3
     trainer._save_checkpoint()
-    other = trainer_of(config)
+    other = Stock(config)
     other._load_checkpoint()
     assert seen == [True]
     assert other.spanwise.scheme.entry.estimator.state_dict() == {"anchors": [0.5, 0.7], "rates": []}

@@ -33,7 +33,7 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     assert info["correct"] == 1.0
     assert info["brier"] == pytest.approx(-0.01)
     assert output.reward_score == pytest.approx(0.99)
-    carried = carry.unpack(carry.Rows([info[carry.KEY]]), manager.scheme, 80)
+    carried = carry.unpack([info[carry.KEY]], manager.scheme, 80)
     reading, masked_n = carried.reading, carried.masked_n
     assert reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
     assert masked_n.tolist() == [True]
@@ -48,7 +48,7 @@ def test_absent_and_unreadable_survive_the_way(config, manager):
     for text, expected in (("<answer>4</answer>", Status.ABSENT), (TEXT.format(4, "high"), Status.UNPARSABLE)):
         (output,) = scored(config, outputs_of(manager.tokenizer, [text]), manager)
         assert info_of(output)["brier"] == -1.0  # what is logged is what it stands for
-        reading = carry.unpack(carry.Rows([info_of(output)[carry.KEY]]), manager.scheme, 80).reading
+        reading = carry.unpack([info_of(output)[carry.KEY]], manager.scheme, 80).reading
         assert reading.scores.status_nm.tolist() == [[Status.OK, expected]]
         assert math.isnan(reading.scores.reward_nm[0, 1])
 
@@ -60,7 +60,7 @@ def test_tool_output_is_not_the_models(config, manager):
     mask = [1] * len(own) + [0] * len(tool) + [1] * len(rest)
     (output,) = scored(config, outputs_of(manager.tokenizer, [own + tool + rest], [mask]), manager)
     assert info_of(output)["correct"] == 1.0
-    carried = carry.unpack(carry.Rows([info_of(output)[carry.KEY]]), manager.scheme, len(mask))
+    carried = carry.unpack([info_of(output)[carry.KEY]], manager.scheme, len(mask))
     reading, masked_n = carried.reading, carried.masked_n
     assert (reading.spans.block_nt[0] >= 0).long().tolist() == mask
     assert masked_n.all()
@@ -71,7 +71,7 @@ def test_every_output_of_a_rollout_is_read(config, manager):
     outputs = scored(config, outputs_of(manager.tokenizer, ["So", TEXT.format(4, 0.9)]), manager)
     assert info_of(outputs[-1])["correct"] == 1.0  # the number that is logged is the last output's
     packed = info_of(outputs[-1])[carry.KEY]
-    reading = carry.unpack(carry.Rows([packed, packed], step=[0, 1]), manager.scheme, 80).reading
+    reading = carry.unpack([packed, packed], manager.scheme, 80, [0, 1]).reading
     assert reading.scores.reward_nm[:, 0].tolist() == [0.0, 1.0]
     assert reading.scores.status_nm[:, 1].tolist() == [Status.ABSENT, Status.OK]
     assert reading.length_nk[0].tolist() == [len(outputs[0].response_ids), 0]
@@ -112,7 +112,7 @@ def test_v0_stacks_what_is_carried(config, manager):
     assert len({tuple(info) for info in infos}) == 1
     arrays = {key: np.array([info[key] for info in infos]) for key in infos[0]}
     assert all(array.shape == (2,) for array in arrays.values())
-    reading = carry.unpack(carry.Rows(arrays[carry.KEY].tolist()), manager.scheme, 100).reading
+    reading = carry.unpack(arrays[carry.KEY].tolist(), manager.scheme, 100).reading
     assert reading.scores.reward_nm[:, 0].tolist() == [1.0, 0.0]
 
 
@@ -147,6 +147,6 @@ def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
     outputs[0].extra_fields, outputs[1].extra_fields = {"won": None}, {"won": 1.0}
     scored(manager.config, outputs, manager)
     packed = info_of(outputs[-1])[carry.KEY]
-    reading = carry.unpack(carry.Rows([packed, packed], step=[0, 1]), manager.scheme, 80).reading
+    reading = carry.unpack([packed, packed], manager.scheme, 80, [0, 1]).reading
     assert reading.scores.status_nm[:, 0].tolist() == [Status.ABSENT, Status.OK]
     assert reading.scores.reward_nm[1, 0] == 1.0

@@ -9,7 +9,7 @@ from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
 
 REFUSED = {
-    "algorithm.use_kl_in_reward=True": "actor.use_kl_loss=True",
+    "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave it at False",
     "critic.enable=True": "critic.enable asks for a critic, but .* reads no values",
     "algorithm.use_pf_ppo=True": "under GAE only",
     "algorithm.norm_adv_by_std_in_grpo=False": "method: dr_grpo",
@@ -18,10 +18,10 @@ REFUSED = {
     "reward.reward_model.enable=True": "reward function of the recipe",
     "reward.custom_reward_function.path=mine.py": "name the function there",
     "reward.reward_manager.name=dapo": "leave it out",
-    "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "spans lose their own",
-    "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "size of their advantages",
-    "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov": "size of their advantages",
-    "actor_rollout_ref.actor.policy_loss.loss_mode=sapo": "Set actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "averages advantages",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "picks tokens by their size",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov": "picks tokens by their size",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=sapo": "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
     "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm": "loss_scale_factor to the longest",
     "actor_rollout_ref.actor.loss_agg_mode=mean": "no loss_agg_mode",
 }
@@ -116,7 +116,7 @@ def test_what_is_set(tmp_path, capsys):
         "pkg://spanwise.engines.verl.reward",
         "SpanRewardManager",
     )
-    assert settings.mini_batch == 2 * 4
+    assert settings.reduction["mini_batch"] == 2 * 4
     assert settings.scheme.names == ("correct", "brier")
     assert "spanwise" not in capsys.readouterr().err
     prepare(config)  # what it set itself is not refused

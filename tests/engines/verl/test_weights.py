@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spanwise.engines.verl.weights import MODES, check_mode, loss_factor
+from spanwise.engines.verl.weights import loss_factor
 from spanwise.errors import RecipeError
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
@@ -24,17 +24,3 @@ def test_by_hand():
 def test_several_mini_batches():
     with pytest.raises(RecipeError, match=r"4 rows makes mini-batches of 2.*seq-mean-token-mean"):
         factor("token-mean", mini_batch=2)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_is_known(mode):
-    check_mode(mode, horizon=3)
-
-
-@pytest.mark.parametrize(
-    ("mode", "horizon", "says"), [("mean", None, "no loss_agg_mode"), (MODES[2], None, "width of each")]
-)
-def test_what_cannot_be_undone(mode, horizon, says):
-    with pytest.raises(RecipeError, match=says) as refused:
-        check_mode(mode, horizon=horizon)
-    assert "seq-mean-token-mean" in str(refused.value)

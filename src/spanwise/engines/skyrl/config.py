@@ -3,12 +3,13 @@
 import warnings
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from operator import attrgetter
 from typing import Any
 
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.checks import idle_fields
+from spanwise.engines.checks import fixed_faults, idle_fields
 from spanwise.engines.keep import RunRecord
 from spanwise.engines.windows import untested
 from spanwise.errors import refuse
@@ -47,28 +48,28 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
 #: SkyRL's whole configuration, with a recipe.
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
-#: Options of `trainer.algorithm` that would change the credit or be lost: what they must be, and why.
+#: Options that would change the credit or be lost: what they must be, and why.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "advantage_estimator": ("spanwise", "the recipe names the method, so an estimator would change nothing"),
-    "gamma": (1.0, "it belongs to SkyRL's own estimators; a method takes its own in the recipe, as options: {gamma: ...}"),
-    "lambd": (1.0, "it belongs to SkyRL's own estimators; a method takes its own in the recipe, as options: {lam: ...}"),
-    "grpo_norm_by_std": (True, "it belongs to SkyRL's own GRPO; write method: dr_grpo in the recipe instead"),
-    "advantage_batch_normalize": (
+    "trainer.algorithm.advantage_estimator": ("spanwise", "the recipe names the method"),
+    "trainer.algorithm.gamma": (1.0, "a method takes its own in the recipe, as options: {gamma: ...}"),
+    "trainer.algorithm.lambd": (1.0, "a method takes its own in the recipe, as options: {lam: ...}"),
+    "trainer.algorithm.grpo_norm_by_std": (True, "it belongs to SkyRL's own GRPO; write method: dr_grpo in the recipe"),
+    "trainer.algorithm.advantage_batch_normalize": (
         False,
-        "it would subtract one mean from all tokens, padding and other blocks included; say in the recipe what is compared "
-        "(baseline, scale)",
+        "one mean would be taken over all tokens, padding and other blocks included",
     ),
-    "use_kl_in_reward": (
+    "trainer.algorithm.use_kl_in_reward": (
         False,
-        "it hides the KL term in the environment's reward, where no block is paid by it; set use_kl_loss=true instead",
+        "no block is paid by what it changes; set use_kl_loss=true instead",
     ),
-    "zero_variance_filter": (
+    "trainer.algorithm.zero_variance_filter": (
         False,
-        "it drops groups by the environment's reward alone, although their blocks may differ; what does not differ gets credit 0 "
-        "without it",
+        "blocks of such a group may differ; what does not differ gets credit 0",
     ),
 }
-_REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm")
+REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm")
+#: Losses that leave alone the token that a mode appends.
+LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
 #: What the folder of a run is called in SkyRL's configuration.
 OPTION = "trainer.algorithm.spanwise.folder"
 
@@ -76,35 +77,49 @@ OPTION = "trainer.algorithm.spanwise.folder"
 def check(cfg: Any) -> Scheme:
     """The rule of credit that a configuration asks for, if SkyRL can carry it."""
     say(untested("skyrl", version("skyrl")))
-    algorithm, generator = cfg.trainer.algorithm, cfg.generator
-    own = algorithm.spanwise
-    set_to = {name: getattr(algorithm, name) for name in _FIXED}
+    algorithm, generator, by_row = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
+    own, loss, sampling = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
     refuse(
         {
             "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": own.recipe is None,
-            **{
-                f"trainer.algorithm.{name} is {set_to[name]}: {why}. Leave it at {usual}.": set_to[name] != usual
-                for name, (usual, why) in _FIXED.items()
-            },
+            **fixed_faults(_FIXED, lambda name: attrgetter(name)(cfg)),
             f"trainer.algorithm.loss_reduction is '{algorithm.loss_reduction}', which drops the rows that fill no micro-batch; use "
-            f"token_mean. Under {', '.join(_REDUCTIONS)} spanwise gives the same loss.": (
-                algorithm.loss_reduction not in _REDUCTIONS
-            ),
+            f"token_mean. Under {', '.join(REDUCTIONS)} spanwise gives the same loss.": algorithm.loss_reduction
+            not in REDUCTIONS,
             "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages; use 'regular'.": (
-                algorithm.policy_loss_type == "cross_entropy"
+                loss == "cross_entropy"
             ),
         }
     )
     turns = getattr(generator, "max_turns", 1) or 1
     scheme = scheme_at(own.recipe, longest=turns * generator.sampling_params.max_generate_length)
-    refuse({**_sampling_faults(cfg, scheme), **_critic_faults(cfg, scheme)})
+    critic, parts = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
+    # Dynamic sampling looks at the environment's reward of single rows.
+    other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
+    why = f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
+    over = " generator.apply_overlong_filtering=true takes what was cut off out of the loss."
+    there, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
+    refuse(
+        {
+            f"trainer.algorithm.dynamic_sampling.type is '{sampling}', which keeps groups by the environment's reward, and {why}. "
+            f"Leave it out.": sampling is not None and (other is not None or by_row),
+            **critic_faults(critic, scheme, engine="SkyRL", there=there, option=option, instead=over),
+            "The recipe's critic has head: hl_gauss, and SkyRL's critic says one number; leave it out.": critic.head
+            != "scalar",
+            f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
+            f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": (
+                scheme.entry.kind == "token" and by_row and not generator.merge_stepwise_output
+            ),
+            f"trainer.algorithm.policy_loss_type is '{loss}', beside which no loss of a mode is there; use one of "
+            f"{', '.join(LOSSES)}.": parts and loss not in LOSSES,
+        }
+    )
     scheme.check_forgets("SkyRL")
-    for part, mode in ((part_class(mode, "skyrl"), mode) for mode in scheme.modes):
-        if part is not None:
-            part.check(mode, cfg)
+    for mode in parts:
+        part_class(mode, "skyrl").check(mode, "skyrl", cfg)
     provides = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", *added_by(scheme.modes, "skyrl")}
     # SkyRL's log-probabilities are of whole rows; turns are read from what the generator said (`SampledRows.turns`).
-    by_turn = scheme.entry.kind != "token" and (generator.step_wise_trajectories or "steps" in scheme.needs)
+    by_turn = scheme.entry.kind != "token" and (by_row or "steps" in scheme.needs)
     scheme.check(provides, at_read=provides - {"logp_nt", "value_nt"} if by_turn else provides)
     say(idle_fields(own.recipe, engine="SkyRL"))
     RunRecord.of(vars(own), option=OPTION)
@@ -120,33 +135,3 @@ def say(sentence: str) -> None:
     """Warn, if there is anything to say."""
     if sentence:
         warnings.warn(sentence, UserWarning, stacklevel=3)
-
-
-def _sampling_faults(cfg: Any, scheme: Scheme) -> dict[str, Any]:
-    """Dynamic sampling looks at the environment's reward of single rows."""
-    kind, by_row = cfg.trainer.algorithm.dynamic_sampling.type, cfg.generator.step_wise_trajectories
-    other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
-    why = f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
-    return {
-        f"trainer.algorithm.dynamic_sampling.type is '{kind}', which keeps groups by the environment's reward, and {why}. Leave it "
-        f"out.": kind is not None and (other is not None or by_row)
-    }
-
-
-def _critic_faults(cfg: Any, scheme: Scheme) -> dict[str, Any]:
-    """What is wrong with SkyRL's critic under a recipe; a rollout is one row where a method runs over its tokens."""
-    generator, path, own = cfg.generator, cfg.trainer.critic.model.path, critic_of(cfg)
-    rows = generator.step_wise_trajectories and not generator.merge_stepwise_output
-    return {
-        **critic_faults(
-            own,
-            scheme,
-            engine="SkyRL",
-            there=path,
-            option="trainer.critic.model.path=MODEL",
-            instead=" generator.apply_overlong_filtering=true takes what was cut off out of the loss.",
-        ),
-        "The recipe's critic has head: hl_gauss, and SkyRL's critic says one number; leave it out.": own.head != "scalar",
-        f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
-        f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": scheme.entry.kind == "token" and rows,
-    }

@@ -60,16 +60,16 @@ class SampledRows:
         return SampledRows(output, uids, place_s, lengths, stepwise)
 
     @cached_property
-    def environment_s(self) -> list[float]:
-        """The environment's reward of each row; token rewards are summed."""
-        return [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
+    def last_n(self) -> list[int]:
+        """The last of the generator's rows in each row of the training batch."""
+        return list({n: s for s, (n, _) in enumerate(self.place_s)}.values())
 
     @cached_property
     def extra(self) -> dict[str, list[Any]]:
         """What the generator says of its rows beside SkyRL's fields."""
         size = len(self.uids)
-        found = {name: values for name, values in self.output.items() if name not in _KNOWN}
-        return {name: list(values) for name, values in found.items() if isinstance(values, list) and len(values) == size}
+        more = {name: values for name, values in self.output.items() if name not in _KNOWN}
+        return {name: values for name, values in more.items() if isinstance(values, list) and len(values) == size}
 
     @cached_property
     def trajectory_s(self) -> list[int]:
@@ -80,9 +80,9 @@ class SampledRows:
 
     def whole(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any]) -> Batch:
         """The rows that SkyRL trains on, right-aligned as they are; a reward is that of their last turn."""
-        last_n = {n: s for s, (n, _) in enumerate(self.place_s)}
-        taken = [last_n[n] for n in range(len(self.length_n))]
-        told = {**self.extra, "environment": self.environment_s}
+        taken = self.last_n
+        paid = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
+        told = {**self.extra, "environment": paid}
         uids, size, width = [self.uids[s] for s in taken], len(taken), data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:size] > 0
         values, logp = data.get("values"), data.get("action_log_probs")

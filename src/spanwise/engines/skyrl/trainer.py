@@ -6,22 +6,33 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from skyrl.train.trainer import RayPPOTrainer  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import GenerationConfig
 
-from spanwise.engines.keep import RunRecord
+from spanwise.engines.keep import RunRecord, prompt_texts
 from spanwise.engines.skyrl.config import OPTION, check, critic_of, say
-from spanwise.engines.skyrl.estimators import register
-from spanwise.engines.skyrl.fold import fold_factor
-from spanwise.engines.skyrl.keeping import UPDATE, keep
+from spanwise.engines.skyrl.estimators import register, register_loss
 from spanwise.engines.skyrl.rows import SampledRows
 from spanwise.engines.vocabulary import model_size
 from spanwise.mode import parts_of
 from spanwise.modes.critic.elsewhere import returns
+from spanwise.modes.parts import RowPart, token_logp, with_token
 from spanwise.pipeline import read
+from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
-from spanwise.step import ReadBatch, Step
+from spanwise.step import ReadBatch, Step, StepResult
+
+#: What a report reads of an update -> what SkyRL calls it.
+UPDATE = {
+    "loss": "policy/final_loss",
+    "entropy": "policy/policy_entropy",
+    "grad_norm": "policy/grad_norm",
+    "learning_rate": "policy/policy_lr",
+    "completions/mean_length": "generate/avg_num_tokens",
+}
 
 
 class SpanRayPPOTrainer(RayPPOTrainer):
@@ -48,9 +59,16 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         super().__init__(cfg, *args, **kwargs)
         size = model_size(cfg.trainer.policy.model.path)
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=size)
-        self.parts = parts_of(self.scheme.modes, "skyrl", cfg, self.tokenizer, size)
-        for part in self.parts.values():  # the workers are made later, by this name
-            cfg.trainer.algorithm.policy_loss_type = part.loss_type(cfg.trainer.algorithm.policy_loss_type)
+        try:
+            generation = GenerationConfig.from_pretrained(cfg.trainer.policy.model.path)
+        except OSError:
+            generation = None
+        algorithm, size = cfg.trainer.algorithm, size or len(self.tokenizer)
+        known = {"size": size, "generation": generation, "temperature": algorithm.temperature}
+        self.parts: dict[str, RowPart] = parts_of(self.scheme.modes, "skyrl", self.tokenizer, **known)
+        for name, part in self.parts.items():  # the workers are made later, by the name of their loss
+            algorithm.policy_loss_type = register_loss(name, algorithm.policy_loss_type, part.parted)
+        self._ended: dict[str, Tensor] = {}
         self.last_advantages: Tensor | None = None
         self.last_rows: SampledRows | None = None
         self.step = Step(self.scheme)
@@ -66,8 +84,14 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         before, prompts = dict(generator_output), list(uids)
         trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
         self.last_rows = SampledRows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
-        for part in self.parts.values():
-            trained = part.append(trained)
+        for name, part in self.parts.items():
+            ended = list(map(part.ended, trained["response_ids"], trained["loss_masks"]))
+            self._ended[name] = torch.tensor(ended)
+            behind = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
+            for field, value in behind.items():
+                if trained.get(field) is not None:
+                    rows = zip(trained[field], ended, strict=True)
+                    trained = {**trained, field: [[*row, value] if last else row for row, last in rows]}
         return trained, uids
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
@@ -108,13 +132,24 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         reading = read(batch, self.scheme, self.vocabulary)
         if self.scheme.value_names:  # a row that the generator left out of the loss has a reward, and no token to run over
             batch = replace(batch, mask_nt=mask_nt[:real])
-        for part in self.parts.values():
-            batch = replace(batch, **part.fields(data, self.global_step - 1))
+        # Rows are right-aligned: a mode's token is the last.
+        column_n = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}
+        for name, part in self.parts.items():
+            logp_n = token_logp(data["action_log_probs"][:real], column_n[name])
+            batch = replace(batch, **part.fields(logp_n, self.global_step - 1))
         own = ReadBatch(batch, reading, real, turns)
         result = self.step.finish(own, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = own.put(result.advantages_nt)
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
-        factor_n1, shown = self._factor(data, rows), dict(result.metrics)
+        shown, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
+        factor_n1 = fold_factor(
+            data["loss_mask"],
+            pad(rollout_n, (0, len(mask_nt) - real), value=-1),  # rows of padding have no token in the loss
+            loss_reduction=self.cfg.trainer.algorithm.loss_reduction,
+            mini_batches=data.metadata["policy_mini_batch_boundaries"],
+            prompts=data.metadata["policy_prompt_boundaries"],
+            max_seq_len=self.cfg.trainer.algorithm.max_seq_len,
+        )
         data["advantages"], data["returns"] = adv_nt * factor_n1, adv_nt
         if batch.value_nt is not None and self.scheme.value_names:
             # SkyRL multiplies errors by the loss mask, which a NaN survives, so masked tokens hold 0.
@@ -122,11 +157,15 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             shown |= error
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
                 data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - real)), 0.0)
-        for part in self.parts.values():
-            shown |= part.teach(data, reading, self.scheme, factor_n1[:real, 0], self.global_step - 1)
+        for name, part in self.parts.items():
+            weight_n, target_n, of_mode = part.lesson(reading, self.scheme, self.global_step - 1, rows=real)
+            weight_n = weight_n * factor_n1[:real, 0]
+            for field, value_n in (("advantages", weight_n), ("action_log_probs", target_n)):
+                data[field] = with_token(data[field], column_n[name], value_n)
+            shown |= of_mode
         self.last_advantages = adv_nt[:real]
         if self._record is not None:
-            keep(self, self._record, replace(result, metrics=shown))
+            self._keep(self._record, replace(result, metrics=shown), rows)
         self.all_metrics.update({name: value for name, value in shown.items() if value == value})
         trained = adv_nt[mask_nt]
         for name, values in (("", trained), ("_abs", trained.abs())):
@@ -145,20 +184,72 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         names = dict.fromkeys(name for row in known.values() for name in row)
         return {name: [known[uid].get(name) for uid in uids] for name in names}
 
-    def _factor(self, data: Any, rows: SampledRows) -> Tensor:
-        """Of each row; rows of padding have no token in the loss."""
-        spare = len(data["loss_mask"]) - len(rows.length_n)
-        rollout_s = {n: rows.trajectory_s[s] for s, (n, _) in enumerate(rows.place_s)}
-        rollouts = [*(rollout_s[n] for n in range(len(rows.length_n))), *([-1] * spare)]
-        algorithm = self.cfg.trainer.algorithm
-        return fold_factor(
-            data["loss_mask"],
-            torch.tensor(rollouts),
-            loss_reduction=algorithm.loss_reduction,
-            mini_batches=data.metadata["policy_mini_batch_boundaries"],
-            prompts=data.metadata["policy_prompt_boundaries"],
-            max_seq_len=algorithm.max_seq_len,
+    def _keep(self, record: RunRecord, result: StepResult, sampled: SampledRows) -> None:
+        """Keep a batch in the folder of the run."""
+
+        def rollouts() -> Rollouts:
+            texts = prompt_texts(self.tokenizer, sampled.uids, sampled.output["prompt_token_ids"])
+            of_group = list(texts.values())  # groups are numbered as they appear
+            prompts = [of_group[group] for group in result.own.batch.group_n.tolist()]
+            return self.step.rollouts(result, number=self.global_step, prompts=prompts)
+
+        trainer, generator = self.cfg.trainer, self.cfg.generator
+        recipe = record.recipe(
+            self.scheme,
+            model=trainer.policy.model.path,
+            steps=self.total_training_steps,
+            prompts=trainer.train_batch_size,
+            group_size=max(2, generator.n_samples_per_prompt),
+            temperature=float(generator.sampling_params.temperature),
+            seed=trainer.seed,
         )
+        known: dict[str, Any] = {"recipe": recipe, "tokenizer": self.tokenizer, "rollouts": rollouts}
+        record.add_batch(self.global_step, result, self.scheme, **known)
+
+
+def fold_factor(
+    loss_mask_nt: Shaped[Tensor, "n t"],
+    rollout_n: Int[Tensor, " n"],
+    *,
+    loss_reduction: str,
+    mini_batches: Sequence[tuple[int, int]],
+    prompts: Sequence[tuple[int, int]],
+    max_seq_len: int | None = None,
+) -> Float[Tensor, "n 1"]:
+    r"""What advantages are multiplied by so that a loss reduction of SkyRL gives the mean over rollouts of sums over tokens.
+
+    Equation
+        factor[i] = D[i] / R,   R the rollouts of i's mini-batch of B rows and P prompts, L[i] its trained tokens
+        D[i] = sum of L (token_mean), B L[i] (sequence_mean), B max_seq_len (seq_mean_token_sum_norm),
+               P times the sum of L over i's prompt (prompt_mean)
+
+    Edge cases:
+        Rows of no mini-batch get 1.
+
+    Example:
+        Three rows of two rollouts, one mini-batch: a mean over 4 tokens becomes a mean over 2 rollouts.
+
+        >>> mask_nt, rollout_n = torch.tensor([[1, 1], [0, 1], [0, 1]]), torch.tensor([0, 0, 1])
+        >>> fold_factor(mask_nt, rollout_n, loss_reduction="token_mean", mini_batches=[(0, 3)], prompts=[(0, 3)]).flatten()
+        tensor([2., 2., 2.])
+        >>> fold_factor(mask_nt, rollout_n, loss_reduction="sequence_mean", mini_batches=[(0, 3)], prompts=[(0, 3)]).flatten()
+        tensor([3.0000, 1.5000, 1.5000])
+    """
+    length_n = loss_mask_nt.sum(dim=1).float()
+    factor_n = torch.ones_like(length_n)
+    for start, end in mini_batches:
+        rows, size = slice(start, end), end - start
+        inside = [slice(a, b) for a, b in prompts if start <= a < end]
+        for part in inside if loss_reduction == "prompt_mean" else [rows]:
+            tokens = length_n[part].sum()
+            factor_n[part] = {
+                "token_mean": tokens,
+                "prompt_mean": len(inside) * tokens,
+                "sequence_mean": size * length_n[part],
+                "seq_mean_token_sum_norm": float(size * (max_seq_len or 1)),
+            }[loss_reduction]
+        factor_n[rows] /= len(rollout_n[rows].unique())
+    return factor_n[:, None]
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.batch import Batch, Steps
@@ -39,7 +36,7 @@ class Rows:
         step: where each row stands among the outputs of its rollout.
         padding: rows that V1 trainers fill up with.
         tokens: fields of `Batch` with one number per token (`value_nt`, `logp_nt`, `ids_nt`); whatever where the mask is 0.
-        places: mode -> the column of what it appended to each row, -1 where that is nothing.
+        places: mode -> the column of the token that it appended to each row, -1 for none.
     """
 
     packed: Sequence[Any]
@@ -47,7 +44,7 @@ class Rows:
     step: Sequence[int] | None = None
     padding: Sequence[bool] = field(default=())
     tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)
-    places: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
     @cached_property
     def real(self) -> list[int]:
@@ -56,24 +53,27 @@ class Rows:
 
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
-    """A reading of the outputs of one rollout as text: verl's V0 trainer carries nothing else of uneven size."""
+    """A reading of the outputs of one rollout as text: verl's V0 trainer carries nothing else of uneven size.
+
+    Of each output: runs of tokens of one block, and a line of `Reading.pack` and the state it starts from for each of its turns.
+    """
     assert reading.spans is not None, "what was read here has spans"
     block_nt = reading.spans.block_nt
-    rollout: dict[str, Any] = {"masked": masked, "runs": []}
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1
-        rollout["turns"] = turns.row_s.bincount(minlength=len(length_n)).tolist()
-    if anchor is not None:
-        rollout["anchor"] = list(anchor)
+    outputs: list[dict[str, list[Any]]] = []
     for block_t, length in zip(block_nt, length_n, strict=True):
-        block_r, count_r = block_t[:length].unique_consecutive(return_counts=True)
-        rollout["runs"].append([*zip(block_r.tolist(), count_r.tolist(), strict=True)])
-    rollout["table"] = base64.b64encode(reading.pack().numpy().tobytes()).decode()
+        runs_2r = block_t[:length].unique_consecutive(return_counts=True)
+        outputs.append({"runs": [one_r.tolist() for one_r in runs_2r], "table": [], "anchor": []})
+    output_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
+    for s, (n, line) in enumerate(zip(output_s, reading.pack().tolist(), strict=True)):
+        outputs[n]["table"].append(line)
+        outputs[n]["anchor"].append(None if anchor is None else anchor[s])
+    rollout = {"masked": masked, "split": turns is not None, "outputs": outputs}
     return json.dumps(rollout, separators=(",", ":"), default=str)
 
 
-@dataclass(frozen=True)
-class Carried:
+class Carried(NamedTuple):
     """What the rows of a batch carry.
 
     Attributes:
@@ -91,64 +91,52 @@ class Carried:
     anchor: list[Any] | None
 
 
-def unpack(rows: Rows, scheme: Scheme, width: int) -> Carried:
-    """What all rows carry, right-padded to a width."""
-    seen: dict[str, dict[str, Any]] = {}
-    block_nt = torch.full((len(rows.packed), width), -1, dtype=torch.int8 if len(scheme.layout.names) < 128 else torch.int16)
-    tables, masked, anchor, split = [], [], [], []
-    for n, text in enumerate(rows.packed):
+def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int] | None = None) -> Carried:
+    """What all rows carry, right-padded to a width; `step` says where each stands among the outputs of its rollout."""
+    loaded: dict[str, dict[str, Any]] = {}
+    block_nt = torch.full((len(packed), width), -1, dtype=torch.int8 if len(scheme.layout.names) < 128 else torch.int16)
+    rollouts, outputs = [], []
+    for n, text in enumerate(packed):
         if not isinstance(text, str):
             raise RecipeError(
                 f"Row {n} carries no reading, so its rewards did not come from spanwise's reward manager: the agent loop scored it "
                 f"itself. Let it leave reward_score empty, and give what it knows in extra_fields, which rewards read as columns."
             )
-        if text not in seen:
-            seen[text] = _loaded(text)
-        rollout, step = seen[text], 0 if rows.step is None else rows.step[n]
-        here = slice(rollout["first"][step], rollout["first"][step + 1])
-        tables.append(rollout["table"][here])
-        anchor += rollout["anchor"][here] if "anchor" in rollout else [None] * (here.stop - here.start)
-        split.append("turns" in rollout)
-        masked.append(bool(rollout["masked"]))
-        block_r, count_r = torch.tensor(rollout["runs"][step], dtype=torch.long).reshape(-1, 2).unbind(dim=1)
-        length = int(count_r.sum())
-        if length > width:
-            raise AlignmentError(f"Row {n} was read with {length} tokens and the trainer has room for {width}.")
-        block_nt[n, :length] = block_r.repeat_interleave(count_r).to(block_nt.dtype)
-    sampled_nt = block_nt >= 0
-    turns = None
-    # Runs of sampled tokens, or the whole of a row that was read as one; which is no turn if it holds no token.
-    if any(split):
-        split_n1 = torch.tensor(split)[:, None]
+        if text not in loaded:
+            loaded[text] = json.loads(text)
+        rollouts.append(loaded[text])
+        outputs.append(loaded[text]["outputs"][0 if step is None else step[n]])
+        block_t = torch.repeat_interleave(*torch.tensor(outputs[n]["runs"], dtype=torch.long))
+        if len(block_t) > width:
+            raise AlignmentError(f"Row {n} was read with {len(block_t)} tokens and the trainer has room for {width}.")
+        block_nt[n, : len(block_t)] = block_t
+    sampled_nt, turns = block_nt >= 0, None
+    if any(rollout["split"] for rollout in rollouts):
+        # Runs of sampled tokens, or the whole of a row that was read as one; which is no turn if it holds no token.
+        split_n1 = torch.tensor([rollout["split"] for rollout in rollouts])[:, None]
         turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n1, -1))
-        tables = [part for part, one, some in zip(tables, split, sampled_nt.any(dim=1).tolist(), strict=True) if one or some]
+        outputs = [output for output, some in zip(outputs, sampled_nt.any(dim=1).tolist(), strict=True) if some]
         block_nt = turns.take(block_nt, fill=-1)
-    reading = Reading.unpack(torch.cat(tables), scheme)
-    spans = Spans.of_blocks(scheme.layout.names, block_nt, reading.fault_n)
-    known = any(state is not None for state in anchor)
-    return Carried(replace(reading, spans=spans), sampled_nt, torch.tensor(masked), turns, anchor if known else None)
-
-
-def _loaded(text: str) -> dict[str, Any]:
-    """What one rollout carries, with the first row of its table that each output has."""
-    rollout = json.loads(text)
-    rollout["first"] = [0, *accumulate(rollout.get("turns") or [1] * len(rollout["runs"]))]
-    table = np.frombuffer(base64.b64decode(rollout["table"])).reshape(max(rollout["first"][-1], 1), -1)
-    rollout["table"] = torch.from_numpy(table.copy())
-    if "anchor" in rollout:
-        rollout["anchor"] = [tuple(state) if isinstance(state, list) else state for state in rollout["anchor"]]
-    return rollout
+    table = torch.tensor([line for output in outputs for line in output["table"]], dtype=torch.float64)
+    reading = Reading.unpack(table, scheme)
+    states = [tuple(one) if isinstance(one, list) else one for output in outputs for one in output["anchor"]]
+    return Carried(
+        replace(reading, spans=Spans.of_blocks(scheme.layout.names, block_nt, reading.fault_n)),
+        sampled_nt,
+        torch.tensor([rollout["masked"] for rollout in rollouts]),
+        turns,
+        states if any(state is not None for state in states) else None,
+    )
 
 
 class Credited(NamedTuple):
     """What the rows of a batch are trained with, what a critic is fitted to (None: there is none), and their story.
 
-    What was read and compared (`result`) are the rows without padding, or their turns; `metrics` are those and the critic's.
+    What was read and compared (`result`) are the rows without padding, or their turns; its metrics are the critic's, too.
     """
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
-    metrics: dict[str, float]
     result: StepResult
 
 
@@ -164,22 +152,26 @@ def credited(
 ) -> Credited:
     """Advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding.
 
-    verl's mask may hold fewer tokens than were sampled (rejection); `more` are fields of `Batch` that modes add, by row.
+    verl's mask may hold fewer tokens than were sampled (rejection); `more` are fields of `Batch` that modes add, without padding.
     """
     mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real
-    own_mask_nt = mask_nt[real]
-    session, output = ([values[n] for n in real] if values else None for values in (rows.session, rows.step))
-    carried = unpack(Rows([rows.packed[n] for n in real], step=output), scheme, mask_nt.shape[1])
+    own_mask_nt, group_n = mask_nt[real], group_index([uids[n] for n in real])
+    output = None if rows.step is None else [rows.step[n] for n in real]
+    carried = unpack([rows.packed[n] for n in real], scheme, mask_nt.shape[1], output)
+    turns = carried.turns
     _check_tokens(own_mask_nt, carried.sampled_nt, carried.masked_n)
-    steps = _steps(session, output, carried, scheme)
+    session_n = torch.arange(len(real)) if rows.session is None else group_index([rows.session[n] for n in real])
+    steps = Steps(session_n, torch.zeros_like(session_n) if output is None else torch.tensor(output), carried.anchor)
+    if turns is not None:
+        steps = steps_of_turns(steps, turns, carried.anchor)
+    elif len(session_n.unique()) == len(session_n) and "steps" not in scheme.needs:
+        steps = None
     for mode in scheme.modes if steps is not None else ():
         mode.check_turns()
-    group_n = group_index([uids[n] for n in real])
-    bare = ReadBatch(Batch(group_n), carried.reading, len(real), carried.turns)
-    tokens: dict[str, Any] = {name: bare.take(value_nt[real]) for name, value_nt in rows.tokens.items()}
-    tokens |= {name: value_n[real] for name, value_n in (more or {}).items()}
-    group_s = group_n if carried.turns is None else group_n[carried.turns.row_s]
-    own = replace(bare, batch=Batch(group_s, mask_nt=bare.spans.block_nt >= 0, steps=steps, **tokens))
+    bare = ReadBatch(Batch(group_n), carried.reading, len(real), turns)
+    fields: dict[str, Any] = {name: bare.take(value_nt[real]) for name, value_nt in rows.tokens.items()} | dict(more or {})
+    group_s, there_nt = group_n if turns is None else group_n[turns.row_s], bare.spans.block_nt >= 0
+    own = replace(bare, batch=Batch(group_s, mask_nt=there_nt, steps=steps, **fields))
     result = step.finish(own, dtype=dtype)
     result = replace(result, advantages_nt=result.advantages_nt.masked_fill(~own.take(own_mask_nt), 0.0))
 
@@ -190,22 +182,13 @@ def credited(
 
     adv_nt = placed(result.advantages_nt)
     if not scheme.value_names:
-        return Credited(adv_nt, None, result.metrics, result)
+        return Credited(adv_nt, None, result)
     return_su, error = returns(own.reading, own.batch, scheme, lam=value_lam)
-    return Credited(adv_nt, placed(return_su), {**result.metrics, **error}, result)
-
-
-def _steps(session: Sequence[Any] | None, output: Sequence[int] | None, carried: Carried, scheme: Scheme) -> Steps | None:
-    """Where what was read stands in its rollouts, if any rollout has several turns or the scheme asks."""
-    session_n = torch.arange(len(carried.masked_n)) if session is None else group_index(session)
-    output_n = torch.zeros_like(session_n) if output is None else group_index(torch.tensor(output))
-    if carried.turns is not None:
-        return steps_of_turns(Steps(session_n, output_n), carried.turns, carried.anchor)
-    several = len(session_n.unique()) < len(session_n)
-    return Steps(session_n, output_n, carried.anchor) if several or "steps" in scheme.needs else None
+    return Credited(adv_nt, placed(return_su), replace(result, metrics={**result.metrics, **error}))
 
 
 def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None:
+    """Refuse tokens that verl trains and nobody read as the model's."""
     extra_nt = mask_nt & ~sampled_nt
     unknown_nt = (mask_nt != sampled_nt) & ~masked_n[:, None]
     for n in (extra_nt | unknown_nt).any(dim=1).nonzero().flatten().tolist():

@@ -8,17 +8,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from spanwise.credit import group_index, method, outcome_methods, step_rewards, to_tokens
+from spanwise.engines.estimators import outcome_estimators
 from spanwise.errors import RecipeError
 from spanwise.losses import aspo
 from spanwise.mode import Mode, part_class
 from spanwise.modes import MODES
 
-#: How the prompt ids of V1's padding rows begin.
-PADDING = "pad"
 #: What a trainer of ours lays out for the estimator `spanwise`, which verl calls with rewards and a mask alone: a function from
 #: group ids and mask to advantages and returns.
 CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | None] = ContextVar("carried", default=None)
@@ -26,18 +23,17 @@ CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | N
 
 def attach(core_algos: Any) -> None:
     """Register everything with verl's `core_algos`; names that are there already stay as they are."""
-    named = {f"spanwise_{name}": partial(outcome_advantages, name) for name in outcome_methods()}
-    for name, function in {**named, "spanwise": carried_advantages}.items():
+    for name, function in {**outcome_estimators(), "spanwise": carried_advantages}.items():
         if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
             core_algos.register_adv_est(name)(function)
     if "spanwise_aspo" not in core_algos.POLICY_LOSS_REGISTRY:
         core_algos.register_policy_loss("spanwise_aspo")(partial(_aspo, core_algos.agg_loss))
     for mode in MODES.values():
-        policy_loss: Any = getattr(part_class(mode, "verl"), "policy_loss", None)
-        for name, loss in list(core_algos.POLICY_LOSS_REGISTRY.items()) if policy_loss else ():
+        for name, loss in list(core_algos.POLICY_LOSS_REGISTRY.items()) if "verl" in mode.parts else ():
             with_mode = loss_of(mode, name)
             if not name.startswith(loss_of(mode, "")) and with_mode not in core_algos.POLICY_LOSS_REGISTRY:
-                core_algos.register_policy_loss(with_mode)(partial(policy_loss, core_algos.agg_loss, loss))
+                parted = part_class(mode, "verl").parted
+                core_algos.register_policy_loss(with_mode)(partial(_with_mode, core_algos.agg_loss, loss, parted))
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
@@ -45,42 +41,21 @@ def loss_of(mode: Mode | type[Mode], name: str) -> str:
     return f"spanwise_{mode.name}_{name}"
 
 
-def outcome_advantages(
-    name: str,
-    token_level_rewards: Float[Tensor, "n t"],
-    response_mask: Shaped[Tensor, "n t"],
-    index: Any = None,
-    config: Any = None,
-    non_tensor_batch: Any = None,
-    batch: Any = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """A method on one reward per completion, under the signature of verl's estimators.
-
-    Edge cases:
-        Rows without a trained token get 0. Rejected rollouts are still compared with, as under `spanwise`; the padding of V1
-        trainers, known by its prompt id, is left out.
-
-    Example:
-        >>> rewards_nt, mask_nt = torch.tensor([[0., 1.], [0., 0.], [0., 5.]]), torch.tensor([[1, 1], [1, 1], [0, 0]])
-        >>> outcome_advantages("rloo", rewards_nt, mask_nt, index=["a", "a", "pad0"])[0]
-        tensor([[ 1.,  1.],
-                [-1., -1.],
-                [ 0.,  0.]])
-    """
-    if index is None:
-        raise RecipeError(f"adv_estimator 'spanwise_{name}' compares completions of one prompt and verl gave no uid.")
-    trained_n = response_mask.bool().any(dim=1)
-    whole_n = token_level_rewards.double().sum(dim=1)  # of a rejected rollout no token is left to carry the reward
-    reward_n = torch.where(trained_n, step_rewards(token_level_rewards, response_mask), whole_n)
-    ids = _plain(index)
-    real = [n for n, trained in enumerate(trained_n.tolist()) if trained or not str(ids[n]).startswith(PADDING)]
-    adv_n = torch.zeros(len(ids), dtype=torch.float64)
-    if real:
-        group_n = group_index([ids[n] for n in real])
-        adv_n[real] = method(name).estimator(reward_n[real], group_n, **_options(config)).double()
-    adv_nt = to_tokens(adv_n, response_mask, dtype=token_level_rewards.dtype)
-    return adv_nt, adv_nt
+def _with_mode(
+    agg_loss: Callable[..., Tensor],
+    loss: Callable[..., tuple[Tensor, dict[str, Any]]],
+    parted: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    *,
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    **rest: Any,
+) -> tuple[Tensor, dict[str, Any]]:
+    """A policy loss of verl, plus the mean over the mini-batch's rows of what teaches the token of a mode."""
+    old_nt, adv_nt, error_nt = parted(log_prob, old_log_prob, advantages, rest["response_mask"])
+    policy, shown = loss(old_log_prob=old_nt, log_prob=log_prob, advantages=adv_nt, **rest)
+    every_nt, sums = torch.ones_like(error_nt), rest["config"].global_batch_info
+    return policy + agg_loss(loss_mat=error_nt, loss_mask=every_nt, loss_agg_mode="seq-mean-token-sum", **sums), shown
 
 
 def carried_advantages(
@@ -92,27 +67,10 @@ def carried_advantages(
         raise RecipeError(
             "adv_estimator 'spanwise' needs what the reward workers read, and this trainer passes rewards alone. Use "
             "verl.trainer.main_ppo with trainer.v1.trainer_mode sync, colocate_async or separate_async, or trainer.use_v1=False. "
-            "With another trainer use an estimator of one reward: "
-            + ", ".join(f"spanwise_{n}" for n in outcome_methods())
-            + "."
+            f"With another trainer use an estimator of one reward: {', '.join(outcome_estimators())}."
         )
-    adv_nt, return_nt = credited(_plain(index), response_mask)
+    adv_nt, return_nt = credited(list(index), response_mask)
     return adv_nt.to(token_level_rewards.dtype), return_nt.to(token_level_rewards.dtype)
-
-
-def _plain(index: Any) -> list[Any]:
-    return index.tolist() if hasattr(index, "tolist") else list(index)
-
-
-def _options(config: Any) -> dict[str, Any]:
-    own = (config.get("spanwise") if config is not None else None) or {}
-    kept = [name for name in ("folder", "keep_rollouts", "report") if name in own]
-    if kept:
-        raise RecipeError(
-            f"algorithm.spanwise.{kept[0]} keeps the run of algorithm.adv_estimator=spanwise with a recipe, and an estimator of "
-            f"one reward sees no completion; leave it out."
-        )
-    return dict(own.get("options") or {})
 
 
 def _aspo(

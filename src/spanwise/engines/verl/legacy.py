@@ -4,45 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from spanwise.engines.verl import settings
 from spanwise.engines.verl.carry import KEY, Rows
 from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
-from spanwise.engines.verl.settings import prepare
 
 
 def attach(ray_trainer: Any) -> None:
-    """Wrap the trainer's set-up, loop, advantages, update and metrics; nothing changes where the estimator is not `spanwise`."""
+    """Let verl's V0 trainer train by a recipe: its functions outside of it are not told which trainer runs."""
     kind = ray_trainer.RayPPOTrainer
-    kind.spanwise = None
-    last: Any = None  # the trainer that runs, which functions outside of it are not told
+    settings.attach(kind)
     shown: dict[str, float] = {}
-
-    @around(kind, "__init__")
-    def _(stock: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal last
-        if config.algorithm.adv_estimator == "spanwise":
-            self.spanwise, last = prepare(config), self
-        stock(self, config, *args, **kwargs)
-
-    @around(kind, "fit")
-    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.spanwise is None:
-            return stock(self, *args, **kwargs)
-        with self.spanwise.training(self):
-            return stock(self, *args, **kwargs)
-
-    @around(kind, "_save_checkpoint")
-    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.spanwise is not None:
-            self.spanwise.save_memory(self.global_steps)
-        return stock(self, *args, **kwargs)
-
-    @around(kind, "_load_checkpoint")
-    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = stock(self, *args, **kwargs)
-        if self.spanwise is not None:
-            self.spanwise.load_memory(self.global_steps)
-        return loaded
 
     @around(kind, "_update_actor")
     def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,23 +25,23 @@ def attach(ray_trainer: Any) -> None:
 
     @around(ray_trainer, "compute_advantage")
     def _(stock: Any, data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        if adv_estimator != "spanwise" or last is None or KEY not in data.non_tensor_batch:
+        if adv_estimator != "spanwise" or kind.latest is None or KEY not in data.non_tensor_batch:
             return stock(data, adv_estimator, *args, **kwargs)
-        run: VerlRun = last.spanwise
+        run: VerlRun = kind.latest.spanwise
         tokens = {name: data.batch[field] for name, field in run.tokens.items()}
         rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=tokens)
-        with run.carrying(rows) as credited:
+        with run.carrying(rows):
             data = stock(data, adv_estimator, *args, **kwargs)
-        shown.update(credited)
-        run.keep(last, rows, credited, lambda: sampled_of(data))
+        shown.update(run.result.metrics if run.result else {})
+        run.keep(kind.latest, rows, lambda: sampled_of(data))
         return data
 
     @around(ray_trainer, "compute_data_metrics")
     def _(stock: Any, *args: Any, **kwargs: Any) -> Any:
         logged = {**stock(*args, **kwargs), **shown}
         shown.clear()
-        if last is not None:
-            last.spanwise.add_update(logged)
+        if kind.latest is not None:
+            kind.latest.spanwise.add_update(logged)
         return logged
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from spanwise.engines.verl.plugin import around
-from spanwise.engines.verl.settings import scheme_in
-from spanwise.mode import parts_of
+from spanwise.engines.verl.settings import parts_in, scheme_in
 
 #: Name under which an agent loop's outputs carry their response mask to the reward worker.
 KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Let every output carry its mask while it is scored, and no longer; then what its modes append."""
+    """Let every output carry its mask while it is scored, and no longer; then put the tokens of modes behind it."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def _(stock: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -28,16 +27,14 @@ def attach(agent_loop: Any) -> None:
     @around(agent_loop.AgentLoopWorker, "_compute_teacher_logprobs")
     async def _(stock: Any, self: Any, output: Any, *args: Any, validate: bool, **kwargs: Any) -> Any:
         logprobs = await stock(self, output, *args, validate=validate, **kwargs)
-        for part in [] if validate else _parts(self).values():  # what comes next is to store the output
-            part.append(output)
+        if validate or self.config.algorithm.adv_estimator != "spanwise":
+            return logprobs
+        if not hasattr(self, KEY):
+            setattr(self, KEY, parts_in(self.config, scheme_in(self.config), lambda: self.model_config))
+        for part in getattr(self, KEY).values():  # what comes next is to store the output
+            if part.ended(output.response_ids, output.response_mask):
+                output.response_ids = [*output.response_ids, part.token]
+                output.response_mask = [*output.response_mask, 0]
+                if output.response_logprobs is not None:
+                    output.response_logprobs = [*output.response_logprobs, 0.0]
         return logprobs
-
-
-def _parts(worker: Any) -> dict[str, Any]:
-    """What the modes of the recipe that a worker's rollouts are trained with do here."""
-    if worker.config.algorithm.adv_estimator != "spanwise":
-        return {}
-    if not hasattr(worker, KEY):
-        modes = scheme_in(worker.config).modes
-        setattr(worker, KEY, parts_of(modes, "verl", worker.config, lambda: worker.model_config))
-    return getattr(worker, KEY)

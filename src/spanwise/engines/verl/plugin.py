@@ -34,7 +34,7 @@ def register() -> None:
     """Hang every part behind its module of verl; a part whose module is there already runs at once. Calling it again is free."""
     version = getattr(sys.modules.get("verl"), "__version__", "unknown")
     if version != "unknown" and (sentence := untested("verl", version)):
-        _say(sentence)
+        say(sentence)
     if not any(isinstance(finder, _Behind) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Behind())
     for name in PARTS:
@@ -84,10 +84,11 @@ def _attach(module: ModuleType) -> None:
         FAULTS.pop(part, None)
     except Exception as error:  # verl must go on for whoever does not use spanwise
         FAULTS[part] = f"{type(error).__name__}: {error}"
-        _say(f"spanwise could not attach '{part}' to {module.__name__}, so what it offers there is missing: {FAULTS[part]}")
+        say(f"spanwise could not attach '{part}' to {module.__name__}, so what it offers there is missing: {FAULTS[part]}")
 
 
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """Warn, and print: Ray and verl's log levels swallow one or the other."""
     print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
     warnings.warn(sentence, UserWarning, stacklevel=3)
 

@@ -16,8 +16,6 @@ from spanwise.credit.spread import completed
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import scheme_in
-from spanwise.pipeline import Reading
-from spanwise.scheme import Scheme
 from spanwise.step import Step
 
 
@@ -34,8 +32,7 @@ class SpanRewardManager(RewardManagerBase):
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
-        self.scheme: Scheme = scheme_in(config)
-        self.vocabulary = vocabulary_of(config, tokenizer)
+        self.scheme, self.vocabulary = scheme_in(config), vocabulary_of(config, tokenizer)
         self.step = Step(self.scheme, self.vocabulary)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
@@ -58,30 +55,26 @@ class SpanRewardManager(RewardManagerBase):
         anchor = columns.get("anchor") if own.turns is None or own.batch.steps is None else own.batch.steps.anchor_s
         known = all(mask is not None for mask in told)
         packed = carry.pack(own.reading, length_n, masked=known, turns=own.turns, anchor=anchor)
-        shown = self._shown(own.reading)
-        weights = [objective.weight for objective in self.scheme.objectives]
-        score = sum(
-            w * shown[name] for w, name in zip(weights, self.scheme.names, strict=True) if shown[name] == shown[name]
-        )
-        return {"reward_score": float(score), "reward_extra_info": {**shown, carry.KEY: packed}}
-
-    def _shown(self, reading: Reading) -> dict[str, float]:
-        """One number per objective of the last turn: what is left out counts as what it stands for."""
-        value_nm = completed(reading.scores, self.scheme.objectives)
-        last = value_nm[-1].tolist() if len(value_nm) else [math.nan] * len(self.scheme.names)
-        return dict(zip(self.scheme.names, last, strict=True))
+        # One number per objective of the last turn: what is left out counts as what it stands for.
+        objectives, names = self.scheme.objectives, self.scheme.names
+        value_nm = completed(own.reading.scores, objectives)
+        last = value_nm[-1].tolist() if len(value_nm) else [math.nan] * len(names)
+        score = sum(one.weight * value for one, value in zip(objectives, last, strict=True) if value == value)
+        return {
+            "reward_score": float(score),
+            "reward_extra_info": {**dict(zip(names, last, strict=True)), carry.KEY: packed},
+        }
 
     def _columns(self, fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
         rows = []
         for row, ids_t in zip(fields, ids, strict=True):
-            extra, loop = row.get("extra_info") or {}, row.get("tool_extra_fields") or {}
             gold = (row.get("reward_model") or {}).get("ground_truth")
             told = {
-                **({} if gold is None else {"answer": gold}),
                 "prompts": row.get("raw_prompt"),
                 "completions": self.tokenizer.decode(ids_t, skip_special_tokens=True),
                 "completion_ids": ids_t,
                 "num_turns": row.get("__num_turns__"),
             }
-            rows.append({**row, **extra, **loop, **told})
+            answer = {} if gold is None else {"answer": gold}
+            rows.append({**row, **(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {}), **answer, **told})
         return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}

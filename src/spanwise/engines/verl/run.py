@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
 from spanwise.disk import write_text
 from spanwise.engines.keep import RunRecord, prompt_texts
-from spanwise.engines.verl.carry import Credited, Rows, credited
+from spanwise.engines.verl.carry import Rows, credited
 from spanwise.engines.verl.estimators import CARRIED
+from spanwise.engines.verl.plugin import say
 from spanwise.engines.verl.weights import loss_factor
 from spanwise.engines.vocabulary import model_size
 from spanwise.errors import AlignmentError, DataError
-from spanwise.modes.parts import VerlPart
-from spanwise.pipeline import Reading
+from spanwise.modes.parts import RowPart, token_logp, with_token
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.step import Step
+from spanwise.step import Step, StepResult
 
 #: What verl calls the fields of `Batch` with a number per token: of its critic, of the policy that its loss starts from, and ids.
 TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
@@ -58,66 +57,55 @@ class VerlRun:
 
     Attributes:
         scheme: the rule of credit.
-        mode, horizon: `actor.loss_agg_mode` and `actor.loss_scale_factor`.
-        mini_batch: rows per optimiser step.
+        reduction: what `loss_factor` is told of verl's loss: mode, horizon, and rows per optimiser step.
         value_lam: lambda of what verl's critic is fitted to.
         parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
         tokens: those of `TOKENS` that the method needs, or a mode.
         step: credits the batches, and says each thing of them once.
         record: writes the run folder; None: none is asked for.
-        credited: what was credited last.
+        result: what was credited last.
+        targets: mode -> what the losses of modes read in the old log-probabilities of its rows, at `Rows.places`.
     """
 
-    def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, VerlPart]) -> None:
-        actor = config.actor_rollout_ref.actor
+    def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
+        actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         self.config, self.scheme, self.value_lam, self.parts = config, scheme, value_lam, parts
-        self.mode, self.horizon = actor.loss_agg_mode, actor.get("loss_scale_factor")
-        self.mini_batch = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-        needed = scheme.needs.union(*(part.tokens for part in parts.values()))
+        how = {"mode": actor.loss_agg_mode, "horizon": actor.get("loss_scale_factor")}
+        self.reduction: dict[str, Any] = {**how, "mini_batch": actor.ppo_mini_batch_size * rollout.n}
+        needed = scheme.needs | ({"logp_nt"} if parts else set())
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed}
         self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
-        self.credited: Credited | None = None
+        self.result: StepResult | None = None
+        self.targets: dict[str, Tensor] = {}
         self._vocabulary: Vocabulary | None = None
 
-    # ------------------------------------------------------------------ credit
-
     @contextmanager
-    def carrying(self, rows: Rows, number: int = 0) -> Iterator[dict[str, float]]:
-        """Lay the rows of a batch out for verl's call of the estimator `spanwise`; what is yielded then holds the metrics."""
-        shown: dict[str, float] = {}
-
-        def credited_here(uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-            more = {name: value for part in self.parts.values() for name, value in part.fields(rows, number).items()}
-            self.credited = batch = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=more)
-            shown.update(batch.metrics)
-            for sentence in batch.result.warnings:
-                say(sentence)
-            reading = batch.result.own.reading
-            adv_nt = batch.adv_nt * self._factor(rows, reading, mask_nt)
-            return_nt = adv_nt if batch.return_nt is None else batch.return_nt
-            for part in self.parts.values():
-                adv_nt, of_mode = part.teach(adv_nt, rows, reading, self.scheme, number)
-                shown.update(of_mode)
-            return adv_nt, return_nt
-
-        token = CARRIED.set(credited_here)
+    def carrying(self, rows: Rows, number: int = 0) -> Iterator[None]:
+        """Lay the rows of a batch out for verl's call of the estimator `spanwise`."""
+        token = CARRIED.set(partial(self.credit, rows, number))
         try:
-            yield shown
+            yield
         finally:
             CARRIED.reset(token)
 
-    def _factor(self, rows: Rows, reading: Reading, mask_nt: Tensor) -> Tensor:
-        sessions = rows.real if rows.session is None else {rows.session[n] for n in rows.real}
-        return loss_factor(
-            mask_nt,
-            mode=self.mode,
-            rollouts=len(sessions),
-            mini_batch=self.mini_batch,
-            tokens=int(reading.length_nk.sum()),
-            horizon=self.horizon,
-        )
-
-    # ------------------------------------------------------------------ memory
+    def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
+        """The advantages of the rows of a batch as verl's loss must see them, and what its critic is fitted to."""
+        real, more, metrics = rows.real, {}, {}
+        for name, part in self.parts.items():
+            more |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real], number)
+        adv_nt, return_nt, result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=more)
+        for sentence in result.warnings:
+            say(sentence)
+        reading = result.own.reading
+        rollouts = len(real if rows.session is None else {rows.session[n] for n in real})
+        adv_nt = adv_nt * loss_factor(mask_nt, rollouts=rollouts, tokens=int(reading.length_nk.sum()), **self.reduction)
+        return_nt = adv_nt if return_nt is None else return_nt
+        for name, part in self.parts.items():
+            weight_n, self.targets[name], of_mode = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
+            adv_nt[real] = with_token(adv_nt[real], rows.places[name][real], weight_n)
+            metrics |= of_mode
+        self.result = replace(result, metrics={**result.metrics, **metrics})
+        return adv_nt, return_nt
 
     def save_memory(self, step: int) -> None:
         """Write what the method remembers of earlier batches into the checkpoint of a step, which verl is about to write."""
@@ -130,18 +118,15 @@ class VerlRun:
         """Give the method what it remembered when the checkpoint was written that verl has just read."""
         if step == 0 or not self.scheme.entry.stateful:
             return
-        trainer = self.config.trainer
+        trainer, estimator = self.config.trainer, cast(Any, self.scheme.entry.estimator)
         named = trainer.resume_mode == "resume_path"
-        folder = Path(trainer.resume_from_path if named else f"{trainer.default_local_dir}/global_step_{step}")
-        if not (folder / MEMORY).is_file():
+        file = Path(trainer.resume_from_path if named else f"{trainer.default_local_dir}/global_step_{step}") / MEMORY
+        if not file.is_file():
             raise DataError(
-                f"'{folder}' has no {MEMORY}, the state of the method '{self.scheme.method}', which remembers earlier batches; "
-                f"start anew."
+                f"'{file.parent}' has no {MEMORY}, the state of the method '{self.scheme.method}', which remembers earlier "
+                f"batches; start anew."
             )
-        estimator: Any = self.scheme.entry.estimator
-        estimator.load_state_dict(json.loads((folder / MEMORY).read_text(encoding="utf-8")))
-
-    # ------------------------------------------------------------------ the run folder
+        estimator.load_state_dict(json.loads(file.read_text(encoding="utf-8")))
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
@@ -154,18 +139,29 @@ class VerlRun:
                 self.record.check(self._recipe(trainer), step=done * _updates(trainer))
             yield
 
-    def keep(self, trainer: Any, rows: Rows, shown: Mapping[str, float], sampled: Callable[[], Sampled]) -> None:
+    def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:
         """Keep the batch that was credited last."""
-        if self.record is None or self.credited is None:
+        if self.record is None or self.result is None:
             return
-        result, tokenizer = replace(self.credited.result, metrics=dict(shown)), trainer.tokenizer
+        result, tokenizer = self.result, trainer.tokenizer
         number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
 
         def rollouts() -> Rollouts:
             batch, own = sampled(), result.own
             ids_nt = own.take(batch.ids_nt[rows.real])
-            reading = replace(own.reading, text=self._text(ids_nt, own.batch.mask_nt, own.spans.block_nt, tokenizer))
-            known = replace(own, batch=replace(own.batch, ids_nt=ids_nt), reading=reading)
+            if self._vocabulary is None:
+                self._vocabulary = vocabulary_of(self.config, tokenizer)
+            # Reward workers send where blocks lie, so what they say is read once more.
+            spans, text = find_blocks(
+                ids_nt, own.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
+            )
+            other_n = (spans.block_nt != own.spans.block_nt).any(dim=1)
+            if other_n.any():
+                raise AlignmentError(
+                    f"Row {int(other_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
+                    f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and files of the recipe."
+                )
+            known = replace(own, batch=replace(own.batch, ids_nt=ids_nt), reading=replace(own.reading, text=text))
             real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])  # where a rollout begins
             texts = prompt_texts(tokenizer, [batch.uids[n] for n in real], [batch.prompts[n] for n in real])
             return self.step.rollouts(
@@ -175,9 +171,8 @@ class VerlRun:
                 columns={"answer": own.repeat([batch.answers[n] for n in rows.real])},
             )
 
-        self.record.add_batch(
-            number, result, self.scheme, recipe=lambda: self._recipe(trainer), tokenizer=tokenizer, rollouts=rollouts
-        )
+        known: dict[str, Any] = {"recipe": self._recipe(trainer), "tokenizer": tokenizer, "rollouts": rollouts}
+        self.record.add_batch(number, result, self.scheme, **known)
 
     def add_update(self, logged: Mapping[str, Any]) -> None:
         """Keep what verl logs of an update."""
@@ -198,29 +193,10 @@ class VerlRun:
             seed=data.get("seed"),
         )
 
-    def _text(self, ids_nt: Tensor, mask_nt: Any, sent_nt: Tensor, tokenizer: Any) -> list[Any]:
-        """What the blocks say: reward workers send where they lie, so they are read once more."""
-        if self._vocabulary is None:
-            self._vocabulary = vocabulary_of(self.config, tokenizer)
-        spans, text = find_blocks(ids_nt, mask_nt, layout=self.scheme.layout, vocabulary=self._vocabulary)
-        other_n = (spans.block_nt != sent_nt).any(dim=1)
-        if other_n.any():
-            raise AlignmentError(
-                f"Row {int(other_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
-                f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and files of the recipe."
-            )
-        return text
-
 
 def vocabulary_of(config: Any, tokenizer: Any) -> Vocabulary:
     """The vocabulary that completions are read with."""
     return Vocabulary.from_tokenizer(tokenizer, size=model_size(config.actor_rollout_ref.model.get("path")))
-
-
-def say(sentence: str) -> None:
-    """Warn, and print: Ray and verl's log levels swallow one or the other."""
-    print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
-    warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 def _updates(trainer: Any) -> int:

@@ -1,21 +1,25 @@
-"""What verl's configuration must be for a recipe to be trained, and what of it is set here."""
+"""What verl's configuration must be for a recipe to be trained, what of it is set here, and the trainers that it is set for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
+from omegaconf import OmegaConf, open_dict  # pyright: ignore[reportMissingImports]
 from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.checks import idle_fields
+from spanwise.engines.checks import fixed_faults, idle_fields
 from spanwise.engines.verl.estimators import loss_of
-from spanwise.engines.verl.run import OPTION, TOKENS, VerlRun, say
-from spanwise.engines.verl.weights import check_mode
-from spanwise.errors import RecipeError, refuse
-from spanwise.mode import added_by, parts_of
+from spanwise.engines.verl.plugin import around, say
+from spanwise.engines.verl.run import OPTION, TOKENS, VerlRun
+from spanwise.engines.verl.weights import MODES, USE
+from spanwise.errors import RecipeError, refuse, unknown
+from spanwise.mode import added_by, part_class, parts_of
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.elsewhere import critic_faults
+from spanwise.modes.parts import RowPart
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
@@ -23,36 +27,97 @@ from spanwise.scheme import Scheme
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
 #: All that `algorithm.spanwise` may say under the estimator `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-#: Losses that one advantage per token does not suit.
-_LOSSES = {
-    "geo_mean": "takes the mean of a completion's advantages, so spans lose their own",
-    "clip_cov": "picks tokens by the size of their advantages, which shares and normalisers change",
-    "kl_cov": "picks tokens by the size of their advantages, which shares and normalisers change",
+#: Options that would change the credit or do nothing: what they must be, and why.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "algorithm.use_kl_in_reward": (
+        False,
+        "it puts the KL term into a reward that blocks do not read; use actor_rollout_ref.actor.use_kl_loss=True",
+    ),
+    "algorithm.use_pf_ppo": (False, "it resamples under GAE only and would change nothing"),
+    "algorithm.norm_adv_by_std_in_grpo": (True, "it changes only verl's own grpo; write method: dr_grpo in the recipe"),
+    "algorithm.gamma": (1.0, "it changes nothing here; write it under options: in the recipe"),
+    "algorithm.lam": (1.0, "it changes nothing here; write it under options: in the recipe"),
+    "reward.reward_model.enable": (
+        False,
+        "no block is paid by its number; call the model from a reward function of the recipe",
+    ),
+    "reward.custom_reward_function.path": (
+        None,
+        "it is not called under a recipe; name the function there, as in {reward: 'module:function', pays: [...]}",
+    ),
 }
+
+
+def attach(kind: Any) -> None:
+    """Let a trainer class of verl train by a recipe where the estimator is `spanwise`; nothing changes where it is not."""
+    kind.spanwise, kind.latest = (
+        None,
+        getattr(kind, "latest", None),
+    )  # a trainer's own recipe; the trainer that was made last
+
+    @around(kind, "__init__")
+    def _(stock: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        name, mode = config.algorithm.adv_estimator, _trainer_mode(config)
+        if name == "spanwise":
+            self.spanwise, kind.latest = prepare(config), self
+        elif config.trainer.v1.trainer_mode == f"spanwise_{mode}":
+            raise RecipeError(
+                f"trainer.v1.trainer_mode=spanwise_{mode} trains algorithm.adv_estimator=spanwise, and it is '{name}'; use "
+                f"trainer.v1.trainer_mode={mode}."
+            )
+        stock(self, config, *args, **kwargs)
+
+    @around(kind, "fit")
+    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = getattr(self, "global_steps", None)  # V0 reads its checkpoint inside
+        with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=done):
+            return stock(self, *args, **kwargs)
+
+    @around(kind, "_save_checkpoint")
+    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.spanwise is not None:
+            self.spanwise.save_memory(self.global_steps)
+        return stock(self, *args, **kwargs)
+
+    @around(kind, "_load_checkpoint")
+    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = stock(self, *args, **kwargs)
+        if self.spanwise is not None:
+            self.spanwise.load_memory(self.global_steps)
+        return loaded
 
 
 def prepare(config: Any) -> VerlRun:
     """Read the recipe, refuse what would give wrong credit, and set the reward manager."""
     scheme = scheme_in(config)
-    path = Path(config.algorithm.spanwise.recipe).resolve()
-    critic = load(path).modes.get("critic") or CriticConfig()
-    refuse(_critic_faults(config, critic, scheme))
+    actor, own = config.actor_rollout_ref.actor, config.algorithm.spanwise
+    critic = load(own.recipe).modes.get("critic") or CriticConfig()
+    there, alone, warmup = config.critic.get("enable"), critic.policy_training_start_step, config.trainer.critic_warmup
+    option = "critic.enable=True and critic.model.path=MODEL"
+    refuse(
+        {
+            **critic_faults(critic, scheme, engine="verl", there=there, option=option),
+            f"critic.policy_training_start_step is {alone} and trainer.critic_warmup is {warmup}; add "
+            f"trainer.critic_warmup={alone + 1}, the step from which on verl trains the policy.": alone
+            and warmup != alone + 1,
+        }
+    )
     provides = {"group_n", "columns", "steps", *TOKENS}  # in every mode
     if _trainer_mode(config) == "sync":
         provides |= added_by(scheme.modes, "verl")
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
-    scheme.check(provides if config.critic.get("enable") else provides - {"value_nt"}, at_read=provides - {*TOKENS})
-    actor = config.actor_rollout_ref.actor
-    check_mode(actor.loss_agg_mode, horizon=actor.get("loss_scale_factor"))
+    scheme.check(provides if there else provides - {"value_nt"}, at_read=provides - {*TOKENS})
     refuse(_faults(config))
-    parts = parts_of(scheme.modes, "verl", config, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
+    parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     run = VerlRun(config, scheme, value_lam=critic.gae_lambda_value, parts=parts)
     with open_dict(config):
-        config.algorithm.spanwise.recipe = str(path)
+        own.recipe = str(Path(own.recipe).resolve())
+        if config.trainer.get("use_v1"):
+            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl looks at the name
         manager = config.reward.reward_manager
         manager.source, manager.module.path, manager.name = MANAGER
-        for mode in (part.mode for part in parts.values() if part.policy_loss is not None):
-            actor.policy_loss.loss_mode = loss_of(mode, actor.policy_loss.get("loss_mode", "vanilla"))
+        for part in parts.values():
+            actor.policy_loss.loss_mode = loss_of(part.mode, actor.policy_loss.get("loss_mode", "vanilla"))
     for sentence in _remarks(config, scheme):
         say(sentence)
     return run
@@ -66,69 +131,54 @@ def scheme_in(config: Any) -> Scheme:
     return scheme_at(path, longest=config.data.max_response_length)
 
 
-def _critic_faults(config: Any, own: CriticConfig, scheme: Scheme) -> dict[str, Any]:
-    """What is wrong with verl's critic under a recipe."""
-    alone, warmup = own.policy_training_start_step, config.trainer.critic_warmup
-    option = "critic.enable=True and critic.model.path=MODEL"
-    return {
-        **critic_faults(own, scheme, engine="verl", there=config.critic.get("enable"), option=option),
-        f"critic.policy_training_start_step is {alone} and trainer.critic_warmup is {warmup}; add "
-        f"trainer.critic_warmup={alone + 1} (verl trains the policy from that step on, counted from 1).": alone
-        and warmup != alone + 1,
-    }
+def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
+    """What the modes of a scheme do here, by name; `policy` gives an `HFModelConfig`, whose files are looked at only then."""
+    own = [mode for mode in scheme.modes if "verl" in mode.parts]
+    for mode in own:
+        part_class(mode, "verl").check(mode, "verl", config)
+    if not own:
+        return {}
+    known = policy()
+    return parts_of(
+        own,
+        "verl",
+        known.tokenizer,
+        size=known.hf_config.get_text_config().vocab_size,
+        generation=known.generation_config,
+        temperature=config.actor_rollout_ref.rollout.temperature,
+    )
 
 
 def _faults(config: Any) -> dict[str, Any]:
     """Settings of verl that would change, drop or double the credit, or keep nothing, each with its sentence."""
-    algorithm, actor, reward, trainer = config.algorithm, config.actor_rollout_ref.actor, config.reward, config.trainer
-    loss, own = actor.policy_loss.get("loss_mode", "vanilla"), algorithm.spanwise
-    correction = algorithm.get("rollout_correction") or {}
-    manager = (reward.reward_manager.source, reward.reward_manager.name)
-    one_step = config.data.train_batch_size <= actor.ppo_mini_batch_size
+    actor, trainer, manager = config.actor_rollout_ref.actor, config.trainer, config.reward.reward_manager
+    loss, own, by = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
+    correction, prompts = config.algorithm.get("rollout_correction") or {}, config.data.train_batch_size
+    several = prompts > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
     folder, dump = own.get("folder"), trainer.get("rollout_data_dir")
     return {
-        "algorithm.use_kl_in_reward=True puts the KL term into a reward that blocks do not read. Use "
-        "actor_rollout_ref.actor.use_kl_loss=True.": algorithm.get("use_kl_in_reward"),
-        "algorithm.use_pf_ppo=True resamples under GAE only and would change nothing; leave it out.": (
-            algorithm.get("use_pf_ppo")
+        f"{unknown('loss_agg_mode', by, MODES)} {USE}": by not in MODES,
+        f"loss_agg_mode '{by}' divides by the width of each micro-batch, which changes from one to the next. Set "
+        f"actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: {USE}": (
+            by == "seq-mean-token-sum-norm" and not actor.get("loss_scale_factor")
         ),
-        "algorithm.norm_adv_by_std_in_grpo=False changes only verl's own grpo; write method: dr_grpo in the recipe.": (
-            algorithm.get("norm_adv_by_std_in_grpo") is False
+        **fixed_faults(_FIXED, lambda name: OmegaConf.select(config, name)),
+        f"reward.reward_manager is {manager.name}, which carries no reading; leave it out, spanwise sets its own.": (
+            (manager.source, manager.name) not in (("register", "naive"), (MANAGER[0], MANAGER[2]))
         ),
-        "algorithm.gamma and algorithm.lam change nothing here; write them under options: in the recipe.": (
-            (algorithm.get("gamma", 1.0), algorithm.get("lam", 1.0)) != (1.0, 1.0)
+        f"policy_loss.loss_mode '{loss}' averages advantages, or picks tokens by their size; use vanilla, cispo, gspo or sapo.": (
+            loss in ("geo_mean", "clip_cov", "kl_cov")
         ),
-        "reward.reward_model.enable=True scores in verl's reward model, whose number no block is paid by. Call the model from a "
-        "reward function of the recipe.": reward.reward_model.get("enable"),
-        "reward.custom_reward_function is not called under a recipe; name the function there, as in {reward: 'module:function', "
-        "pays: [...]}.": reward.custom_reward_function.get("path"),
-        f"reward.reward_manager is {manager[1]}, which carries no reading; leave it out, spanwise sets its own.": (
-            manager not in (("register", "naive"), (MANAGER[0], MANAGER[2]))
-        ),
-        f"policy_loss.loss_mode '{loss}' {_LOSSES.get(loss)}. Use vanilla, cispo, gspo or sapo.": loss in _LOSSES,
-        "policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. Set actor_rollout_ref.actor.loss_agg_mode to it.": (
-            loss == "sapo" and actor.loss_agg_mode != "seq-mean-token-mean"
-        ),
+        f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": loss == "sapo" and by != MODES[0],
         "rollout_correction.bypass_mode with rollout_rs rejects tokens inside the loss, after their shares were counted. Use "
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
-            correction.get("bypass_mode") and correction.get("rollout_rs") and actor.loss_agg_mode == "seq-mean-token-mean"
+            correction.get("bypass_mode") and correction.get("rollout_rs") and by == MODES[0]
         ),
-        "loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and a batch of train_batch_size="
-        f"{config.data.train_batch_size} prompts makes several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. Use "
-        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean.": (
-            actor.loss_agg_mode == "token-mean" and not one_step and _trainer_mode(config) != "separate_async"
-        ),
-        "algorithm.spanwise.options belongs to the estimators of one reward (spanwise_grpo, ...); write options: in the recipe.": (
-            "options" in own
-        ),
-        **{
-            f"algorithm.spanwise.{name} is no option; there are {', '.join(_KNOWN)}.": True
-            for name in own
-            if name not in _KNOWN
-        },
-        f"trainer.val_only=True trains nothing, so there is no run to keep; leave {OPTION} out.": (
-            folder and trainer.get("val_only")
-        ),
+        f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and train_batch_size={prompts} prompts makes "
+        f"several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. {USE}": by == "token-mean" and several,
+        "algorithm.spanwise.options is for estimators of one reward; write options: in the recipe.": "options" in own,
+        **{f"algorithm.spanwise.{name} is no option; there are {', '.join(_KNOWN)}.": name not in _KNOWN for name in own},
+        f"trainer.val_only=True trains nothing that could be kept; leave {OPTION} out.": folder and trainer.get("val_only"),
         f"trainer.rollout_data_dir is '{dump}', where {OPTION} keeps rollouts of its own; leave it out, or give another folder.": (
             folder and dump and Path(dump).resolve() == (Path(str(folder)) / "rollouts").resolve()
         ),
@@ -140,7 +190,7 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
     actor = config.actor_rollout_ref.actor
     remarks = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
-        "actor_rollout_ref.rollout.n is 1: a completion that is alone in its group has nothing to be compared with.": (
+        "rollout.n is 1: a completion that is alone in its group has nothing to be compared with.": (
             config.actor_rollout_ref.rollout.n == 1 and not scheme.value_names
         ),
         "algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.": (
@@ -157,5 +207,5 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
 
 
 def _trainer_mode(config: Any) -> str:
-    mode = config.trainer.v1.trainer_mode if config.trainer.get("use_v1") else "v0"
-    return mode.removeprefix("spanwise_")
+    """Which of verl's trainers it is; the names `spanwise_<mode>` are theirs, too."""
+    return config.trainer.v1.trainer_mode.removeprefix("spanwise_") if config.trainer.get("use_v1") else "v0"

@@ -1,105 +1,89 @@
-"""verl's V1 trainers with credit per block: one mode of ours for each of verl's, chosen by the name of the estimator alone."""
+"""verl's V1 trainers: they carry what is packed in a TransferQueue, and some of their methods are wrapped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transfer_queue as tq  # pyright: ignore[reportMissingImports]
-from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
+from torch import Tensor
 
+from spanwise.engines.verl import settings
 from spanwise.engines.verl.carry import KEY, Rows
-from spanwise.engines.verl.run import Sampled
-from spanwise.engines.verl.settings import prepare
-from spanwise.errors import RecipeError
+from spanwise.engines.verl.plugin import around
+from spanwise.engines.verl.run import Sampled, VerlRun
+from spanwise.modes.parts import RowPart
 
 #: The modes of verl, in each of which a recipe can be trained.
 MODES = ("sync", "colocate_async", "separate_async")
 
 
 def attach(v1: Any) -> None:
-    """Register `spanwise_<mode>` for each mode, and let verl's own modes choose it where the estimator is `spanwise`."""
+    """Let verl's V1 trainers train by a recipe; `spanwise_<mode>` is another name of each mode."""
+    settings.attach(v1.PPOTrainer)
     registry = v1.trainer_base.TRAINER_REGISTRY
     for mode in MODES:
-        if mode in registry and f"spanwise_{mode}" not in registry:
-            own = credited_trainer(registry[mode], mode)
-            v1.register_trainer(f"spanwise_{mode}")(own)
-            registry[mode] = _chosen(registry[mode], own)
+        if mode in registry:
+            registry.setdefault(f"spanwise_{mode}", registry[mode])
 
+    @around(v1.PPOTrainer, "_compute_advantage")
+    def _(stock: Any, self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        run: VerlRun | None = self.spanwise
+        if run is None:
+            return stock(self, batch, metrics)
+        rows = rows_of(batch, run.tokens, run.parts)
+        with run.carrying(rows, number=getattr(self, "global_steps", 1) - 1):
+            batch = stock(self, batch, metrics)
+        metrics.update(run.result.metrics if run.result else {})
+        if run.parts:
+            _teach(batch, rows, run.targets)
+        run.keep(self, rows, lambda: sampled_of(batch))
+        return batch
 
-def credited_trainer(stock: Any, mode: str) -> Any:
-    """A trainer of verl whose advantages come from a recipe; everything else it does stays as it is."""
-
-    class SpanTrainer(stock):
-        def __init__(self, config: Any) -> None:
-            if config.algorithm.adv_estimator != "spanwise":
-                raise RecipeError(
-                    f"trainer.v1.trainer_mode=spanwise_{mode} trains algorithm.adv_estimator=spanwise, and it is "
-                    f"'{config.algorithm.adv_estimator}'; use trainer.v1.trainer_mode={mode}."
-                )
-            with open_dict(config):
-                config.trainer.v1.trainer_mode = mode  # verl looks at the name
-            self.spanwise = prepare(config)
-            super().__init__(config)
-
-        def fit(self, *args: Any, **kwargs: Any) -> Any:
-            with self.spanwise.training(self, done=getattr(self, "global_steps", 0)):
-                return super().fit(*args, **kwargs)
-
-        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-            self.spanwise.save_memory(self.global_steps)
-            return super()._save_checkpoint(*args, **kwargs)
-
-        def _load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-            loaded = super()._load_checkpoint(*args, **kwargs)
-            self.spanwise.load_memory(self.global_steps)
-            return loaded
-
-        def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-            rows = rows_of(batch, self.spanwise.tokens, self.spanwise.parts)
-            with self.spanwise.carrying(rows, number=getattr(self, "global_steps", 1) - 1) as shown:
-                batch = super()._compute_advantage(batch, metrics)
-            metrics.update(shown)
-            if self.spanwise.parts:
-                rewrite(batch, rows, self.spanwise.parts)
-            self.spanwise.keep(self, rows, shown, lambda: sampled_of(batch))
-            return batch
-
-        def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-            returned = super()._compute_metrics(batch, metrics, *args, **kwargs)
+    @around(v1.PPOTrainer, "_compute_metrics")
+    def _(stock: Any, self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        returned = stock(self, batch, metrics, *args, **kwargs)
+        if self.spanwise is not None:
             self.spanwise.add_update(metrics)
-            return returned
-
-    SpanTrainer.__name__ = SpanTrainer.__qualname__ = f"Span{stock.__name__}"
-    return SpanTrainer
+        return returned
 
 
-def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, Any] | None = None) -> Rows:
+def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
     """What stands in the TransferQueue for the rows of a batch: what the reward workers packed, and fields of `Batch` by token."""
     data = _queued(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
     extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes
     names = [key.rsplit("_", 2) for key in batch.keys]
+    places = {}
+    for name, part in (parts or {}).items():  # a mode's token stands at the end of a row, and is not sampled
+        ends = [
+            len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
+            for ids, mask in zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
+        ]
+        places[name] = torch.tensor(ends)
     return Rows(
         packed=[(told.get("reward_extra_info") or {}).get(KEY) for told in extra],
         session=[(uid, session) for uid, session, _ in names],
         step=[int(output) for _, _, output in names],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
         tokens={name: data[field].to_padded_tensor(0.0) for name, field in tokens.items()},
-        places={name: part.places(data["responses"], data["response_mask"]) for name, part in (parts or {}).items()},
+        places=places,
     )
 
 
 def _queued(batch: Any, *fields: str) -> Any:
+    """Fields of the rows of a batch in the TransferQueue."""
     return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
 
 
-def rewrite(batch: Any, rows: Rows, parts: Mapping[str, Any]) -> None:
+def _teach(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
     """Put what the losses of modes read into the old log-probabilities, in the TransferQueue."""
-    own = list(_queued(batch, "old_log_probs")["old_log_probs"].unbind())
-    for name, part in parts.items():
-        own = part.rewrite(own, rows.places[name])
+    own = [row.clone() for row in _queued(batch, "old_log_probs")["old_log_probs"].unbind()]
+    for name, target_n in targets.items():
+        for n, target in zip(rows.real, target_n, strict=True):
+            if (column := int(rows.places[name][n])) >= 0:
+                own[n][column] = target
     written = TensorDict({"old_log_probs": torch.nested.as_nested_tensor(own, layout=torch.jagged)}, batch_size=len(own))
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=written)
 
@@ -115,17 +99,3 @@ def sampled_of(batch: Any) -> Sampled:
         ids_nt=data["responses"].to_padded_tensor(0),
         answers=[(row or {}).get("ground_truth") for row in told],
     )
-
-
-def _chosen(stock: Any, own: Callable[[Any], Any]) -> Any:
-    """A class in the place of `stock`: made with a configuration that names spanwise it gives ours, else `stock` itself."""
-
-    class Chosen(stock):
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            if cls is not Chosen:
-                return super().__new__(cls)
-            config = kwargs["config"] if "config" in kwargs else args[0]
-            return (own if config.algorithm.adv_estimator == "spanwise" else stock)(*args, **kwargs)
-
-    Chosen.__name__, Chosen.__qualname__, Chosen.__doc__ = stock.__name__, stock.__qualname__, stock.__doc__
-    return Chosen

@@ -9,30 +9,12 @@ from __future__ import annotations
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError
 
 #: The values of `actor.loss_agg_mode` that can be undone.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
 #: What to write instead of one that cannot.
-_USE = "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean."
-
-
-def check_mode(mode: str, *, horizon: int | float | None) -> None:
-    """Refuse a `loss_agg_mode` that divides by what is not known before the loss.
-
-    Example:
-        >>> check_mode("seq-mean-token-sum-norm", horizon=512)
-        >>> check_mode("seq-mean-token-sum-norm", horizon=None)
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: loss_agg_mode 'seq-mean-token-sum-norm' divides by the width of each micro-batch... Set...
-    """
-    if mode not in MODES:
-        raise RecipeError(f"{unknown('loss_agg_mode', mode, MODES)} {_USE}")
-    if mode == "seq-mean-token-sum-norm" and not horizon:
-        raise RecipeError(
-            f"loss_agg_mode '{mode}' divides by the width of each micro-batch, which changes from one to the next. Set "
-            "actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: " + _USE[0].lower() + _USE[1:]
-        )
+USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 
 def loss_factor(
@@ -64,20 +46,15 @@ def loss_factor(
         >>> loss_factor(mask_nt, mode="token-mean", rollouts=2, mini_batch=2, tokens=4).flatten().tolist()
         [2.0, 2.0]
     """
-    check_mode(mode, horizon=horizon)
-    length_n1 = mask_nt.sum(dim=1, keepdim=True).float()
-    same_n1 = length_n1.new_full(length_n1.shape, len(mask_nt) / max(rollouts, 1))
-    if mode == "seq-mean-token-mean":
-        return same_n1 * length_n1
-    if mode == "seq-mean-token-sum-norm":
-        return same_n1 * float(horizon or 1)
+    length_n1, rows = mask_nt.sum(dim=1, keepdim=True).float(), len(mask_nt)
+    if mode == "token-mean" and rows > mini_batch:
+        raise RecipeError(
+            f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {rows} rows makes "
+            f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
+        )
+    same_n1 = length_n1.new_full(length_n1.shape, rows / max(rollouts, 1))
     if mode == "token-sum":
         return same_n1 / mini_batch
     if mode == "token-mean":
-        if len(mask_nt) > mini_batch:
-            raise RecipeError(
-                f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {len(mask_nt)} rows "
-                f"makes mini-batches of {mini_batch}, so the same credit would weigh differently in each. {_USE}"
-            )
-        return same_n1 / len(mask_nt) * tokens
-    return same_n1
+        return same_n1 / rows * tokens
+    return same_n1 * {"seq-mean-token-mean": length_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(mode, 1.0)

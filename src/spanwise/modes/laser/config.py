@@ -83,9 +83,9 @@ class Laser(Mode):
     adds: ClassVar[frozenset[str]] = frozenset({"score_n"})
     parts: ClassVar[Mapping[str, str]] = {
         "trl": "spanwise.modes.laser.trl:SelfRewarding",
-        "verl": "spanwise.modes.laser.verl:TokenInVerl",
+        "verl": "spanwise.modes.laser.appended:Appended",
         "model": "spanwise.modes.laser.logps:ScoreReader",
-        "skyrl": "spanwise.modes.laser.skyrl:TokenInSkyrl",
+        "skyrl": "spanwise.modes.laser.appended:Appended",
     }
 
     token: str | int

@@ -1,0 +1,75 @@
+"""Methods on one reward per completion, as the registries of verl and SkyRL call estimators: `spanwise_<method>`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from spanwise.credit import group_index, method, outcome_methods, step_rewards, to_tokens
+from spanwise.errors import refuse
+
+#: The prompt ids of rows that a trainer fills a batch up with.
+_PAD = re.compile(r"pad[0-9a-f]+")
+
+
+def outcome_estimators() -> dict[str, Callable[..., tuple[Tensor, Tensor]]]:
+    """All of them, by the name in a registry."""
+    return {f"spanwise_{name}": partial(outcome_advantages, name) for name in outcome_methods()}
+
+
+def outcome_advantages(
+    name: str,
+    token_level_rewards: Float[Tensor, "n t"],
+    response_mask: Shaped[Tensor, "n t"],
+    index: Any = None,
+    config: Any = None,
+    non_tensor_batch: Any = None,
+    batch: Any = None,
+    **rest: Any,
+) -> tuple[Tensor, Tensor]:
+    """One advantage per row, at every token of the mask; advantages and returns are the same.
+
+    Edge cases:
+        Rows without a trained token get 0. Rejected rollouts are still compared with, as under `spanwise`; padding, known by its
+        prompt id where it stands last or has no token, is left out.
+
+    Example:
+        >>> rewards_nt, mask_nt = torch.tensor([[0., 1.], [0., 0.], [0., 5.]]), torch.tensor([[1, 1], [1, 1], [0, 0]])
+        >>> outcome_advantages("rloo", rewards_nt, mask_nt, index=["a", "a", "pad0"])[0]
+        tensor([[ 1.,  1.],
+                [-1., -1.],
+                [ 0.,  0.]])
+    """
+    own = (config.get("spanwise") if hasattr(config, "get") else None) or {}
+    kept = next((option for option in ("folder", "keep_rollouts", "report") if option in own), None)
+    refuse(
+        {
+            f"The estimator 'spanwise_{name}' compares completions of one prompt, and there is no uid.": index is None,
+            "grpo_norm_by_std=false does nothing to 'spanwise_grpo'; use advantage_estimator=spanwise_dr_grpo.": (
+                name == "grpo" and rest.get("grpo_norm_by_std") is False
+            ),
+            f"algorithm.spanwise.{kept} keeps the run of algorithm.adv_estimator=spanwise with a recipe, and an estimator of one "
+            f"reward sees no completion; leave it out.": kept,
+        }
+    )
+    ids = index.tolist() if hasattr(index, "tolist") else list(index)
+    padding = [bool(_PAD.fullmatch(str(uid))) for uid in ids]
+    last = max((n + 1 for n, pad in enumerate(padding) if not pad), default=0)
+    trained_n = response_mask.bool().any(dim=1)
+    real = [n for n, pad in enumerate(padding) if not pad or (n < last and trained_n[n])]
+    # Of a rejected rollout no token is left to carry the reward.
+    reward_n = torch.where(
+        trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
+    )
+    adv_n = torch.zeros_like(reward_n)
+    if real:
+        options = dict(own.get("options") or {})
+        adv_n[real] = method(name).estimator(reward_n[real], group_index([ids[n] for n in real]), **options).double()
+    adv_nt = to_tokens(adv_n, response_mask, dtype=token_level_rewards.dtype)
+    return adv_nt, adv_nt
