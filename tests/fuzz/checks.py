@@ -212,7 +212,7 @@ def kept(cell, made, folder):
         "train", 0, "bae", replace(batch, columns={}), reading, reading.spans, found, spread, prompts, [""] * len(made),
     )  # fmt: skip
     file = Path(folder) / "step_000001.parquet"
-    write_rollouts(file, [rollouts.rows(step=1)], pieces=cell.family.vocabulary.pieces)
+    write_rollouts(file, [rollouts.recorded(step=1)], pieces=cell.family.vocabulary.pieces)
     table = read_rollouts(file)
     for n, (ids, mask) in enumerate(made):
         own, flags = (

@@ -309,7 +309,7 @@ def table():
         credit=credit,
         advantages_nt=torch.tensor([[0.5, 0.5, -0.25, 0.0], [0.0, 0.0, -1.0, -1.0]]),
     )
-    return rollouts.rows(step=3)
+    return rollouts.recorded(step=3)
 
 
 def test_rows_of_a_rollouts_table():

@@ -253,7 +253,8 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
             raise FieldError(f"has {weight!r} as 'weight' of the reward '{name}', which must be a number")
         if value is not None:
             total, ran = total + value * factor, True
-    return {"reward": total if ran else None, **rewards, **mapping(trace.raw, "metrics"), **rewards}
+    every = {**rewards, **mapping(trace.raw, "metrics"), **rewards}
+    return {**every, "reward": every.get("reward", total if ran else None)}
 
 
 def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:

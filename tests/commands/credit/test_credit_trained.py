@@ -112,7 +112,7 @@ def scripted_run(variant, folder_path):
         options = {"per_device_train_batch_size": 16, **options}
         trainer = trl_small.trainer(folder_path / "c", said=spoken, tools=variant == "tools", extra=extra, **options)
         trainer.train()
-        folder.write_rollouts([trainer.last_rollouts.rows(step=step)], step=step)
+        folder.write_rollouts([trainer.last_rollouts.recorded(step=step)], step=step)
     folder.write_recipe(resolved(recipe, filled))
     trl_small.tokenizer().save_pretrained(folder.path / "model")
 

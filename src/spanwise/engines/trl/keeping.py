@@ -81,7 +81,7 @@ class BatchCallback(TrainerCallback):
         step, rollouts = state.global_step // self.per_batch, self.trainer.last_rollouts
         self.batch_ended(step, rollouts)
         if rollouts is not None and self.keep_rollouts and step % self.keep_rollouts == 0:
-            parts = gather_object([rollouts.rows(step=step)])
+            parts = gather_object([rollouts.recorded(step=step)])
             if state.is_world_process_zero:
                 self.folder.write_rollouts(parts, step=step)
 
