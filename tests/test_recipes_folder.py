@@ -94,7 +94,7 @@ def test_one_number_for_everything_is_a_variant_of_each(name) -> None:
 @pytest.mark.parametrize(("name", "steps"), PAPER.items())
 def test_the_settings_of_table_4_reach_the_trainer(name, steps) -> None:
     recipe, filled = planned(name)
-    rows = Dataset.from_dict({"prompt": ["1"], "answer": ["1"]})
+    rows = Dataset.from_dict({"prompt": ["1"] * recipe.prompts, "answer": ["1"] * recipe.prompts})
     task = Task("paper", str(recipe.model), rows, rows, filled.layout, 4096)
     config = trainer_config(recipe, task)
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 2048
@@ -139,7 +139,7 @@ def test_recipes_with_a_critic_pay_the_solution_alone(name) -> None:
 )
 def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rates, clips, temperature) -> None:
     recipe, filled = planned(name)
-    rows = Dataset.from_dict({"prompt": ["1"], "answer": ["1"]})
+    rows = Dataset.from_dict({"prompt": ["1"] * recipe.prompts, "answer": ["1"] * recipe.prompts})
     config = trainer_config(recipe, Task("paper", str(recipe.model), rows, rows, filled.layout, 4096))
     assert (config.num_generations, config.generation_batch_size) == (size, 512 * size)
     assert (config.max_completion_length, config.temperature) == (width, temperature)

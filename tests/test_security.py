@@ -120,7 +120,7 @@ def test_a_function_that_a_recipe_names_is_shown_before_it_runs(tmp_path, capfd,
 NAMED = [
     ("reward", "evil.py:reward", "inside", True), ("reward", "evil.py:reward", "above", False),
     ("reward", "evil:reward", "above", False), ("reward", "data.evil:reward", "above", True),
-    ("reward", "run.evil:reward", "above", True), ("given", "evil.py:fact", "inside", True),
+    ("reward", "hostile_run.evil:reward", "above", True), ("given", "evil.py:fact", "inside", True),
 ]  # fmt: skip
 
 
@@ -130,7 +130,9 @@ def hostile_run(place, fact, name, *, whole):
     if fact == "given":
         asked = {"reward": "brier", "pays": "confidence", "given": ["correct", name], "baseline": "outcome"}
     own = json.dumps([{"reward": "correct", "pays": "solution"}, asked])
-    folder = own_run(place / "run", rewards=[1.0, 0.0, 1.0, 0.0], recipe=f"group_size: 2\nprompts: 2\nobjectives: {own}\n")
+    folder = own_run(
+        place / "hostile_run", rewards=[1.0, 0.0, 1.0, 0.0], recipe=f"group_size: 2\nprompts: 2\nobjectives: {own}\n"
+    )
     if whole:
         (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "rewards/correct/mean": 0.5}) + "\n")
     (place / "data").mkdir()

@@ -74,6 +74,14 @@ class Rerolls:
         outcome_xs: 1 where the first block is right, 0 where it is wrong; NaN where nobody can tell.
         prefix_xs: which prefix (everything before the last block) the completion has; -1 where it has no last block.
         again_dm: the confidences of the fresh last blocks; NaN where none is stated.
+
+    Raises:
+        AlignmentError: arrays of different shapes, or a prefix without fresh blocks.
+
+    Example:
+        >>> stated, right = torch.tensor([[0.8, 0.4]]), torch.tensor([[1.0, 0.0]])
+        >>> Rerolls(stated, right, torch.tensor([[0, 1]]), again_dm=torch.rand(2, 8)).again_dm.shape
+        torch.Size([2, 8])
     """
 
     confidence_xs: Float[Tensor, "x s"]

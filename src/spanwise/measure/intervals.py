@@ -36,6 +36,11 @@ class Interval:
         sem: standard error.
         level: the share of such intervals that hold the truth.
         count: how many prompts or seeds it rests on.
+
+    Example:
+        >>> accuracy = Interval(0.5, 0.3, 0.7, sem=0.1, level=0.95, count=25)
+        >>> str(accuracy), accuracy.sd
+        ('0.500 [0.300, 0.700]', 0.5)
     """
 
     value: float

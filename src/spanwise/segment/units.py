@@ -188,7 +188,7 @@ def _one_mark(parts: Sequence[Part]) -> str:
     return parts[0].mark
 
 
-def _number(written: str, parts: Sequence[Part], *, example: str, share: bool = False) -> float:
+def _number(written: str, parts: Sequence[Part], *, example: str, share: bool = False) -> int | float:
     """The number in a mark: a whole one from 1 on, or a share above 0 and up to 1."""
     wanted = "a probability above 0 and up to 1" if share else "a whole number of tokens from 1 on"
     try:

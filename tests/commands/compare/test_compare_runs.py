@@ -148,7 +148,7 @@ def test_a_share_without_verdicts_shows_in_the_table(finished, cache, capsys, tm
     samples.correct["solution"][::4] = math.nan  # one time-out in each prompt
     samples.write(tmp_path / "out" / "group-0")
     found, _ = run(tmp_path / "out", capsys)
-    assert found.cells["group", "verdict_rate"].interval.value == pytest.approx((0.75 + 1) / 2)
+    assert found.cells["group", "verdict_rate"].value == pytest.approx((0.75 + 1) / 2)
     assert found.cells["group", "majority@4"].interval.count == 2
 
 

@@ -53,7 +53,9 @@ def test_the_command_takes_columns_and_the_report_says_so(tmp_path, monkeypatch)
     app(["credit", str(file), "--columns", "prompt=q,completion=said", "--columns", "answer=key", "--output", "out"])
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["options"]["columns"] == {"prompt": "q", "completion": "said", "answer": "key"}
-    assert "--columns prompt=q,completion=said,answer=key" in (tmp_path / "out" / "report.html").read_text()
+    assert (
+        "--columns prompt=q --columns completion=said --columns answer=key" in (tmp_path / "out" / "report.html").read_text()
+    )
 
 
 def test_why_reads_them_too(tmp_path):

@@ -100,4 +100,6 @@ def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_pat
     (run / "recipe.yaml").write_text(json.dumps({"layout": LAYOUT, "prompts": 2, "group_size": 2, "objectives": kept}))
     result = credit_rollouts(run)
     assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae"]
-    assert any(note.startswith("the recipe's own method is left out: Objective 1: the reward") for note in result.notes)
+    assert any(
+        note.startswith("the recipe's own method is left out: Objective 1 needs the function") for note in result.notes
+    )

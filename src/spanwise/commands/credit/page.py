@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from spanwise.commands.credit.write import EXPORT
 from spanwise.commands.shared.again import MOST, again_command
-from spanwise.commands.shared.files import read_fields
+from spanwise.commands.shared.files import EXPORT, read_fields
 from spanwise.commands.shared.view import credited_view
 from spanwise.report import credit_report
 from spanwise.rollouts import schema

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from spanwise.commands.credit.apply import AT_A_TIME, CreditResult
 from spanwise.commands.shared.again import MOST
+from spanwise.commands.shared.files import EXPORT
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import write_page
 from spanwise.errors import lacking
@@ -26,9 +27,6 @@ from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.rollouts.table import fitting_runs
 from spanwise.score import judge_of
 from spanwise.types import Status
-
-#: The file of an export.
-EXPORT = "credit.parquet"
 
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:

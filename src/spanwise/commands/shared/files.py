@@ -10,6 +10,8 @@ import yaml
 
 from spanwise.errors import DataError
 
+#: The file of `spanwise credit`.
+EXPORT = "credit.parquet"
 FIDELITY = "fidelity.json"
 
 
