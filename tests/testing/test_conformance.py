@@ -121,7 +121,7 @@ SEGMENTERS_OF = {
         ("<think>", "</think>", "<|im_end|>", "[TOOL_CALLS]"),
         APART,
     ),
-    "regex": (Layout({"a": "regex:[0-9]+", "b": "regex:<(.)", "rest": []}), ("12", "<x"), APART),
+    "regex": (Layout({"a": "regex:[0-9.]+", "b": "regex:<(.)", "rest": []}), ("12", "<x"), APART),
     "sentences": (Layout(["sentence[*]"], segmenter="sentences", most=3), (". ", "? A"), {}),
     "steps": (Layout({"preface": [], "step[*]": "steps:"}, most=3), ("\n1. ", "\nStep 2"), APART),
     "fixed": (Layout({"chunk[*]": "fixed:3"}, most=3), (), {}),
