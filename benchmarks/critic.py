@@ -37,7 +37,7 @@ import yaml
 from rich.console import Console
 
 from spanwise.commands.shared.display import quiet
-from spanwise.commands.shared.runs import Run
+from spanwise.commands.shared.runs import ArmRun
 from spanwise.errors import SpanwiseError
 from spanwise.measure import Interval, compare_arms, mean_interval
 from spanwise.recipe import load
@@ -118,7 +118,7 @@ REFERENCES = ("gae-.95", "grpo")
 # ------------------------------------------------------------------------------------------------------------ runs
 
 
-def pretraining(task: str, seed: int, folder: Path) -> Run:
+def pretraining(task: str, seed: int, folder: Path) -> ArmRun:
     """The run that fits the critic of a seed on a policy that does not move; its prompts are other ones than the arms'."""
     ahead = AHEAD[task]
     fields = {
@@ -132,7 +132,7 @@ def pretraining(task: str, seed: int, folder: Path) -> Run:
     return _run("pre", seed, folder, {**fields, "task": task, "seed": 1000 + seed})
 
 
-def planned(task: str, arm: str, seed: int, folder: Path, *, save: Sequence[int] = ()) -> Run:
+def planned(task: str, arm: str, seed: int, folder: Path, *, save: Sequence[int] = ()) -> ArmRun:
     """The run of an arm; that of a critic's arm goes on with the critic of its seed."""
     fields = {**TASKS[task], **ARMS[arm], "task": task, "seed": seed}
     fields["prompts"] = TASKS[task]["prompts"] * TASKS[task]["group_size"] // fields["group_size"]
@@ -143,9 +143,9 @@ def planned(task: str, arm: str, seed: int, folder: Path, *, save: Sequence[int]
     return _run(arm, seed, folder, fields)
 
 
-def _run(arm: str, seed: int, folder: Path, fields: Mapping[str, Any]) -> Run:
+def _run(arm: str, seed: int, folder: Path, fields: Mapping[str, Any]) -> ArmRun:
     common = {"report": False, "keep_rollouts": 20, "output": str(folder / f"{arm}-{seed}")}
-    return Run(arm, seed, load(None, {**common, **fields}))
+    return ArmRun(arm, seed, load(None, {**common, **fields}))
 
 
 def _has_critic(arm: str) -> bool:
@@ -179,7 +179,7 @@ def train_all(tasks: Sequence[str], arms: Sequence[str], seeds: Sequence[int], o
                 break
 
 
-def _train(run: Run, title: str) -> bool:
+def _train(run: ArmRun, title: str) -> bool:
     """Train one run in this process; whether it ended."""
     from spanwise.commands.train.train import train  # seconds of imports that a look at the tables does not need
 
@@ -212,7 +212,7 @@ class Found:
         ahead: completions that its critic was fitted on before.
     """
 
-    def __init__(self, run: Run, ahead: int) -> None:
+    def __init__(self, run: ArmRun, ahead: int) -> None:
         self.ahead, self.size = ahead, run.recipe.prompts * run.recipe.group_size
         summary = json.loads((run.folder / "summary.json").read_text())
         points = {int(point["step"]) * self.size: float(point["accuracy"]) for point in summary["curve"]}

@@ -18,7 +18,6 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from spanwise.commands.eval.evaluate import confidences
 from spanwise.commands.shared.display import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.credit import advantage
@@ -30,6 +29,7 @@ from spanwise.objective import Objective
 from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task, digits_task
+from spanwise.tasks.task import stated_confidences
 
 ARMS = ("none", "group", "outcome", "blended")
 
@@ -62,7 +62,7 @@ class Frozen:
         padded_nt = torch.tensor([ids + [0] * (width - len(ids)) for ids in whole])
         inside_nt = torch.arange(width) < torch.tensor([len(ids) for ids in whole])[:, None]
         _, text = find_blocks(padded_nt, inside_nt, layout=self.task.layout, vocabulary=self.vocabulary)
-        return ids_nt, mask_nt, confidences(text, "confidence", self.task.layout)
+        return ids_nt, mask_nt, stated_confidences(text, "confidence", self.task.layout)
 
 
 def log_probabilities(model: Any, prefixes: list[list[int]], ids_nt: Tensor, pad: int) -> tuple[Tensor, Tensor]:

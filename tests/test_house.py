@@ -4,6 +4,8 @@
 """
 
 import ast
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,31 @@ def test_importing_a_room_binds_the_room():
 
     assert [room.__name__ for room in (credit, score, segment)] == ["spanwise.credit", "spanwise.score", "spanwise.segment"]
     assert spanwise.credit.grpo is spanwise.grpo
+
+
+#: What needs an engine of its own.
+ELSEWHERE = ("verl", "skyrl")
+
+
+def test_what_benchmarks_examples_and_tests_import_is_there():
+    root, missing = Path(__file__).parents[1], []
+    for file in sorted(
+        file for name in ("benchmarks", "examples", "docs/_ext", "tests") for file in (root / name).rglob("*.py")
+    ):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith("spanwise."):
+                continue
+            if not any(f"spanwise.engines.{name}" in str(node.module) for name in ELSEWHERE):
+                room = import_module(str(node.module))
+                names = [alias.name for alias in node.names if alias.name not in ELSEWHERE]
+                missing += [
+                    f"{file.name}: {name}" for name in names if not hasattr(room, name) and not is_module(room, name)
+                ]
+    assert missing == []
+
+
+def is_module(package, name):
+    return hasattr(package, "__path__") and find_spec(f"{package.__name__}.{name}") is not None
 
 
 def test_every_module_has_an_importer(trees):
