@@ -173,7 +173,7 @@ def test_every_mode_is_made_ours_by_the_name_of_the_estimator(tmp_path, mode):
 
 def test_our_mode_with_another_estimator_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"use trainer.v1.trainer_mode=sync"):
-        trainer_of(config_of(tmp_path, name="grpo"), "spanwise_sync")
+        trainer_of(config_of(tmp_path, "trainer.v1.trainer_mode=spanwise_sync", name="grpo"), "spanwise_sync")
 
 
 def test_a_subclass_of_what_verl_hands_out_is_verls(tmp_path):

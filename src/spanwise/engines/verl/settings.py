@@ -50,10 +50,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 def attach(kind: Any) -> None:
     """Let a trainer class of verl train by a recipe where the estimator is `spanwise`; nothing changes where it is not."""
-    kind.spanwise, kind.latest = (
-        None,
-        getattr(kind, "latest", None),
-    )  # a trainer's own recipe; the trainer that was made last
+    kind.spanwise = None  # of a trainer: its run
+    kind.latest = getattr(kind, "latest", None)  # the trainer that was made last
 
     @around(kind, "__init__")
     def _(stock: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
