@@ -220,6 +220,22 @@ def test_what_is_left_out_of_the_loss_votes_and_trains_nothing(data):
     assert bool((first.sign() == (1.0 if credit > 0 else -1.0)).all())
 
 
+def test_a_rollout_that_is_left_out_of_the_loss_is_compared_all_the_same(data):
+    """An overlong filter masks a whole rollout; what it ended with is still one vote in the mean of its prompt."""
+    output = small.ragged(0)
+    gone, tokens = rollout_ids(output)[0], trained_tokens(output)
+    for n, rollout in enumerate(rollout_ids(output)):
+        if rollout == gone:
+            output["loss_masks"][n] = [0] * len(output["loss_masks"][n])
+    credit = rollout_credit(output)
+    others = [float(credit[rollout]) for rollout in credit if rollout[0] == gone[0] and rollout != gone]
+    assert credit[gone] != 0
+    assert any(others)
+    made, batch, _ = through(data, OUTCOME, output)
+    share_n = [0.0 if rollout == gone else credit[rollout] / tokens[rollout] for rollout in rollout_ids(output)]
+    torch.testing.assert_close(made.last_advantages, torch.tensor(share_n)[:, None] * batch["loss_mask"], atol=1e-6, rtol=0)
+
+
 def test_bad_rewards_are_said_once(data):
     answer = "layout: {turn: [answer]}\nmethod: rloo\nobjectives: [{reward: environment, pays: turn}]\n"
     made = small.trainer(small.config(data, recipe=answer, steps=3))

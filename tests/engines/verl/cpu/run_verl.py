@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +106,18 @@ def run(folder: Path, overrides: list[str], *, timeout: float, python: str = sys
     }
     command = [python, "-m", "verl.trainer.main_ppo", *overrides]
     with (folder / "log.txt").open("w") as log:
-        verl = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+        # A job in the background starts with SIGINT ignored, and what it starts would ignore it too.
+        interruptible = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        verl = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=interruptible)
         try:
             code = verl.wait(timeout)
         finally:
             if verl.poll() is None:  # too slow, or given up: Ray takes its own processes down when it may leave in order
                 verl.send_signal(signal.SIGINT)
-                verl.wait(60)
+                try:
+                    verl.wait(60)
+                finally:
+                    verl.kill()
     text = (folder / "log.txt").read_text()
     assert code == 0, f"verl ended with code {code}:\n{text[-6000:]}"
     return text
