@@ -25,6 +25,7 @@ import torch
 
 from spanwise import Layout, Objective, Reading, Scheme, Scores
 from spanwise.engines.verl.carry import Rows, credited, pack
+from spanwise.step import Step
 from spanwise.types import Spans
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
@@ -36,6 +37,7 @@ SCHEME = Scheme(
         Objective("brier", pays="confidence", given="correct", baseline="outcome", if_missing=-1.0),
     ],
 )
+STEP = Step(SCHEME)
 
 
 class Held:
@@ -63,12 +65,12 @@ class Held:
 
     def ours(self) -> torch.Tensor:
         """From packed readings to advantages."""
-        return credited(self.rows, self.uids, self.mask_nt, SCHEME)[0]
+        return credited(self.rows, self.uids, self.mask_nt, STEP).adv_nt
 
     def shard(self, part: int, of: int) -> torch.Tensor:
         """The same for the groups of one shard."""
         here = slice(len(self.uids) * part // of, len(self.uids) * (part + 1) // of)
-        return credited(Rows(self.rows.packed[here]), self.uids[here], self.mask_nt[here], SCHEME)[0]
+        return credited(Rows(self.rows.packed[here]), self.uids[here], self.mask_nt[here], STEP).adv_nt
 
     def verl(self) -> torch.Tensor:
         """Verl's `grpo`, as its trainer calls it."""
@@ -87,7 +89,7 @@ def measured(call: Callable[[], Any]) -> tuple[float, int]:
         while not stop.wait(0.002):
             peak[0] = max(peak[0], _resident())
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     started = time.thread_time()
     result = call()

@@ -1,7 +1,10 @@
 """The registered estimators against verl's own, on the same tensors, through verl's own `compute_advantage`."""
 
 import inspect
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,3 +197,12 @@ def test_aspo_has_verls_reduction():
         rollout_is_weights=one_nt / 2,
     )
     assert float(halved) == pytest.approx(float(loss) / 2)
+
+
+def test_the_benchmark_of_the_driver_starts():
+    """It hands readings to `credited` as the trainer does, and asserts that shards of whole groups give the same numbers."""
+    script = Path(__file__).resolve().parents[3] / "benchmarks" / "driver.py"
+    small = ["--tokens", "64", "--prompts", "8,16", "--group", "4", "--ask", "32"]
+    printed = subprocess.run([sys.executable, script, *small], capture_output=True, text=True, check=False)
+    assert printed.returncode == 0, printed.stderr
+    assert "verl grpo" in printed.stdout

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
@@ -94,8 +95,7 @@ class Carried(NamedTuple):
 def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int] | None = None) -> Carried:
     """What all rows carry, right-padded to a width; `step` says where each stands among the outputs of its rollout."""
     loaded: dict[str, dict[str, Any]] = {}
-    block_nt = torch.full((len(packed), width), -1, dtype=torch.int8 if len(scheme.layout.names) < 128 else torch.int16)
-    rollouts, outputs = [], []
+    rollouts, outputs, block_r, count_r = [], [], [], []
     for n, text in enumerate(packed):
         if not isinstance(text, str):
             raise RecipeError(
@@ -106,10 +106,13 @@ def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int
             loaded[text] = json.loads(text)
         rollouts.append(loaded[text])
         outputs.append(loaded[text]["outputs"][0 if step is None else step[n]])
-        block_t = torch.repeat_interleave(*torch.tensor(outputs[n]["runs"], dtype=torch.long))
-        if len(block_t) > width:
-            raise AlignmentError(f"Row {n} was read with {len(block_t)} tokens and the trainer has room for {width}.")
-        block_nt[n, : len(block_t)] = block_t
+        blocks, counts = outputs[n]["runs"]
+        if (length := sum(counts)) > width:
+            raise AlignmentError(f"Row {n} was read with {length} tokens and the trainer has room for {width}.")
+        block_r += [*blocks, -1]
+        count_r += [*counts, width - length]
+    dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
+    block_nt = torch.from_numpy(np.repeat(np.array(block_r, dtype=dtype), count_r).reshape(len(packed), width))
     sampled_nt, turns = block_nt >= 0, None
     if any(rollout["split"] for rollout in rollouts):
         # Runs of sampled tokens, or the whole of a row that was read as one; which is no turn if it holds no token.
@@ -173,12 +176,12 @@ def credited(
     group_s, there_nt = group_n if turns is None else group_n[turns.row_s], bare.spans.block_nt >= 0
     own = replace(bare, batch=Batch(group_s, mask_nt=there_nt, steps=steps, **fields))
     result = step.finish(own, dtype=dtype)
-    result = replace(result, advantages_nt=result.advantages_nt.masked_fill(~own.take(own_mask_nt), 0.0))
+    result.advantages_nt.masked_fill_(~own.take(own_mask_nt), 0.0)
 
     def placed(value_su: Tensor) -> Tensor:
         """Of the tokens that were read, among all rows of the batch; 0 where verl trains nothing."""
         value_nt = own.put(value_su)
-        return value_nt.new_zeros(mask_nt.shape).index_copy(0, torch.tensor(real), value_nt).masked_fill_(~mask_nt, 0.0)
+        return value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(real), value_nt).masked_fill_(~mask_nt, 0.0)
 
     adv_nt = placed(result.advantages_nt)
     if not scheme.value_names:
