@@ -15,7 +15,7 @@ from typing import Literal
 import scipy
 import torch
 
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_known
 from spanwise.explain import alarms
 from spanwise.measure.intervals import Interval, mean_interval
 
@@ -187,13 +187,12 @@ def compare_arms(
     """
     if not runs or not any(runs.values()):
         raise RecipeError("There is nothing to compare: give at least one method with one seed.")
-    if reference is not None and reference not in runs:
-        raise RecipeError(unknown("method", reference, runs))
+    if reference is not None:
+        check_known("method", reference, runs)
     found = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
     chosen = tuple(found) if figures is None else tuple(figures)
     for name in chosen:
-        if name not in found:
-            raise RecipeError(unknown("figure", name, found))
+        check_known("figure", name, found)
     pairs = list(combinations(runs, 2)) if reference is None else [(m, reference) for m in runs if m != reference]
     cells: dict[tuple[str, str], Interval] = {}
     differences: list[Difference] = []

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from importlib.util import find_spec
 
-from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.errors import DataError, check_known
 from spanwise.score.workers import DEADLINE, Verdict, Workers, no_verdict, shared_workers
 from spanwise.types import Status
 
@@ -106,8 +106,7 @@ def judge(
         >>> [verdict.value for verdict in judge(["4", "4", 4], ["4", "04", None])]
         [1.0, 1.0, 0.0]
     """
-    if verify not in ("auto", "math", "exact"):
-        raise RecipeError(unknown("verify", verify, ("auto", "math", "exact")))
+    check_known("verify", verify, ("auto", "math", "exact"))
     cleaned = [(_written(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = {n: _by_text(gold, answer, verify) for n, (gold, answer) in enumerate(cleaned)}
     open_n = [n for n, verdict in verdicts.items() if verdict is None]

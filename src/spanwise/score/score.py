@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.layout import Layout
 from spanwise.objective import EARLIER, OWN, Objective
 from spanwise.registry import is_registered
@@ -305,8 +305,7 @@ def _check_pays(objective: Objective, blocks: Collection[str]) -> None:
 
 def _check_options(objective: Objective, entry: BuiltIn) -> None:
     for option in objective.options:
-        if option not in entry.options:
-            raise RecipeError(unknown(f"option of reward '{objective.reward}' called", option, entry.options))
+        check_known(f"option of reward '{objective.reward}' called", option, entry.options)
     if entry.check is not None:
         entry.check({**entry.options, **objective.options})
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
+from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BETWEEN = "..."
@@ -58,23 +60,23 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
     A sign that the tokenizer added beside its vocabulary is that token and nothing else: the same characters spelled in other
     tokens are text.
     """
-    compiled: dict[frozenset[bytes], tuple[frozenset[bytes], re.Pattern[bytes]]] = {}
+
+    @lru_cache(maxsize=4)
+    def compiled(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
+        """The ids that are signs, and what finds the signs that are spelled."""
+        whole = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
+        spelled = set(signs).difference(
+            tokens_only if vocabulary.added else (), (vocabulary.pieces[index] for index in whole)
+        )
+        longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
+        return whole, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
 
     def find(sample: Sample) -> list[Sign]:
-        vocabulary = sample.vocabulary
-        added = vocabulary.added_pieces
-        if added not in compiled:
-            tokens = frozenset(signs) & added
-            spelled = set(signs) - tokens - (set(tokens_only) if added else set())
-            longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
-            compiled[added] = tokens, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
-        tokens, pattern = compiled[added]
-        spelled_signs = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
-        if not tokens:
-            return spelled_signs
-        at = np.flatnonzero(vocabulary.is_added[sample.id_t])
-        written = zip((vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist(), strict=True)
-        return _merged(spelled_signs, [Sign(piece, end - len(piece), end) for piece, end in written if piece in tokens])
+        whole, pattern = compiled(sample.vocabulary)
+        spelled = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
+        at = np.flatnonzero(np.isin(sample.id_t, whole))
+        pieces, ends = (sample.vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist()
+        return _merged(spelled, [Sign(piece, end - len(piece), end) for piece, end in zip(pieces, ends, strict=True)])
 
     return find
 
