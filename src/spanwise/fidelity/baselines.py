@@ -89,13 +89,18 @@ class Rerolls:
     again_dm: Float[Tensor, "d m"]
 
     def __post_init__(self) -> None:
-        sizes = {tuple(x.shape) for x in (self.confidence_xs, self.outcome_xs, self.prefix_xs)}
-        if len(sizes) > 1:
-            raise AlignmentError(f"Confidences, outcomes and prefixes have the shapes {', '.join(map(str, sorted(sizes)))}.")
+        check_shapes("Confidences, outcomes and prefixes", self.confidence_xs, self.outcome_xs, self.prefix_xs)
         if self.prefix_xs.numel() and int(self.prefix_xs.max()) >= len(self.again_dm):
             raise AlignmentError(
                 f"A completion has prefix {int(self.prefix_xs.max())}, but only {len(self.again_dm)} prefixes were re-rolled."
             )
+
+
+def check_shapes(what: str, *tables: Tensor | None) -> None:
+    """Refuse tables of different shapes; None is no table."""
+    sizes = {tuple(table.shape) for table in tables if table is not None}
+    if len(sizes) > 1:
+        raise AlignmentError(f"{what} have the shapes {', '.join(map(str, sorted(sizes)))}.")
 
 
 @dataclass(frozen=True)

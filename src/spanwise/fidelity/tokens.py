@@ -14,7 +14,7 @@ from torch import Tensor
 from spanwise.credit import advantage, gae, sae
 from spanwise.credit.methods._gae import BOUNDARIES, SaeSegments
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
-from spanwise.fidelity.baselines import agreement, place_of, root
+from spanwise.fidelity.baselines import agreement, check_shapes, place_of, root
 from spanwise.measure.intervals import Interval, Weighted, bootstrap
 
 #: What is said of every critic, estimator and kind of token, see `token_fidelity`.
@@ -58,11 +58,8 @@ class Trajectories:
     weight_nt: Float[Tensor, "n t"] | None = None
 
     def __post_init__(self) -> None:
-        weights = () if self.weight_nt is None else (self.weight_nt,)
-        sizes = {tuple(x.shape) for x in (self.value_nt, self.noise_nt, self.logp_nt, self.mask_nt, *weights)}
-        if len(sizes) > 1:
-            shapes = ", ".join(map(str, sorted(sizes)))
-            raise AlignmentError(f"Values, noise, log-probabilities, mask and weights have the shapes {shapes}.")
+        tables = (self.value_nt, self.noise_nt, self.logp_nt, self.mask_nt, self.weight_nt)
+        check_shapes("Values, noise, log-probabilities, mask and weights", *tables)
         if not len(self.prompt_n) == len(self.reward_n) == len(self.mask_nt):
             raise AlignmentError(
                 f"There are {len(self.prompt_n)} prompts, {len(self.reward_n)} rewards and {len(self.mask_nt)} rows of tokens."

@@ -16,7 +16,7 @@ import scipy
 import torch
 
 from spanwise.errors import RecipeError, check_known
-from spanwise.explain import alarms
+from spanwise.explain.alarms import alarms, by_sentence
 from spanwise.measure.intervals import Interval, mean_interval
 
 #: method -> seed -> figure -> value (None or NaN where it does not exist)
@@ -120,10 +120,8 @@ class ArmComparison:
 
     def warnings(self) -> list[str]:
         """What is wrong with which method, in sentences; what the figures marked with "!" must be read with."""
-        by_reason: dict[tuple[str, str], list[str]] = {}
-        for (method, figure), why in self.wrong.items():
-            by_reason.setdefault((method, why), []).append(figure)
-        return [f"{method}: {why} ({', '.join(listed)})." for (method, why), listed in by_reason.items()]
+        reasons = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
+        return [f"{reason} ({', '.join(figure for _, figure in cells)})." for reason, cells in reasons.items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """A sentence for each difference, with what is wrong on either side; of these verdicts only if any are given."""

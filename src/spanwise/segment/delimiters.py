@@ -32,7 +32,7 @@ import numpy as np
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
+from spanwise.segment.claims import Finder, Found, Match, Sample, by_mark, taken
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
@@ -154,28 +154,28 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     before = [Sign(opening, 0, 0) for opening, (mark, _) in opens.items() if mark == layout.prefilled]
 
     def find(sample: Sample) -> Found:
-        claims, signs = Claims(parts_of, again="duplicate"), [*before, *find_signs(sample)]
+        pairs, fault, signs = list[Match](), 0, [*before, *find_signs(sample)]
         places, at = Places(signs), 0
         while at < len(signs):
             sign = signs[at]
             if sign.written not in opens:
-                claims.fault |= Fault.ORDER
+                fault |= Fault.ORDER
                 at += 1
                 continue
             mark, closing = opens[sign.written]
             end = places.after(at, closing) if closing else len(signs)
             if end < len(signs):
                 inner, stop = (sign.end, signs[end].start), signs[end].end
-                claims.fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : end]) else 0
+                fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : end]) else 0
                 at = end + 1
             else:
                 after = places.after(at, *opens)
-                claims.fault |= Fault.ORDER if after > at + 1 else 0  # what stands between are closing signs of nothing
-                claims.fault |= Fault.TRUNCATED if closing else 0
+                fault |= Fault.ORDER if after > at + 1 else 0  # what stands between are closing signs of nothing
+                fault |= Fault.TRUNCATED if closing else 0
                 stop = signs[after].start if after < len(signs) else len(sample.text)
                 inner, at = None if closing else (sign.end, stop), after
-            claims.take(mark, sign.start, stop, inner)
-        return claims.found()
+            pairs.append((mark, sign.start, stop, inner))
+        return taken(pairs, parts_of, again="duplicate", fault=fault)
 
     return find
 
@@ -187,7 +187,7 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
     patterns = [(mark, _compiled(mark)) for mark in parts_of]
 
     def find(sample: Sample) -> Found:
-        claims, end = Claims(parts_of, again="taken"), 0
+        claimed, end = list[Match](), 0
         matches = [
             (match.start(), -match.end(), number, match)
             for number, (_, pattern) in enumerate(patterns)
@@ -199,8 +199,8 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 mark, pattern = patterns[number]
                 end = match.end()
                 inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
-                claims.take(mark, start, end, inner if inner[0] >= 0 else None)
-        return claims.found()
+                claimed.append((mark, start, end, inner if inner[0] >= 0 else None))
+        return taken(claimed, parts_of, again="taken")
 
     return find
 
