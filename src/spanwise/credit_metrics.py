@@ -88,28 +88,30 @@ def _dead_strata(batch: CreditedBatch) -> dict[str, float]:
     return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in counts}
 
 
-def dead_strata(found: Credit, scheme: Scheme) -> dict[str, tuple[int, int]]:
+def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
     """Per comparison, how many strata there are and in how many of them nobody gets any credit.
 
     A comparison is an objective of a method that credits blocks, and all objectives together of any other. What is compared
     with nothing has no stratum and is left out.
+
+    Args:
+        found: what was credited.
+        scheme: the rule.
+        group_n: what all objectives together are looked at in; None: what was compared.
 
     Returns:
         name of the comparison -> (strata, dead ones).
     """
     if found.adv_nm is None or found.comparison is None:
         return {}
-    stratum_nm, moved_nm = found.comparison.stratum_nm, found.adv_nm != 0
-    if scheme.entry.kind != "block":
-        return {" + ".join(scheme.names): dead_among(stratum_nm[:, 0], moved_nm[:, 0])}
-    return {
-        objective.name: dead_among(stratum_nm[:, m], moved_nm[:, m])
-        for m, objective in enumerate(scheme.objectives)
-        if objective.baseline != "none"
-    }
+    compared = {" + ".join(scheme.names): 0}
+    if scheme.entry.kind == "block" and group_n is None:
+        compared = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
+    stratum_nm = found.comparison.stratum_nm if group_n is None else group_n[:, None]
+    return {name: _dead_among(stratum_nm[:, m], found.adv_nm[:, m] != 0) for name, m in compared.items()}
 
 
-def dead_among(stratum_n: Tensor, moved_n: Tensor) -> tuple[int, int]:
+def _dead_among(stratum_n: Tensor, moved_n: Tensor) -> tuple[int, int]:
     """How many strata there are, without -1, and in how many of them nobody moved."""
     held_n = stratum_n >= 0
     dense_n = group_index(stratum_n[held_n])

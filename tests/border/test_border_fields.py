@@ -161,7 +161,7 @@ CASES = [
     Case(
         "`{reward: near, pays: [price], options: {rel: 1%}}`",
         resolved(OF_FIELDS + "- {reward: near, pays: [price], options: {tag: price, rel: 1%}}\n"),
-        "The option 'rel' of reward 'near' is '1%'; write a number that is not negative.",
+        "The option 'rel' of reward 'near' is '1%'; it must be a number, at least 0.",
     ),
     Case(
         "`runs`, which executes what the model wrote, without permission",

@@ -161,7 +161,8 @@ def check(layout, family, made, *, sample=4):
         if data and (layout.segmenters[0] in ORACLES or layout.segmenters == ("json",)):
             case = Case(
                 layout, [vocabulary.pieces[i] for i in ids[mask].tolist()], [i in vocabulary.added for i in ids[mask].tolist()],
-                vocabulary.added_pieces, (-(ids[mask] % 7) / 3).tolist(), np.flatnonzero(mask).tolist(),
+                frozenset(vocabulary.pieces[index] for index in vocabulary.added), (-(ids[mask] % 7) / 3).tolist(),
+                np.flatnonzero(mask).tolist(),
             )  # fmt: skip
             by_oracle(case, own, texts[n], fault)
     return int(mask_nt.sum()), int((spans.fault_n != 0).sum())

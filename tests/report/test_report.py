@@ -16,8 +16,9 @@ from report_pages import HOSTILE, RECIPE, Page, compare_page, credit_page, fidel
 from spanwise.measure import figure_intervals, reliability, voting
 from spanwise.report import Headline, Section, TokenView, credit_report, render
 from spanwise.report.charts import bars, curves, dodged, histograms, reliability_diagram
-from spanwise.report.page import json_data, shown
-from spanwise.report.rows import batch_curve, confidence_rows, histogram_rows, seed_curves
+from spanwise.report.page import shown, spec_data
+from spanwise.report.rows import batch_curve, seed_curves
+from spanwise.report.sections import confidence_rows, histogram_rows
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}
 
@@ -213,11 +214,11 @@ def test_hostile_text_stays_text():
         assert HOSTILE in page.text
 
 
-def test_json_data_means_nothing_to_a_parser():
-    value = {"a": "</script><!--\u2028\u2029&'\"", "b": [1.5, None]}
-    coded = str(json_data(value))
+def test_the_data_of_a_chart_mean_nothing_to_a_parser():
+    hostile = "</script><!--\u2028\u2029&'\""
+    coded = str(spec_data(bars([{"name": hostile, "series": "a", "value": 1.5}], names=["a"], x="x")))
     assert not set("<>&'\u2028\u2029") & set(coded)
-    assert json.loads(coded) == value
+    assert json.loads(coded)["data"]["values"] == [{"name": hostile, "series": "a", "value": 1.5}]
 
 
 @pytest.mark.parametrize(

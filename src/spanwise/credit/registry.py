@@ -286,7 +286,7 @@ def preset_rule(
     """
     preset, layout = chosen.preset or Preset(), task
     if preset.whole and len(task.names) > 1:
-        layout = Layout({"completion": task.marks}, prefilled=task.prefilled, segmenter=task.segmenter, most=task.most)
+        layout = replace(task, blocks={"completion": task.marks})
     if calibration is not None and not (preset.calibrated and states_confidence(layout)):
         why = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
         raise RecipeError(f"calibration is '{calibration}', but method '{chosen.name}' {why}, so it would change nothing.")

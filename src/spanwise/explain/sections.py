@@ -60,4 +60,20 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
         "Is it noise?",
         "{summary} What is inside the noise is grey; the numbers say how many seeds it would take.",
     ),
+    "Fidelity": (
+        "Which baseline is nearest to the truth?",
+        "Advantages of each baseline against Monte Carlo advantages from re-rolled last blocks; whiskers are 95 % intervals "
+        "over prompts. RMSE alone rewards a baseline for including the sample itself; read it with the figures that do not "
+        "depend on scale. The grey tick is what the exact advantages would reach.",
+    ),
+    "Paired differences": ("Is it noise?", "On the same prompts; an interval that excludes 0 is beyond the noise."),
+    "The q* test": (
+        "Is the confidence honest?",
+        "The confidence a policy ends at if only this baseline moves it. On the dashed line it says how probable it is to be "
+        "right.",
+    ),
+    "Token advantages": (
+        "Which estimator is right at the tokens?",
+        "GAE, SAE and a group mean at the tokens where the policy really chose (p < .97), for several frozen critics.",
+    ),
 }

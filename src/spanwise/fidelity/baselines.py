@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spanwise.credit import advantage
 from spanwise.credit.strata import moments, refine
-from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
+from spanwise.errors import AlignmentError, DataError, check_known
 
 #: The scores that are best for whoever says what they believe.
 ScoreName = Literal["brier", "log_score"]
@@ -57,10 +57,9 @@ def proper_score(
         >>> proper_score(q, c), proper_score(q, c, rule="log_score")
         (tensor([-0.0900, -0.4900]), tensor([-0.3567, -1.2040]))
     """
+    check_known("score of a confidence", rule, ("brier", "log_score"))
     if rule == "brier":
         return -(confidence - outcome).square()
-    if rule != "log_score":
-        raise RecipeError(unknown("score of a confidence", rule, ("brier", "log_score")))
     clipped = confidence.clamp(clip, 1 - clip)
     return outcome * clipped.log() + (1 - outcome) * (1 - clipped).log()
 
@@ -90,13 +89,18 @@ class Rerolls:
     again_dm: Float[Tensor, "d m"]
 
     def __post_init__(self) -> None:
-        sizes = {tuple(x.shape) for x in (self.confidence_xs, self.outcome_xs, self.prefix_xs)}
-        if len(sizes) > 1:
-            raise AlignmentError(f"Confidences, outcomes and prefixes have the shapes {', '.join(map(str, sorted(sizes)))}.")
+        check_shapes("Confidences, outcomes and prefixes", self.confidence_xs, self.outcome_xs, self.prefix_xs)
         if self.prefix_xs.numel() and int(self.prefix_xs.max()) >= len(self.again_dm):
             raise AlignmentError(
                 f"A completion has prefix {int(self.prefix_xs.max())}, but only {len(self.again_dm)} prefixes were re-rolled."
             )
+
+
+def check_shapes(what: str, *tables: Tensor | None) -> None:
+    """Refuse tables of different shapes; None is no table."""
+    sizes = {tuple(table.shape) for table in tables if table is not None}
+    if len(sizes) > 1:
+        raise AlignmentError(f"{what} have the shapes {', '.join(map(str, sorted(sizes)))}.")
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,8 @@ class Fidelity:
 
 def place_of(kind: str, known: Sequence[Any], name: Any) -> int:
     """Where a name stands among those there are; a RecipeError that lists them if it is none of them."""
-    if name not in known:
-        raise RecipeError(unknown(kind, str(name), map(str, known)))
-    return list(known).index(name)
+    check_known(kind, str(name), names := [str(one) for one in known])
+    return names.index(str(name))
 
 
 def measure_fidelity(
@@ -208,7 +211,7 @@ def measure_fidelity(
         if min(x, batch // size) < 1:
             raise DataError(f"A batch of {batch} completions of {x} prompts holds no group of {size}.")
     data = _prepare(rerolls, rule)
-    if not bool(data.usable_n.any()):
+    if not bool(data["usable_n"].any()):
         raise DataError("No completion states a confidence that was also re-rolled; there is nothing to compare with.")
     generator = torch.Generator().manual_seed(seed)
     sums = torch.zeros(len(baselines), len(group_sizes), x, _SUMS, dtype=torch.float64)
@@ -216,34 +219,21 @@ def measure_fidelity(
         prompt_p = torch.randperm(x, generator=generator)[: batch // size]
         member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
         row_n = (prompt_p[:, None] * s + member_pg).flatten()
-        drawn = _Data(*(column[row_n] for column in data))
+        drawn = {name: column[row_n] for name, column in data.items()}
+        reward_n, prompt_n = drawn["reward_n"], drawn["prompt_n"]
         for b, options in enumerate(baselines.values()):
-            credit = advantage(
-                drawn.reward_n, drawn.prompt_n, outcome_no=drawn.outcome_n, by_outcome_n2=drawn.by_outcome_n2, **options
-            )
-            sums[b, g].index_add_(0, drawn.prompt_n, _terms(drawn, credit.advantage_n))
+            known = {"outcome_no": drawn["outcome_n"], "by_outcome_n2": drawn["by_outcome_n2"]}
+            advantage_n = advantage(reward_n, prompt_n, **known, **options).advantage_n
+            sums[b, g].index_add_(0, prompt_n, _terms(drawn, advantage_n))
     drawn_rx = torch.multinomial(torch.ones(x), draws * x, True, generator=generator).reshape(draws, -1)
     weight_rx = torch.nn.functional.one_hot(drawn_rx, x).sum(dim=1).double()
     draw_rbgf = _figures(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
-    share = float(data.usable_n.double().mean())
+    share = float(data["usable_n"].double().mean())
     return Fidelity(tuple(baselines), tuple(group_sizes), _figures(sums.sum(dim=2)), draw_rbgf, share)
 
 
-class _Data(NamedTuple):
-    """Flat columns of X * S completions, prompt by prompt."""
-
-    prompt_n: Tensor
-    reward_n: Tensor
-    outcome_n: Tensor
-    by_outcome_n2: Tensor
-    advantage_n: Tensor  # A_MC; NaN where it is not known
-    noise_n: Tensor  # s2
-    square_n: Tensor  # phi^2
-    usable_n: Tensor
-
-
-def _prepare(rerolls: Rerolls, rule: ScoreName) -> _Data:
-    """What does not depend on the batches."""
+def _prepare(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
+    """What does not depend on the batches: columns of the X * S completions, prompt by prompt."""
     x, s = rerolls.prefix_xs.shape
     report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
@@ -251,39 +241,46 @@ def _prepare(rerolls: Rerolls, rule: ScoreName) -> _Data:
     again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
     again_nm = again_dm[rerolls.prefix_xs.flatten()]  # -1, no prefix, is the last row
     value_n, noise_n = mean_and_noise(proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule))
-    return _Data(
-        torch.arange(x).repeat_interleave(s), reward_n, outcome_n, by_outcome_n2, reward_n - value_n, noise_n,
-        (report_n - again_nm.nanmean(dim=1)).square(), ~reward_n.isnan() & ~noise_n.isnan(),
-    )  # fmt: skip
+    return {
+        "prompt_n": torch.arange(x).repeat_interleave(s), "reward_n": reward_n, "outcome_n": outcome_n,
+        "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
+        "exact_n": reward_n - value_n, "noise_n": noise_n,  # A_MC, NaN where it is not known, and s2
+        "square_n": (report_n - again_nm.nanmean(dim=1)).square(),  # phi^2
+    }  # fmt: skip
 
 
 _SUMS = 18
 
 
-def _terms(batch: _Data, a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
+def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
     """What the figures are made of: sums over completions of these columns, of advantages `a` of a batch."""
-    count_n = moments(batch.reward_n, refine(batch.prompt_n, batch.outcome_n)).count_n()
-    kinds = (batch.usable_n, batch.outcome_n == 0, batch.outcome_n == 1, count_n == 1)
-    m, noise, square = batch.advantage_n, batch.noise_n, batch.square_n
+    outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
+    count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
+    kinds = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
+    m, noise, square = batch["exact_n"], batch["noise_n"], batch["square_n"]
     error = (a - m).square() - noise
     terms = [term for kind in kinds for term in (kind.double(), kind * error)]
     terms += [a, m, a * a, m * m, a * m, noise]
     terms += [square * a * a, square * a * m, square * m * m, square * noise]
-    return torch.where(batch.usable_n[:, None], torch.stack(terms, dim=1), 0.0)
+    return torch.where(usable_n[:, None], torch.stack(terms, dim=1), 0.0)
 
 
 def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """The figures, in the order of `FIGURES`, from sums over completions."""
     n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
     rmses = [root(top, below) for top, below in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
+    gradient_noise = root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise)
+    return torch.stack([*rmses, *agreement(n, a, m, aa, mm, am, noise), gradient_noise], dim=-1)
+
+
+def agreement(
+    n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Correlation of A and A_MC, that of the exact advantage, and the RMSE at the best scale, from sums of A, A_MC and s2."""
     var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
-    return torch.stack([
-        *rmses,
-        torch.where((var_a > 0) & (var_m > 0), cov / (var_a * var_m).sqrt(), torch.nan),
-        root(var_m - noise, var_m),
-        root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n),
-        root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise),
-    ], dim=-1)  # fmt: skip
+    varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # what rounding leaves of a constant is no variance
+    correlation = torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan)
+    return correlation, root(var_m - noise, var_m), root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n)
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:

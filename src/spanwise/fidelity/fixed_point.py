@@ -131,8 +131,8 @@ def simulated_fixed_point(
         mean_b = q_b.clamp(1e-3, 1 - 1e-3)
         chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_b[:, None]).log_prob(count_v).exp()
         generator = torch.Generator().manual_seed(seed)
-        columns = [x.repeat(copies, 1) for x in (p_b[:, None], mean_b[:, None], chance_bv)]
-        sums = [_one_batch(*columns, score_v2, group_size, options, generator) for _ in range(batches)]
+        prompts = [x.repeat(copies, 1) for x in (p_b[:, None], mean_b[:, None], chance_bv)]
+        sums = [_one_batch(prompts, score_v2, group_size, options, generator) for _ in range(batches)]
         lost_b2, lost_error_b2 = _controlled(torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2))
         there_b2 = chance_b2 * copies * group_size * ((chance_bv * (report_v - mean_b[:, None])) @ score_v2)
         weight_b2, error_b2 = chance_b2 * (1 - lost_b2 / there_b2), (lost_error_b2 / there_b2).abs()
@@ -142,16 +142,11 @@ def simulated_fixed_point(
 
 
 def _one_batch(
-    p_b1: Tensor,
-    mean_b1: Tensor,
-    chance_bv: Tensor,
-    score_v2: Tensor,
-    group_size: int,
-    options: dict[str, Any],
-    generator: torch.Generator,
+    prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
     """Sums over each prompt and outcome of (b - V) phi and of three control variates."""
-    b, g = len(p_b1), group_size
+    p_b1, mean_b1, chance_bv = prompts
+    b = len(p_b1)
     torch.randint(1, (b, g), generator=generator)  # a draw that nobody reads: the published numbers came after it
     uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
@@ -171,11 +166,9 @@ def _one_batch(
         (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 where there is no other
         rescored_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
-    cell_bg = torch.arange(b)[:, None] * 2 + outcome_bg
+    cell_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_b1
     sums = torch.zeros(4, b * 2, dtype=torch.float64)
-    return sums.index_add_(1, cell_bg.flatten(), (terms_4bg * (level_bg.double() / LEVELS - mean_b1)).flatten(1)).reshape(
-        4, b, 2
-    )
+    return sums.index_add_(1, cell_bg.flatten(), (terms_4bg * phi_bg).flatten(1)).reshape(4, b, 2)
 
 
 def _controlled(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:

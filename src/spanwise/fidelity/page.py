@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, product
+from operator import itemgetter
 from typing import Any
 
 from spanwise.fidelity.baselines import Fidelity
 from spanwise.fidelity.tokens import TokenFidelity
 from spanwise.report.charts import dodged, fixed_points, forest
-from spanwise.report.page import Headline, Panel, Section, render
+from spanwise.report.page import Headline, Panel, render
 from spanwise.report.rows import Row, percent, wide
+from spanwise.report.sections import section
 
 #: Rows of figures, as `fidelity.json` keeps them.
 Rows = Sequence[Mapping[str, Any]]
@@ -30,7 +32,7 @@ def fidelity_rows(fidelity: Fidelity) -> list[Row]:
     """Every figure of every baseline and group size: `baseline`, `group_size`, `figure`, `value`, `low`, `high`."""
     keys = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     return [
-        {"baseline": name, "group_size": size, "figure": figure} | _row(*fidelity.interval(name, size, figure))
+        {"baseline": name, "group_size": size, "figure": figure, **_numbers(*fidelity.interval(name, size, figure))}
         for name, size, figure in keys
     ]
 
@@ -39,7 +41,7 @@ def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outc
     """One baseline minus another, paired over prompts: `a`, `b`, `group_size`, `figure`, `value`, `low`, `high`."""
     return [
         {"a": one, "b": other, "group_size": size, "figure": figure}
-        | _row(*fidelity.interval(one, size, figure, minus=other))
+        | _numbers(*fidelity.interval(one, size, figure, minus=other))
         for figure, size in product(("correlation", "rmse_scaled", "gradient_noise"), fidelity.group_sizes)
     ]
 
@@ -49,11 +51,12 @@ def token_rows(fidelity: TokenFidelity) -> list[Row]:
     rows = []
     for critic, name in product(fidelity.critics, fidelity.estimators):
         interval = fidelity.interval(critic, name, "correlation", kind="decision")
-        rows.append({"critic": critic, "estimator": name} | _row(interval.value, interval.low, interval.high))
+        rows.append({"critic": critic, "estimator": name} | _numbers(interval.value, interval.low, interval.high))
     return rows
 
 
-def _row(value: float, low: float, high: float) -> Row:
+def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
+    """What a chart draws of a figure, or of a row of it."""
     return {"value": value, "low": low, "high": high}
 
 
@@ -109,47 +112,11 @@ def fidelity_report(
                 "or have no verdict."
             )
     sections = [
-        Section(
-            "Fidelity",
-            "Advantages of each baseline against Monte Carlo advantages from re-rolled last blocks; whiskers are 95 % intervals "
-            "over prompts. RMSE alone rewards a baseline for including the sample itself; read it with the figures that do not "
-            "depend on scale. The grey tick is what the exact advantages would reach.",
-            legend=names,
-            panels=[panel for figure in PANELS if (panel := _panel(figures, figure, names))],
-            asks="Which baseline is nearest to the truth?",
-        ),
-        Section(
-            "Paired differences",
-            "On the same prompts; an interval that excludes 0 is beyond the noise.",
-            panels=[
-                _forest(
-                    f"{PANELS[figure][0]}: {rows[0]['a']} - {rows[0]['b']}", rows, {"G": "group_size", "difference": "value"},
-                    x=f"difference in {PANELS[figure][1]}", prefix="G = ",
-                )
-                for figure, rows in _by(differences, "figure").items()
-            ],
-            asks="Is it noise?",
-        ),
-        Section(
-            "The q* test",
-            "The confidence a policy ends at if only this baseline moves it. On the dashed line it says how probable it is to be "
-            "right.",
-            legend=names,
-            panels=_point_panels(points, names),
-            asks="Is the confidence honest?",
-        ),
-        Section(
-            "Token advantages",
-            "GAE, SAE and a group mean at the tokens where the policy really chose (p < .97), for several frozen critics.",
-            panels=[
-                _forest(
-                    critic, rows, {"estimator": "estimator", "correlation": "value"}, x="correlation with Monte Carlo"
-                )
-                for critic, rows in _by(tokens, "critic").items()
-            ],
-            asks="Which estimator is right at the tokens?",
-        ),
-    ]  # fmt: skip
+        section("Fidelity", legend=names, panels=[panel for figure in PANELS if (panel := _panel(figures, figure, names))]),
+        section("Paired differences", panels=[_differences(figure, rows) for figure, rows in _by(differences, "figure")]),
+        section("The q* test", legend=names, panels=_point_panels(points, names)),
+        section("Token advantages", panels=[_correlations(critic, rows) for critic, rows in _by(tokens, "critic")]),
+    ]
     return render(
         title=f"Fidelity of the baselines on {source}", lead=f"{lead}.", finding=fidelity_finding(figures, differences, tokens),
         warnings=warnings, command=command, headlines=headlines, sections=sections, recipe=recipe,
@@ -193,7 +160,7 @@ def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
     """A figure by group size; None where it was not measured."""
     ceiling = {row["group_size"]: row["value"] for row in figures if row["figure"] == "ceiling" and figure == "correlation"}
     rows: list[Row] = [
-        {"series": row["baseline"], "x": row["group_size"], **_bounds(row), "reference": ceiling.get(row["group_size"])}
+        {"series": row["baseline"], "x": row["group_size"], **_numbers(**row), "reference": ceiling.get(row["group_size"])}
         for row in figures
         if row["figure"] == figure and _measured(row)
     ]
@@ -201,28 +168,32 @@ def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
     return Panel(title, (dodged(rows, names=names, y=y),), wide(rows, key="x", label="G")) if rows else None
 
 
-def _by(rows: Rows, key: str) -> dict[Any, list[Mapping[str, Any]]]:
-    groups: dict[Any, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(row[key], []).append(row)
-    return groups
+def _by(rows: Rows, key: str) -> Iterator[tuple[Any, Rows]]:
+    """The rows that follow each other with the same entry."""
+    return ((entry, list(group)) for entry, group in groupby(rows, key=itemgetter(key)))
+
+
+def _differences(figure: str, rows: Rows) -> Panel:
+    title, x = PANELS[figure]
+    title = f"{title}: {rows[0]['a']} - {rows[0]['b']}"
+    return _forest(title, rows, {"G": "group_size", "difference": "value"}, x=f"difference in {x}", prefix="G = ")
+
+
+def _correlations(critic: str, rows: Rows) -> Panel:
+    return _forest(critic, rows, {"estimator": "estimator", "correlation": "value"}, x="correlation with Monte Carlo")
 
 
 def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
     """Values with intervals, a line per row; the first column names it."""
     key, *_ = columns.values()
-    drawn: list[Row] = [{"name": f"{prefix}{row[key]}", "series": "", **_bounds(row)} for row in rows]
+    drawn: list[Row] = [{"name": f"{prefix}{row[key]}", "series": "", **_numbers(**row)} for row in rows]
     table = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]
     return Panel(title, (forest(drawn, names=("",), x=x),), table)
 
 
-def _bounds(row: Mapping[str, Any]) -> Row:
-    return _row(row["value"], row["low"], row["high"])
-
-
 def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
     panels = []
-    for size, rows in _by(points, "group_size").items():
+    for size, rows in _by(points, "group_size"):
         drawn = [{"series": row["baseline"], "p": row["p"], "q": row["q"], "error": row.get("error")} for row in rows]
         table = wide([{**row, "value": row["q"]} for row in drawn], key="p")
         errors = [float(row["error"]) for row in drawn if isinstance(row["error"], float)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from spanwise.credit import advantage, gae, sae
 from spanwise.credit.methods._gae import BOUNDARIES, SaeSegments
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
-from spanwise.fidelity.baselines import place_of, root
+from spanwise.fidelity.baselines import agreement, check_shapes, place_of, root
 from spanwise.measure.intervals import Interval, Weighted, bootstrap
 
 #: What is said of every critic, estimator and kind of token, see `token_fidelity`.
@@ -58,11 +58,8 @@ class Trajectories:
     weight_nt: Float[Tensor, "n t"] | None = None
 
     def __post_init__(self) -> None:
-        weights = () if self.weight_nt is None else (self.weight_nt,)
-        sizes = {tuple(x.shape) for x in (self.value_nt, self.noise_nt, self.logp_nt, self.mask_nt, *weights)}
-        if len(sizes) > 1:
-            shapes = ", ".join(map(str, sorted(sizes)))
-            raise AlignmentError(f"Values, noise, log-probabilities, mask and weights have the shapes {shapes}.")
+        tables = (self.value_nt, self.noise_nt, self.logp_nt, self.mask_nt, self.weight_nt)
+        check_shapes("Values, noise, log-probabilities, mask and weights", *tables)
         if not len(self.prompt_n) == len(self.reward_n) == len(self.mask_nt):
             raise AlignmentError(
                 f"There are {len(self.prompt_n)} prompts, {len(self.reward_n)} rewards and {len(self.mask_nt)} rows of tokens."
@@ -338,11 +335,5 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """The figures, in the order of `TOKEN_FIGURES`."""
     n, a, m, aa, mm, am, noise = sums.unbind(-1)
-    var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
-    varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # what rounding leaves of a constant is no variance
-    return torch.stack([
-        torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan),
-        root(var_m - noise, var_m),
-        root(aa - 2 * am + mm - noise, n),
-        root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n),
-    ], dim=-1)  # fmt: skip
+    correlation, ceiling, scaled = agreement(n, a, m, aa, mm, am, noise)
+    return torch.stack([correlation, ceiling, root(aa - 2 * am + mm - noise, n), scaled], dim=-1)

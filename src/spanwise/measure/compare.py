@@ -15,8 +15,8 @@ from typing import Literal
 import scipy
 import torch
 
-from spanwise.errors import RecipeError, unknown
-from spanwise.explain import alarms
+from spanwise.errors import RecipeError, check_known
+from spanwise.explain.alarms import alarms, by_sentence
 from spanwise.measure.intervals import Interval, mean_interval
 
 #: method -> seed -> figure -> value (None or NaN where it does not exist)
@@ -120,10 +120,8 @@ class ArmComparison:
 
     def warnings(self) -> list[str]:
         """What is wrong with which method, in sentences; what the figures marked with "!" must be read with."""
-        by_reason: dict[tuple[str, str], list[str]] = {}
-        for (method, figure), why in self.wrong.items():
-            by_reason.setdefault((method, why), []).append(figure)
-        return [f"{method}: {why} ({', '.join(listed)})." for (method, why), listed in by_reason.items()]
+        reasons = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
+        return [f"{reason} ({', '.join(figure for _, figure in cells)})." for reason, cells in reasons.items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """A sentence for each difference, with what is wrong on either side; of these verdicts only if any are given."""
@@ -187,13 +185,12 @@ def compare_arms(
     """
     if not runs or not any(runs.values()):
         raise RecipeError("There is nothing to compare: give at least one method with one seed.")
-    if reference is not None and reference not in runs:
-        raise RecipeError(unknown("method", reference, runs))
+    if reference is not None:
+        check_known("method", reference, runs)
     found = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
     chosen = tuple(found) if figures is None else tuple(figures)
     for name in chosen:
-        if name not in found:
-            raise RecipeError(unknown("figure", name, found))
+        check_known("figure", name, found)
     pairs = list(combinations(runs, 2)) if reference is None else [(m, reference) for m in runs if m != reference]
     cells: dict[tuple[str, str], Interval] = {}
     differences: list[Difference] = []

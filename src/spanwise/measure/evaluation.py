@@ -18,16 +18,7 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError
 from spanwise.measure.calibration import weighted_auroc, weighted_gaps, weighted_mean
-from spanwise.measure.intervals import (
-    Interval,
-    Prompts,
-    Weighted,
-    bootstrap,
-    check_level,
-    plain_ids,
-    resampled,
-    wilson,
-)
+from spanwise.measure.intervals import Interval, Prompts, Weighted, bootstrap, check_level, plain_ids, resampled, wilson
 
 _SHARES = ("accuracy", "refusal_rate", "format_rate", "coverage", "verdict_rate")
 

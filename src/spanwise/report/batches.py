@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -96,12 +97,12 @@ def mode_sections(batches: Lines) -> list[Section]:
         panels, values = list[Panel](), _values(mode, batches)
         for chart in (chart for chart in page.charts if len(chart.series) == 1):
             series = {start + end: value or name for end, name in chart.series.items() for value, start in values.items()}
-            panels += _panel(chart, batches, series, y_zero=True, note=chart.note, legends=True)
+            panels += _panel(chart, batches, series, y_zero=True)
         for place, (value, start) in enumerate(values.items()):
             for chart in (chart for chart in page.charts if len(chart.series) > 1):
-                series, behind = {start + end: name for end, name in chart.series.items()}, f": {value}" if value else ""
-                note = "" if place else chart.note
-                panels += _panel(chart, batches, series, y_zero=True, note=note, legends=True, behind=behind)
+                title, note = f"{chart.title}: {value}" if value else chart.title, "" if place else chart.note
+                series = {start + end: name for end, name in chart.series.items()}
+                panels += _panel(replace(chart, title=title, note=note), batches, series, y_zero=True)
         share = values_of(batches, f"{mode.name}/share")
         cost = f" It took {percent(median(share))} of the time of the rest of a step (median)." if share else ""
         own = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
@@ -131,14 +132,11 @@ def _values(mode: type[Mode], batches: Lines) -> dict[str, str]:
     return {value: key.removesuffix(end) for key, value, _ in metrics_in(batches, known)}
 
 
-def _panel(
-    chart: Chart, batches: Lines, series: Mapping[str, str], names: Sequence[str] = (), *,
-    behind: str = "", note: str = "", legends: bool = False, **drawn: Any,
-) -> list[Panel]:  # fmt: skip
-    """Curves of metrics by their names, `names` before them; nothing where no batch has one."""
+def _panel(chart: Chart, batches: Lines, series: Mapping[str, str], names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
+    """Curves of metrics by their names, `names` before them, else with a legend; nothing where no batch has one."""
     rows = [row for key, name in series.items() for row in batch_curve(batches, key, name)]
-    if chart.floor is not None and any(row["value"] < chart.floor for row in rows):
-        note = f"{note} What is below {chart.floor:g} is drawn there."
+    cut = chart.floor is not None and any(row["value"] < chart.floor for row in rows)
+    note = chart.note + (f" What is below {chart.floor:g} is drawn there." if cut else "")
     ordered = list(dict.fromkeys([*names, *series.values()]))
-    drawn |= {"y": chart.y, "dots": (), "floor": chart.floor, "legend": ordered if legends and len(ordered) > 1 else ()}
-    return curve_panel(f"{chart.title}{behind}", rows, ordered, note=note, **drawn)
+    legend = () if names or len(ordered) == 1 else ordered
+    return curve_panel(chart.title, rows, ordered, y=chart.y, dots=(), floor=chart.floor, note=note, legend=legend, **drawn)

@@ -241,12 +241,10 @@ def nearest(rows: Rows, *, x: alt.X, key: str, title: str, value: str = "value",
         [(0, 1.0, '0.5'), (1.0, 2, '0.5')]
     """
     places = sorted({row[key] for row in rows})
-    middles = [(a + b) / 2 for a, b in pairwise(places)]
-    lefts = dict(zip(places, [*places[:1], *middles], strict=True))
-    rights = dict(zip(places, [*middles, *places[-1:]], strict=True))
-    if len(places) == 1:
-        lefts, rights = {places[0]: places[0] - 0.5}, {places[0]: places[0] + 0.5}
-    wide = [{**row, "left": lefts[row[key]], "right": rights[row[key]]} for row in rows]
+    first, last = (places[0], places[-1]) if len(places) > 1 else (places[0] - 0.5, places[0] + 0.5)
+    edges = [first, *((a + b) / 2 for a, b in pairwise(places)), last]
+    sides = {place: {"left": left, "right": right} for place, (left, right) in zip(places, pairwise(edges), strict=True)}
+    wide = [{**row, **sides[row[key]]} for row in rows]
     return bands(wide, keys={key: title}, value=value, percent=percent, also=("left", "right"), x=x, x2=alt.X2("right:Q"))
 
 

@@ -13,7 +13,7 @@ from spanwise.measure import ArmComparison, Curve, Difference
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 from spanwise.report.rows import FIGURES, Row, Seeds, figure_name, figures_of, seed_curves
-from spanwise.report.sections import VOTES_BY_SCORE, calibration_section, figure_panel, scores_alone, section, voting_section
+from spanwise.report.sections import calibration_section, figure_panel, section, voting_section
 
 #: Of these less is better; of accuracies, votes and the AUROC more is; of the others nothing can be said.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
@@ -59,8 +59,6 @@ def compare_report(
     for name in figures_of(points):
         rows = [row for arm in arms for row in seed_curves(curves.get(arm, {}), name, arm)]
         learning += figure_panel(name, rows, arms)
-    by_score = [arm for arm, columns in (samples or {}).items() if scores_alone(columns)]
-    votes_by_score = f"{', '.join(by_score)}: {VOTES_BY_SCORE[0].lower()}{VOTES_BY_SCORE[1:]}" if by_score else ""
     sections = [
         section("Figures", {"level": 100 * comparison.level, "seeds": most}, table=_table(comparison, most)),
         section(
@@ -75,7 +73,7 @@ def compare_report(
             samples or {},
             note="All seeds together; whiskers count a prompt once, whatever the number of seeds that answered it.",
         ),
-        voting_section(votes or {}, over="seeds", note=votes_by_score),
+        voting_section(votes or {}, samples or {}, over="seeds"),
     ]  # fmt: skip
     return render(
         title=title,

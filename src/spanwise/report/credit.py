@@ -98,10 +98,9 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
     headlines = []
     for name, reward_n in rewards.items():
         there = int((~reward_n.isnan()).sum())
-        mean = float(reward_n.double().nanmean()) if there else None
         failed = sum(n for status, n in statuses.get(name, {}).items() if status not in ("ok", "absent"))
-        notes = [f"{there:,} present", *([f"{failed:,} failed"] if failed else [])]
-        headlines.append(Headline(f"mean reward: {name}", mean, ", ".join(notes)))
+        note = f"{there:,} present" + (f", {failed:,} failed" if failed else "")
+        headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), note))
     return headlines
 
 

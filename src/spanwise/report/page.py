@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import vl_convert
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from spanwise import __version__
@@ -37,8 +37,6 @@ CITE = (
     "Pavlenko, Golubev, Karasik and Yangel: Blockwise Advantage Estimation for Multi-Objective RL with Verifiable Rewards, 2026, "
     "arXiv:2602.10231."
 )
-#: Not ASCII or meaningful to an HTML parser; JSON may write any of them as \uXXXX.
-_UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\u2028\u2029"}
 
 
 @dataclass(frozen=True)
@@ -179,24 +177,18 @@ def render(
     )
 
 
-def json_data(value: Any) -> Markup:
-    """JSON for a script element of type application/json: no character in it means anything to an HTML parser."""
-    return Markup(json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE))
-
-
 def deflated(text: str) -> str:
     """Compress text to base64, which holds no character that means something in HTML."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def spec_data(chart: Drawn) -> Markup:
-    """A chart as data; its schema's address and Altair's own configuration stay out, the page has its own.
+    """A chart as JSON in which nothing means anything to an HTML parser, without its schema's address and Altair's configuration.
 
     It is not validated: that takes longer than all the rest of a page, and what these charts are is held by tests.
     """
-    return json_data(
-        {key: value for key, value in chart.to_dict(validate=False).items() if key not in ("$schema", "config")}
-    )
+    spec = {key: value for key, value in chart.to_dict(validate=False).items() if key not in ("$schema", "config")}
+    return htmlsafe_json_dumps(spec, separators=(",", ":"), allow_nan=False)
 
 
 def shown(value: Cell) -> str:

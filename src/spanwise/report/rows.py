@@ -6,14 +6,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.explain import OF_SCORE, SCORE_FIGURES
 from spanwise.layout import any_index
-from spanwise.measure import Curve
 
 _T = TypeVar("_T")
 #: A row of a chart or a table.
@@ -134,63 +131,6 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
         if values:
             rows.append({"series": series, "x": stretch[-1]["step"], "value": math.fsum(values) / len(values)})
     return rows
-
-
-def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
-    """How often right and wrong answers have each confidence, in steps of 0.1.
-
-    >>> rows = confidence_rows(torch.tensor([.75, .75, .2]), torch.tensor([1., 0., 0.]))
-    >>> [(row["series"], row["low"], row["share"]) for row in rows if row["count"]]
-    [('right answers', 0.7, 1.0), ('wrong answers', 0.2, 0.5), ('wrong answers', 0.7, 0.5)]
-    """
-    # What rounding puts just below a border (.7 in float32) belongs above it.
-    nudged_n, kinds = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
-    return _binned({series: nudged_n[correct_n == kind] for series, kind in kinds.items()}, [b / 10 for b in range(12)])
-
-
-def _binned(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """The bins of each series that has a number, and an empty one behind the last."""
-    rows: list[Row] = []
-    for series, value_n in values.items():
-        known = value_n[value_n.isfinite()].double().cpu()
-        counts = [*np.histogram(known, edges)[0].tolist(), 0]
-        for low, high, count in zip(edges, [*edges[1:], edges[-1]], counts, strict=True) if len(known) else ():
-            rows.append({"series": series, "low": low, "high": high, "share": count / len(known), "count": count})
-    return rows
-
-
-def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Accuracy by the number of samples, for each way of choosing; pass@1, flat by definition, is left out."""
-    return [
-        {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
-        for name, curve in votes.items()
-        if name != "pass@1"
-        for n, i in zip(curve.budgets, curve.intervals, strict=True)
-        if i.value == i.value
-    ]
-
-
-WAYS = {
-    "weighted": "confidence-weighted majority",
-    "maxconf": "MaxConf",
-    "laser_weighted": "majority weighted by its score",
-    "laser_maxconf": "highest score",
-}
-
-
-def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
-    """Histograms of several series over the same bins, symmetric about 0, with one bin around 0.
-
-    Example:
-        >>> rows = histogram_rows({"a": torch.tensor([-1.5, 0., 0., 1.5])}, bins=3)
-        >>> [(row["low"], row["share"]) for row in rows]
-        [(-1.5, 0.25), (-0.5, 0.5), (0.5, 0.25), (1.5, 0.0)]
-    """
-    largest = [
-        float(value_n[value_n.isfinite()].abs().max()) for value_n in values.values() if bool(value_n.isfinite().any())
-    ]
-    widest = max(largest, default=0.0) or 1.0
-    return _binned(values, np.linspace(-widest, widest, bins + 1).tolist())
 
 
 def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row]:

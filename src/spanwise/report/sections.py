@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.explain.sections import SECTIONS
 from spanwise.measure import Curve, curve_difference, reliability
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
-from spanwise.report.rows import (
-    Row,
-    confidence_rows,
-    figure_name,
-    grouped,
-    histogram_rows,
-    is_share,
-    merged,
-    voting_rows,
-    wide,
-)
+from spanwise.report.rows import Row, figure_name, grouped, is_share, merged, wide
 from spanwise.report.tokens import TokenView, token_view
 from spanwise.rollouts.schema import STOP
 
@@ -32,6 +25,8 @@ STOP_IS = (
     "Stop is not a block: it is what a completion's last token is credited with for leaving out every block that an objective "
     "pays; only completions that have such a credit are counted."
 )
+#: Said where votes are weighed by a self-rewarding score.
+VOTES_BY_SCORE = "No confidence is stated: what weighs a vote is the score."
 SCORE_IS = (
     "The score is what the model says of its own answer without words: how likely one reserved token (laser) is after its end, "
     "clipped to between 0 and 1; a completion that was cut off has none."
@@ -80,15 +75,6 @@ def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor],
     return [diagram, Panel(f"{kind.title()} of right and wrong answers", (chart,), merged(table, key=kind), legend=names)]
 
 
-#: Said where votes are weighed by a self-rewarding score.
-VOTES_BY_SCORE = "No confidence is stated: what weighs a vote is the score."
-
-
-def scores_alone(columns: Mapping[str, Tensor]) -> bool:
-    """Completions have a score, and none of them states a confidence."""
-    return "score" in columns and bool(columns["confidence"].isnan().all())
-
-
 def curve_panel(
     title: str, rows: list[Row], names: Sequence[str], *, x: str = "step", label: str = "step", note: str = "",
     legend: Sequence[str] = (), **options: Any,
@@ -107,8 +93,15 @@ def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: An
     return curve_panel(title[:1].upper() + title[1:], rows, names, y=unit, percent=share, **options)
 
 
-def voting_section(votes: Mapping[str, Mapping[str, Curve]], *, over: str = "prompts", note: str = "") -> Section:
-    """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over, `note` says more."""
+def voting_section(
+    votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
+) -> Section:
+    """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over."""
+    scored = [name for name, columns in samples.items() if "score" in columns]
+    by_score = [name for name in scored if bool(samples[name]["confidence"].isnan().all())]
+    note = VOTES_BY_SCORE if by_score else ""
+    if any(by_score):
+        note = f"{', '.join(by_score)}: {note[0].lower()}{note[1:]}"
     rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
     ways = list(dict.fromkeys(row["series"] for curve_rows in rows.values() for row in curve_rows))
     panels: list[Panel] = []
@@ -147,3 +140,58 @@ def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
     """The token view, if there are completions to show; `note` says more about them."""
     body = token_view(view) if view is not None and view.completions else None
     return section("Tokens", {"note": note}, body=body)
+
+
+def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
+    """How often right and wrong answers have each confidence, in steps of 0.1.
+
+    >>> rows = confidence_rows(torch.tensor([.75, .75, .2]), torch.tensor([1., 0., 0.]))
+    >>> [(row["series"], row["low"], row["share"]) for row in rows if row["count"]]
+    [('right answers', 0.7, 1.0), ('wrong answers', 0.2, 0.5), ('wrong answers', 0.7, 0.5)]
+    """
+    # What rounding puts just below a border (.7 in float32) belongs above it.
+    nudged_n, kinds = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
+    return _binned({series: nudged_n[correct_n == kind] for series, kind in kinds.items()}, [b / 10 for b in range(12)])
+
+
+def _binned(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
+    """The bins of each series that has a number, and an empty one behind the last."""
+    rows: list[Row] = []
+    for series, value_n in values.items():
+        known = value_n[value_n.isfinite()].double().cpu()
+        counts = [*np.histogram(known, edges)[0].tolist(), 0]
+        for low, high, count in zip(edges, [*edges[1:], edges[-1]], counts, strict=True) if len(known) else ():
+            rows.append({"series": series, "low": low, "high": high, "share": count / len(known), "count": count})
+    return rows
+
+
+def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
+    """Accuracy by the number of samples, for each way of choosing; pass@1, flat by definition, is left out."""
+    return [
+        {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
+        for name, curve in votes.items()
+        if name != "pass@1"
+        for n, i in zip(curve.budgets, curve.intervals, strict=True)
+        if i.value == i.value
+    ]
+
+
+WAYS = {
+    "weighted": "confidence-weighted majority",
+    "maxconf": "MaxConf",
+    "laser_weighted": "majority weighted by its score",
+    "laser_maxconf": "highest score",
+}
+
+
+def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
+    """Histograms of several series over the same bins, symmetric about 0, with one bin around 0.
+
+    Example:
+        >>> rows = histogram_rows({"a": torch.tensor([-1.5, 0., 0., 1.5])}, bins=3)
+        >>> [(row["low"], row["share"]) for row in rows]
+        [(-1.5, 0.25), (-0.5, 0.5), (0.5, 0.25), (1.5, 0.0)]
+    """
+    sizes_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
+    widest = float(sizes_n.max()) if sizes_n.any() else 1.0
+    return _binned(values, np.linspace(-widest, widest, bins + 1).tolist())

@@ -16,12 +16,10 @@ from spanwise.report.batches import batch_section, blocks_in, mode_headlines, mo
 from spanwise.report.page import Headline, Panel, render, shown
 from spanwise.report.rows import batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
 from spanwise.report.sections import (
-    VOTES_BY_SCORE,
     attempts_section,
     calibration_section,
     credit_section,
     figure_panel,
-    scores_alone,
     section,
     tokens_section,
     voting_section,
@@ -75,7 +73,7 @@ def train_report(
         >>> "not measured" in page
         True
     """
-    unmeasured, samples, votes, credit = unmeasured or {}, samples or {}, votes or {}, credit or {}
+    unmeasured, votes, credit, of_run = unmeasured or {}, votes or {}, credit or {}, {"": samples} if samples else {}
     batches = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     done = max((line["step"] for line in (*batches, *points)), default=0)
@@ -87,11 +85,7 @@ def train_report(
     ]
     steps = {row.step for row in view.completions if row.step is not None} if view else set()
     trained, *others = view.methods if view else ("",)
-    beside = (
-        f"The run was trained with {trained}; beside it is what {' and '.join(others)} would have credited the same tokens with."
-        if others
-        else ""
-    )
+    beside = f"The run was trained with {trained}; beside it is what {' and '.join(others)}"
     measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
     # The samples may be more than those of the last metrics line.
     ends = [*points[:-1], points[-1] | measured] if points else []
@@ -103,22 +97,17 @@ def train_report(
         learning += figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=zero)
     sections = [
         section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning),
-        calibration_section({"": samples} if samples else {}),
-        voting_section(
-            votes if len(votes) > 1 else {"": next(iter(votes.values()), {})},
-            note=VOTES_BY_SCORE if samples and scores_alone(samples) else "",
-        ),
+        calibration_section(of_run),
+        voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, of_run),
         attempts_section(votes),
         rewards_section(batches, recipe),
         batch_section("Dropped", batches, names),
         batch_section("Credit", batches, blocks_in(batches)),
         batch_section("Dead strata", batches, names),
         *mode_sections(batches),
-        credit_section(
-            list(credit), credit, of=f"these rollouts, of step {steps.pop()}" if len(steps) == 1 else "these rollouts"
-        ),
+        credit_section(list(credit), credit, of=f"these rollouts{f', of step {steps.pop()}' if len(steps) == 1 else ''}"),
         batch_section("Optimiser", batches),
-        tokens_section(view, note=beside),
+        tokens_section(view, note=f"{beside} would have credited the same tokens with." if others else ""),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),

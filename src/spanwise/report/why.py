@@ -62,13 +62,13 @@ def rule_words(baseline: str | None, given: Sequence[str]) -> str:
     >>> rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])
     ('same prompt, same correct', 'same prompt', 'nothing is subtracted')
     """
-    if baseline == "none":
-        return "nothing is subtracted"
-    if baseline == "batch":
-        return "all of the step"
-    if baseline == "blended":
-        return f"blended of its own and other prompts, same {' and '.join(given)}"
-    return "same prompt" + "".join(f", same {name}" for name in (given if baseline == "outcome" else ()))
+    words = {
+        "none": "nothing is subtracted",
+        "batch": "all of the step",
+        "outcome": "".join(["same prompt", *(f", same {name}" for name in given)]),
+        "blended": f"blended of its own and other prompts, same {' and '.join(given)}",
+    }
+    return words.get(baseline or "", "same prompt")
 
 
 def shown(value: float | None, *, sign: bool = False) -> str:
@@ -114,6 +114,10 @@ def added(total: float, terms: Sequence[_Term]) -> str:
     """
     text = " + ".join(f"{number} ({name})" for _, number, name in terms)
     return f"{shown(total, sign=True)} = {text.replace(f'+ {_MINUS}', f'{_MINUS} ')}"
+
+
+def _term(weight: float, value: float, name: str) -> _Term:
+    return weight * value, shown(value) if weight == 1.0 else f"{shown(weight)} · {_factor(value)}", name
 
 
 def credits(row: TokenRow, method: str) -> dict[str, float]:
@@ -208,12 +212,10 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
     share, own = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
     terms: list[_Term] = []
     for part in parts:
-        if share and (len(parts) == 1 or part.objective == rule.verdict):
-            terms.append(((1 - share) * part.part, f"{shown(1 - share)} · {_factor(part.part)}", part.objective))
-            mixed = share * part.weight
-            terms.append((mixed * own, f"{shown(mixed)} · {_factor(own)}", "its own score"))
-        else:
-            terms.append((part.part, shown(part.part), part.objective))
+        mixed = share if len(parts) == 1 or part.objective == rule.verdict else 0.0
+        terms.append(_term(1 - mixed, part.part, part.objective))
+        if mixed:
+            terms.append(_term(mixed * part.weight, own, "its own score"))
     total = math.fsum(amount for amount, *_ in terms)
     exact = abs(total - credit) <= 1e-6 * (1 + abs(credit))
     warning = f"What is recorded adds up to {shown(total, sign=True)}, which is not the credit: do not rely on it."
@@ -243,8 +245,7 @@ def _worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         reward = rule.missing.get(name) if left_out else row.rewards.get(name)
         if reward is None:
             return ""
-        number = shown(reward) if weight == 1.0 else f"{shown(weight)} · {_factor(reward)}"
-        terms.append((weight * reward, number, f"{name}, left out" if left_out else name))
+        terms.append(_term(weight, reward, f"{name}, left out" if left_out else name))
     # Of turns, whose rewards are summed over the rollout, this row may hold some.
     total = math.fsum(amount for amount, *_ in terms)
     same = math.isclose(total, part.worth, rel_tol=1e-9, abs_tol=1e-9)
@@ -307,7 +308,7 @@ def _stop(row: TokenRow, method: str, rule: Rule) -> str:
             parts.append(part)
     sums = [text for part in parts if (text := equation(part))]
     if len(parts) > 1:
-        sums = [added(stop, [(part.part, shown(part.part), part.objective) for part in parts]), *sums]
+        sums = [added(stop, [_term(1.0, part.part, part.objective) for part in parts]), *sums]
     exact = abs(math.fsum(part.part for part in parts) - stop) <= 1e-6 * (1 + abs(stop))
     terms = f": {', of which '.join(sums)}" if exact and sums else ""
     return f"{shown(stop, sign=True)} on the last token{terms}"

@@ -5,13 +5,14 @@ Math-Verify may hang, eat memory or take its process down on a hostile answer, a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from decimal import Decimal
 from importlib.util import find_spec
 
-from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.score.workers import DEADLINE, Verdict, Workers, no_verdict, shared_workers
+from spanwise.errors import DataError, check_known
+from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.types import Status
 
 #: Characters of an answer that Math-Verify reads at most. Of a longer one it reads the end, and only what stands there between
@@ -106,8 +107,7 @@ def judge(
         >>> [verdict.value for verdict in judge(["4", "4", 4], ["4", "04", None])]
         [1.0, 1.0, 0.0]
     """
-    if verify not in ("auto", "math", "exact"):
-        raise RecipeError(unknown("verify", verify, ("auto", "math", "exact")))
+    check_known("verify", verify, ("auto", "math", "exact"))
     cleaned = [(_written(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = {n: _by_text(gold, answer, verify) for n, (gold, answer) in enumerate(cleaned)}
     open_n = [n for n, verdict in verdicts.items() if verdict is None]
@@ -139,7 +139,7 @@ def _written(gold: object) -> str:
 def _by_text(gold: str, answer: str, verify: str) -> Verdict | None:
     """A verdict without mathematics; None where it has a say."""
     if not gold:
-        return no_verdict(Status.ERROR, "there is no gold answer")
+        return Verdict(Status.ERROR, math.nan, "there is no gold answer")
     if gold == answer:
         return RIGHT
     if not answer or verify == "exact":
@@ -154,7 +154,7 @@ def _by_text(gold: str, answer: str, verify: str) -> Verdict | None:
         if plain_gold is not None and plain_answer is not None:
             return RIGHT if plain_gold == plain_answer else WRONG
     if not _end(gold):
-        return no_verdict(Status.ERROR, f"the gold answer has {len(gold)} characters: too long for mathematics")
+        return Verdict(Status.ERROR, math.nan, f"the gold answer has {len(gold)} characters: too long for mathematics")
     return None if _end(answer) else WRONG
 
 

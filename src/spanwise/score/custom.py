@@ -92,8 +92,6 @@ def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
     function = partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - not the name of one
     result = called(function, what=what, size=size, advice=advice)
     if isinstance(result, Reward):
-        if len(result.value_n) != size:
-            raise RewardError(f"{what} returned {len(result.value_n)} numbers for {size} completions.")
         return result
     values: list[float | None] = []
     for n, value in enumerate(listed_values(result, size, what=what, noun="number")):

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from spanwise.errors import DataError, LayoutError, RecipeError
+from spanwise.errors import DataError, LayoutError, RecipeError, check_number
 from spanwise.registry import register
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, block_with, column_of, of_verdicts, read_tag
 from spanwise.score.rewards import NUMBER
@@ -21,7 +21,7 @@ from spanwise.types import Status, whole_text
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: There is no gold value; there is a list of gold values, and the field lies beyond its end.
+#: There is no such value; there is a list of gold values, and the field lies beyond its end.
 _MISSING, _BEYOND = object(), object()
 
 
@@ -58,22 +58,20 @@ def same(said: str, gold: Any) -> bool:
     if isinstance(gold, str):
         return said.strip() == gold.strip()
     value = json_value(said)
-    return value is not None and value[0] == gold and isinstance(value[0], bool) == isinstance(gold, bool)
+    return value is not _MISSING and value == gold and isinstance(value, bool) == isinstance(gold, bool)
 
 
-def json_value(text: str) -> tuple[Any] | None:
-    """What the JSON of a text says, in a tuple of one; None if it is no JSON."""
+def json_value(text: str, *, within: bool = False) -> Any:
+    """What the JSON of a text says, or that from its first brace on (`within`); `_MISSING` if it is no JSON."""
     try:
-        return (json.loads(text),)
+        return _DECODER.raw_decode(text, text.index("{"))[0] if within else json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        return _MISSING
 
 
 def _tolerances(options: Mapping[str, Any]) -> None:
     for name in ("rel", "abs"):
-        value = options[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise RecipeError(f"The option '{name}' of reward 'near' is {value!r}; write a number that is not negative.")
+        check_number(f"The option '{name}' of reward 'near'", options[name], least=0.0)
 
 
 @register("near", kind="reward", tags=("tag",), check=_tolerances)
@@ -208,8 +206,8 @@ def _number(value: Any) -> float | None:
 
 def _parsed(cell: Any) -> Any:
     """A cell, and what it is the JSON text of."""
-    value = json_value(cell) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else None
-    return cell if value is None else value[0]
+    value = json_value(cell) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else _MISSING
+    return cell if value is _MISSING else value
 
 
 def _gold(value: Any, path: str) -> Any:
@@ -272,37 +270,28 @@ def json_schema(
         if block is not None:
             validator = fixed or _of_cell(cell)
             value = _field(block, tag) if tag else _whole(whole_text(blocks))
-            verdicts[n] = None if validator is None else value is not None and _is_valid(validator, value[0])
+            verdicts[n] = None if validator is None else _is_valid(validator, value)
     return of_verdicts(len(text), verdicts)
 
 
-def _whole(said: str) -> tuple[Any] | None:
-    """The JSON in a text, in a tuple of one; None if there is none."""
+def _whole(said: str) -> Any:
     value = json_value(said)
-    if value is not None:
-        return value
-    try:
-        return (_DECODER.raw_decode(said, said.index("{"))[0],)
-    except (ValueError, RecursionError):
-        return None
+    return json_value(said, within=True) if value is _MISSING else value
 
 
-def _field(block: Mapping[str, str | None], tag: str) -> tuple[Any] | None:
+def _field(block: Mapping[str, str | None], tag: str) -> Any:
     """What a field says as JSON; what stood in quotes is a string."""
     content = block.get(tag)
-    if content is None:
-        return None
-    value = json_value(content)
-    if value is None:
-        return (content,)
+    if content is None or (value := json_value(content)) is _MISSING:
+        return _MISSING if content is None else content
     # The text of a field is without its quotes: "3" and 3 differ in what stands before them.
     written = re.search(r'(?:^|[:\[,])\s*+("?)' + re.escape(content), block.get("") or "")
-    return (content,) if written and written[1] else value
+    return content if written and written[1] else value
 
 
 def _is_valid(validator: Any, value: Any) -> bool:
     try:
-        return validator.is_valid(value)
+        return value is not _MISSING and validator.is_valid(value)
     except RecursionError:  # nested deeper than any schema means
         return False
 

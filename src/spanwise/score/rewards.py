@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spanwise.errors import RecipeError, RewardError, unknown
+from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 from spanwise.score.answers import MathVerifier, judge, shared_verifier
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, of_verdicts, read_tag
@@ -230,8 +230,7 @@ def second_attempt(
 
 def _report(text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]) -> Reward:
     """Score a stated confidence by a proper rule (q, c) -> reward."""
-    if of not in scored:
-        raise RecipeError(unknown("objective scored before this one", of, scored))
+    check_known("objective scored before this one", of, scored)
     values: list[float | None] = []
     status: list[Status] = []
     stated: list[float | None] = []

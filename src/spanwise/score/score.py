@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, RewardError, check_known, unknown
 from spanwise.layout import Layout
 from spanwise.objective import EARLIER, OWN, Objective
 from spanwise.registry import is_registered
@@ -114,16 +114,15 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
         _check_options(objective, entry)
         judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
         options = {"columns": columns, "scored": scored, **objective.options, **judged}
-        reward = called(
-            partial(entry.function, text, pays=objective.pays, **options),
-            what=f"Objective '{objective.name}': the reward '{objective.reward}'",
-            size=len(text),
-            advice="Look at its options and at the columns that it reads.",
-        )
+        function = partial(entry.function, text, pays=objective.pays, **options)
+        advice = "Look at its options and at the columns that it reads."
+        what = f"Objective '{objective.name}': the reward '{objective.reward}'"
+        reward = called(function, what=what, size=len(text), advice=advice)
     else:
         reward = call_reward(objective, text, columns)
     if len(reward.value_n) != len(text):
-        raise RecipeError(f"Reward '{objective.name}' holds {len(reward.value_n)} values for {len(text)} completions.")
+        size = len(reward.value_n)
+        raise RewardError(f"Objective '{objective.name}': its reward returned {size} numbers for {len(text)} completions.")
     return reward.only_where(_has_blocks(objective, text))
 
 
@@ -305,8 +304,7 @@ def _check_pays(objective: Objective, blocks: Collection[str]) -> None:
 
 def _check_options(objective: Objective, entry: BuiltIn) -> None:
     for option in objective.options:
-        if option not in entry.options:
-            raise RecipeError(unknown(f"option of reward '{objective.reward}' called", option, entry.options))
+        check_known(f"option of reward '{objective.reward}' called", option, entry.options)
     if entry.check is not None:
         entry.check({**entry.options, **objective.options})
 

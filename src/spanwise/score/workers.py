@@ -67,11 +67,6 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
-def no_verdict(status: Status, why: str) -> Verdict:
-    """The verdict of a check that says neither right nor wrong."""
-    return Verdict(status, float("nan"), why)
-
-
 class Worker:
     """One worker process, started on first use and again after every kill."""
 
@@ -87,16 +82,18 @@ class Worker:
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # died while idle, for instance of the out-of-memory killer: nobody's fault
         if self.process is None and (fault := self.start()):
-            return no_verdict(Status.ERROR, fault), False
+            return Verdict(Status.ERROR, math.nan, fault), False
         line, late = self.ask(json.dumps(request), self.patience)
         if late or not line.endswith("\n"):
             code = self.stop()
             if late or code == -getattr(signal, "SIGPROF", 0):
-                return no_verdict(Status.TIMEOUT, f"stopped after {self.deadline:g} s"), True
-            return no_verdict(Status.ERROR, f"the checking process died with exit code {code}"), code not in _FROM_OUTSIDE
+                return Verdict(Status.TIMEOUT, math.nan, f"stopped after {self.deadline:g} s"), True
+            return Verdict(
+                Status.ERROR, math.nan, f"the checking process died with exit code {code}"
+            ), code not in _FROM_OUTSIDE
         reply = json.loads(line)
         if "error" in reply:
-            return no_verdict(Status.ERROR, reply["error"]), True
+            return Verdict(Status.ERROR, math.nan, reply["error"]), True
         return Verdict(Status.OK, float(reply["value"])), True
 
     def start(self) -> str | None:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
+from spanwise.segment.claims import Finder, Found, Sample, by_mark, taken
 from spanwise.segment.delimiters import Places, Sign, finder_of
 from spanwise.types import Fault
 
@@ -116,14 +116,11 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     find_signs = finder_of(_SIGNS, tokens_only=_SIGNS - _SPELLED)
 
     def find(sample: Sample) -> Found:
-        reader, claims = _Reader(sample.text, find_signs(sample), prefilled), Claims(parts_of, again="taken")
+        reader = _Reader(sample.text, find_signs(sample), prefilled)
         stretches = reader.run()
         stops = [*(start for _, start, _ in stretches[1:]), len(sample.text)]
-        for (channel, start, inner), stop in zip(stretches, stops, strict=False):
-            if channel in parts_of:
-                claims.take(channel, start, stop, inner)
-        claims.fault |= reader.fault
-        return claims.found()
+        matches = ((*stretch[:2], stop, stretch[2]) for stretch, stop in zip(stretches, stops, strict=False))
+        return taken([one for one in matches if one[0] in parts_of], parts_of, again="taken", fault=reader.fault)
 
     return find
 

@@ -18,6 +18,8 @@ from spanwise.types import Fault
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 #: What a part says: its bytes [start, end), or the text where that is spelled otherwise.
 Inner = tuple[int, int] | bytes
+#: What a finder sees: a mark, the first byte of what it matches, the byte after its last one, and what it says.
+Match = tuple[str, int, int, Inner | None]
 
 
 @dataclass(eq=False, slots=True)
@@ -145,33 +147,29 @@ class Pieces:
     contents: Mapping[tuple[int, str], Inner]
 
 
-class Claims:
-    """The claims on one completion, made match by match; `again`: what becomes of a match after the last part of a single block."""
-
-    def __init__(self, parts_of: Mapping[str, Sequence[Part]], *, again: Literal["taken", "duplicate", "refused"]) -> None:
-        self.parts_of, self.again = parts_of, again
-        self.claims: list[Claim] = []
-        self.fault = 0
-        self._count = dict.fromkeys(parts_of, 0)
-
-    def take(self, mark: str, start: int, stop: int, inner: tuple[int, int] | None) -> None:
-        """Claim the next match of a mark for the part whose turn it is, if there is one."""
-        parts, number = self.parts_of[mark], self._count[mark]
-        self._count[mark] += 1
-        if number >= len(parts):
-            last = parts[-1]
-            if last.index is not None:
-                self.fault |= Fault.MORE
-                return
-            if self.again != "taken" and not last.mark.endswith(EACH):
-                self.fault |= Fault.DUPLICATE
-                if self.again == "refused":
-                    return
-        self.claims.append(Claim(parts[min(number, len(parts) - 1)], start, stop, inner))
-
-    def found(self) -> Found:
-        """All that was claimed, and what is wrong."""
-        return Found(self.claims, int(self.fault))
+def taken(
+    matches: Iterable[Match],
+    parts_of: Mapping[str, Sequence[Part]],
+    *,
+    again: Literal["taken", "duplicate", "refused"],
+    fault: int = 0,
+) -> Found:
+    """Each match claimed for the part of its mark whose turn it is; `again`: what becomes of one after the last single part."""
+    claims: list[Claim] = []
+    count = dict.fromkeys(parts_of, 0)
+    for mark, start, stop, inner in matches:
+        parts, number = parts_of[mark], count[mark]
+        count[mark] += 1
+        last = parts[-1]
+        if number >= len(parts) and last.index is not None:
+            fault |= Fault.MORE
+            continue
+        if number >= len(parts) and again != "taken" and not last.mark.endswith(EACH):
+            fault |= Fault.DUPLICATE
+            if again == "refused":
+                continue
+        claims.append(Claim(parts[min(number, len(parts) - 1)], start, stop, inner))
+    return Found(claims, int(fault))
 
 
 def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:

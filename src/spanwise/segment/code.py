@@ -24,7 +24,7 @@ from typing import Any
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
+from spanwise.segment.claims import Finder, Found, Match, Sample, by_mark, taken
 from spanwise.segment.markdown import Fence, fences
 from spanwise.types import Fault
 
@@ -75,23 +75,23 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         matchers[language][mark] = _matcher(parsers[language].language, language, kind)
 
     def find(sample: Sample) -> Found:
-        text, claims = sample.text, Claims(parts_of, again="refused")
+        text, fault, pieces = sample.text, 0, list[Match]()
         blocks = fences(text)
         for block in blocks if "fence" in parts_of else ():
-            claims.fault |= 0 if block.closed else Fault.TRUNCATED
-            claims.take("fence", block.start, block.stop, block.inner if block.closed else None)
+            fault |= 0 if block.closed else Fault.TRUNCATED
+            pieces.append(("fence", block.start, block.stop, block.inner if block.closed else None))
         for language, parser in parsers.items():
             for start, stop in _code_of(language, blocks, len(text)):
                 root = parser.parse(text[start:stop]).root_node
-                claims.fault |= _broken(root, text[start:stop].rstrip().rfind(b"\n") + 1)
+                fault |= _broken(root, text[start:stop].rstrip().rfind(b"\n") + 1)
                 seen: set[tuple[int, int]] = set()
                 for mark, matches in matchers[language].items():
                     for first, last, whole in matches(root):
                         if (first, last) not in seen:
                             seen.add((first, last))
                             place = start + first, start + last
-                            claims.take(mark, *place, place if whole else None)
-        return claims.found()
+                            pieces.append((mark, *place, place if whole else None))
+        return taken(pieces, parts_of, again="refused", fault=fault)
 
     return find
 

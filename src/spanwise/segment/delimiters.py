@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ import numpy as np
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
+from spanwise.segment.claims import Finder, Found, Match, Sample, by_mark, taken
+from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BETWEEN = "..."
@@ -58,23 +60,23 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
     A sign that the tokenizer added beside its vocabulary is that token and nothing else: the same characters spelled in other
     tokens are text.
     """
-    compiled: dict[frozenset[bytes], tuple[frozenset[bytes], re.Pattern[bytes]]] = {}
+
+    @lru_cache(maxsize=4)
+    def compiled(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
+        """The ids that are signs, and what finds the signs that are spelled."""
+        whole = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
+        spelled = set(signs).difference(
+            tokens_only if vocabulary.added else (), (vocabulary.pieces[index] for index in whole)
+        )
+        longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
+        return whole, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
 
     def find(sample: Sample) -> list[Sign]:
-        vocabulary = sample.vocabulary
-        added = vocabulary.added_pieces
-        if added not in compiled:
-            tokens = frozenset(signs) & added
-            spelled = set(signs) - tokens - (set(tokens_only) if added else set())
-            longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
-            compiled[added] = tokens, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
-        tokens, pattern = compiled[added]
-        spelled_signs = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
-        if not tokens:
-            return spelled_signs
-        at = np.flatnonzero(vocabulary.is_added[sample.id_t])
-        written = zip((vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist(), strict=True)
-        return _merged(spelled_signs, [Sign(piece, end - len(piece), end) for piece, end in written if piece in tokens])
+        whole, pattern = compiled(sample.vocabulary)
+        spelled = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
+        at = np.flatnonzero(np.isin(sample.id_t, whole))
+        pieces, ends = (sample.vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist()
+        return _merged(spelled, [Sign(piece, end - len(piece), end) for piece, end in zip(pieces, ends, strict=True)])
 
     return find
 
@@ -152,28 +154,28 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     before = [Sign(opening, 0, 0) for opening, (mark, _) in opens.items() if mark == layout.prefilled]
 
     def find(sample: Sample) -> Found:
-        claims, signs = Claims(parts_of, again="duplicate"), [*before, *find_signs(sample)]
+        pairs, fault, signs = list[Match](), 0, [*before, *find_signs(sample)]
         places, at = Places(signs), 0
         while at < len(signs):
             sign = signs[at]
             if sign.written not in opens:
-                claims.fault |= Fault.ORDER
+                fault |= Fault.ORDER
                 at += 1
                 continue
             mark, closing = opens[sign.written]
             end = places.after(at, closing) if closing else len(signs)
             if end < len(signs):
                 inner, stop = (sign.end, signs[end].start), signs[end].end
-                claims.fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : end]) else 0
+                fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : end]) else 0
                 at = end + 1
             else:
                 after = places.after(at, *opens)
-                claims.fault |= Fault.ORDER if after > at + 1 else 0  # what stands between are closing signs of nothing
-                claims.fault |= Fault.TRUNCATED if closing else 0
+                fault |= Fault.ORDER if after > at + 1 else 0  # what stands between are closing signs of nothing
+                fault |= Fault.TRUNCATED if closing else 0
                 stop = signs[after].start if after < len(signs) else len(sample.text)
                 inner, at = None if closing else (sign.end, stop), after
-            claims.take(mark, sign.start, stop, inner)
-        return claims.found()
+            pairs.append((mark, sign.start, stop, inner))
+        return taken(pairs, parts_of, again="duplicate", fault=fault)
 
     return find
 
@@ -185,7 +187,7 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
     patterns = [(mark, _compiled(mark)) for mark in parts_of]
 
     def find(sample: Sample) -> Found:
-        claims, end = Claims(parts_of, again="taken"), 0
+        claimed, end = list[Match](), 0
         matches = [
             (match.start(), -match.end(), number, match)
             for number, (_, pattern) in enumerate(patterns)
@@ -197,8 +199,8 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 mark, pattern = patterns[number]
                 end = match.end()
                 inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
-                claims.take(mark, start, end, inner if inner[0] >= 0 else None)
-        return claims.found()
+                claimed.append((mark, start, end, inner if inner[0] >= 0 else None))
+        return taken(claimed, parts_of, again="taken")
 
     return find
 

@@ -179,16 +179,14 @@ class _Scan:
         if not (len(self.stack) - self.objects if array else self.objects):
             self.fault |= _NESTED
             return
-        whole = True
-        while True:
+        whole = (self.stack[-1].index >= 0) == array
+        self.fault |= 0 if whole else _NESTED
+        closed = False
+        while not closed:
             top = self.stack.pop()
-            right = (top.index >= 0) == array
             self.objects -= top.index < 0
-            self._finish(top, at, whole=whole and right)
-            if right:
-                return
-            whole = False
-            self.fault |= _NESTED
+            self._finish(top, at, whole=whole)
+            closed = (top.index >= 0) == array
 
     def _give_up(self, at: int) -> None:
         """Leave everything that is open."""

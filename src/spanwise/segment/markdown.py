@@ -25,7 +25,7 @@ from typing import NamedTuple
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Sample, by_mark
+from spanwise.segment.claims import Finder, Found, Sample, by_mark, taken
 
 _ANY = "section"
 _FENCE = re.compile(rb"^[ \t]*+(`{3,}+|~{3,}+)([^\n]*+)\n?", re.MULTILINE)
@@ -107,14 +107,11 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
         parts_of[mark.lower()] = own
 
     def find(sample: Sample) -> Found:
-        claims = Claims(parts_of, again="refused")
         titled = list(headings(sample.text, fences(sample.text)))
-        for heading, stop in zip(titled, _stops(titled, len(sample.text)), strict=True):
-            title = heading.title.lower()
-            mark = title if title in parts_of else _ANY
-            if mark in parts_of:
-                claims.take(mark, heading.start, stop, (heading.end, stop))
-        return claims.found()
+        marks = [title if (title := heading.title.lower()) in parts_of else _ANY for heading in titled]
+        sections = zip(marks, titled, _stops(titled, len(sample.text)), strict=True)
+        matches = [(mark, one.start, stop, (one.end, stop)) for mark, one, stop in sections if mark in parts_of]
+        return taken(matches, parts_of, again="refused")
 
     return find
 

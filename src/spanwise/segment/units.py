@@ -22,7 +22,7 @@ import numpy as np
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Claims, Finder, Found, Sample
+from spanwise.segment.claims import Finder, Found, Match, Sample, taken
 
 #: Where the units of a completion begin, in bytes and in order; each ends where the next one begins.
 _Starts = Callable[[Sample], Iterable[int]]
@@ -41,7 +41,6 @@ _SENTENCE = re.compile(
     + rb"\s*+|(?:\A|\n)[^\S\n]*+\n\s*+"
 )
 _WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
-_SHORT_ENDS = (*(word.encode() for word in _WORDS), *(bytes([digit]) for digit in b"0123456789"))
 _SHORT = re.compile(rf"\b(?:{'|'.join(map(re.escape, _WORDS))})\.\Z".encode())
 # At most three spaces may stand before a step: what is indented further is a list inside one. The numbers themselves are not read.
 # `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with spaces, a
@@ -55,16 +54,14 @@ def _in_a_row(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Fi
     """A finder of units; `trimmed`: they say their text without the white space around it."""
 
     def find(sample: Sample) -> Found:
-        text, claims = sample.text, Claims({"": parts}, again="taken")
+        text, units = sample.text, list[Match]()
         for start, stop in pairwise([*starts_of(sample), len(text)]):
-            if claims.fault:  # the layout counts no more of them
-                break
             first = _TEXT.search(text, start, stop) if trimmed else None
             if first is not None:
-                claims.take("", start, stop, (first.start(), start + len(text[start:stop].rstrip())))
+                units.append(("", start, stop, (first.start(), start + len(text[start:stop].rstrip()))))
             elif start < stop and not trimmed:
-                claims.take("", start, stop, (start, stop))
-        return claims.found()
+                units.append(("", start, stop, (start, stop)))
+        return taken(units, {"": parts}, again="taken")
 
     return find
 
@@ -107,8 +104,7 @@ def _sentence_starts(sample: Sample) -> list[int]:
     text, starts = sample.text, [0]
     for match in _SENTENCE.finditer(text):
         at = match.start()
-        short = text[at] == 46 and text.endswith(_SHORT_ENDS, 0, at)  # worth a closer look
-        if not short or not _ends_none(text, at) or _EMPTY_LINE.search(text, at, match.end()):
+        if text[at] != 46 or not _ends_none(text, at) or _EMPTY_LINE.search(text, at, match.end()):
             starts.append(match.end())
     return starts
 

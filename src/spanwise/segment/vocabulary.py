@@ -10,7 +10,7 @@ from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from spanwise.errors import AlignmentError, DataError
 
@@ -58,22 +58,9 @@ class Vocabulary:
         return len(self.pieces)
 
     @cached_property
-    def _table(self) -> np.ndarray:
-        return np.array(self.pieces, dtype=object)
-
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        return np.array([len(piece) for piece in self.pieces], dtype=np.int64)
-
-    @cached_property
-    def is_added(self) -> Bool[np.ndarray, " v"]:
-        """Per id, whether it is one of `added`."""
-        return np.isin(np.arange(len(self)), list(self.added))
-
-    @cached_property
-    def added_pieces(self) -> frozenset[bytes]:
-        """The bytes of those of `added`."""
-        return frozenset(self.pieces[index] for index in self.added)
+    def _table(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of every id, and how many they are."""
+        return np.array(self.pieces, dtype=object), np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
     def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
         """Concatenate the bytes of the tokens `ids_t`, and say at which byte each token ends.
@@ -97,7 +84,8 @@ class Vocabulary:
                 f"Token id {wrong} is not in the vocabulary, which has {len(self)} ids (0 to {len(self) - 1}). Mask the token, "
                 f"or, if the model has more embedding rows than its tokenizer has tokens, use Vocabulary.of(tokenizer, model)."
             )
-        return b"".join(self._table[ids_t].tolist()), np.cumsum(self._lengths[ids_t])
+        pieces, lengths = self._table
+        return b"".join(pieces[ids_t].tolist()), np.cumsum(lengths[ids_t])
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> Vocabulary:

@@ -208,5 +208,5 @@ def test_brackets_in_a_path_are_shown(tmp_path):
     file = verl_file(folder / "1.jsonl", WELL_FORMED, correct=[0, 1, 1, 0])
     result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
     console = Console(file=StringIO(), width=400)
-    console.print(figures_table(result))
+    console.print(figures_table(summary(result, {})["methods"], result.title))
     assert str(file) in console.file.getvalue().replace("\n", "")

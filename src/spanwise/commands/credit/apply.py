@@ -15,7 +15,7 @@ from torch import Tensor
 from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arms, left_out, token_columns
 from spanwise.commands.credit.own_score import score_figures
-from spanwise.credit_metrics import dead_among, dead_strata
+from spanwise.credit_metrics import dead_strata
 from spanwise.errors import RecipeError
 from spanwise.explain import setup_warnings
 from spanwise.layout import Layout
@@ -59,26 +59,19 @@ class Applied:
         name: of the method.
         marked: the spans of its layout.
         credit: per block, of all completions; NaN where nothing is recorded. What is known per token has the mean over the block.
-        tokens: advantages of each token, as those of the table lie; or the scheme that spreads `credit` over them.
+        tokens: advantages of each token, as those of the table lie.
         dead: comparison -> share of its strata in which nobody gets any credit.
     """
 
     name: str
     marked: Marked
     credit: Credit
-    tokens: np.ndarray | Scheme
+    tokens: Float[np.ndarray, " v"]
     dead: dict[str, float]
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
-        """The advantages of the tokens of the rows first..last - 1, end to end; 0 in completions that were left out of the loss."""
-        if isinstance(self.tokens, np.ndarray):
-            return table.tokens.with_values(self.tokens).slice(first, last)
-        rows = slice(first, last)
-        places = table.tokens.places(rows)
-        adv_nt = advantages(self.credit.take(rows), self.marked.spans(rows, places), self.tokens)
-        if table.learned_n is not None:
-            adv_nt = adv_nt * table.learned_n[rows, None]
-        return adv_nt.numpy()[places >= 0]
+        """The advantages of the tokens of the rows first..last - 1, end to end."""
+        return self.tokens[table.tokens.offsets[first] : table.tokens.offsets[last]]
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
@@ -270,14 +263,18 @@ def apply_arm(
                 credit = replace(credit, stop_n=credit.stop_n.masked_fill(empty_n, 0.0))
             parts.append((rows, credit))
     credit = _joined(parts)
-    if by_token:
-        assert credit.adv_nm is not None, "it was credited here"
-        strata = {" + ".join(scheme.names): dead_among(group_n, credit.adv_nm[:, 0] != 0)}
-    else:
-        strata = dead_strata(credit, scheme)
+    if not by_token:
         credit = replace(credit, length_nk=marked.length_nk if credit.length_nk is None else credit.length_nk)
+        for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
+            rows = slice(first, last)
+            places = table.tokens.places(rows)
+            adv_nt = advantages(credit.take(rows), marked.spans(rows, places), scheme)
+            if table.learned_n is not None:
+                adv_nt = adv_nt * table.learned_n[rows, None]
+            flat[places[places >= 0]] = adv_nt.numpy()[places >= 0]
+    strata = dead_strata(credit, scheme, group_n=group_n if by_token else None)
     dead = {of: silent / total for of, (total, silent) in strata.items() if total}
-    return Applied(name, marked, credit, flat if by_token else scheme, dead)
+    return Applied(name, marked, credit, flat, dead)
 
 
 def _compares(scheme: Scheme) -> bool:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from spanwise.commands.credit.apply import AT_A_TIME, CreditResult
 from spanwise.commands.shared.again import MOST
@@ -31,11 +32,12 @@ from spanwise.types import Status
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
     """Write the completions with their credit, the figures, and the page where the packages for it are installed; print both."""
-    table = result.table
+    table, figures = result.table, summary(result, options)
+    shown = figures_table(figures["methods"], result.title)
     pieces = None if table.has_ids else table.vocabulary.pieces
     write_rollouts(folder / EXPORT, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
-    RunFolder(folder).write_summary(summary(result, options))
-    say(console, figures_table(result), *result.notes, keep=2)
+    RunFolder(folder).write_summary(figures)
+    say(console, shown, *result.notes, keep=2)
     written = [str(folder / EXPORT)]
     try:
         from spanwise.commands.credit.page import credit_page
@@ -69,7 +71,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
         }
         left_out = np.repeat(~learned_n1[:, 0].numpy(), np.diff(edges))
         for one in result.applied:
-            advantages = np.where(left_out, np.float32(np.nan), one.advantages(table, first, last))
+            advantages = np.where(left_out, np.float32(np.nan), one.tokens[edges[0] : edges[-1]])
             present_nk = one.marked.length_nk[rows] > 0
             columns |= credit_columns(one.name, one.marked.names, present_nk, one.credit.take(rows), advantages)
         yield rollout_table(columns, edges - edges[0])
@@ -111,21 +113,21 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(written, default=str))
 
 
-def figures_table(result: CreditResult) -> Table:
-    """The short table of the terminal: a row per method and block."""
+def figures_table(methods: Mapping[str, Mapping[str, Any]], title: Text) -> Table:
+    """The short table of the terminal: a row per method and block of a `summary`."""
     rows = []
-    for one in result.applied:
+    for method, figures in methods.items():
         blocks = [
-            (name, _cell(figures["mean_abs"], ".4f"), _cell(figures["zero_share"], ".1%"))
-            for name, figures in ((name, credit_figures(credit_n)) for name, credit_n in one.by_block.items())
+            (name, _cell(block["mean_abs"], ".4f"), _cell(block["zero_share"], ".1%"))
+            for name, block in figures["blocks"].items()
         ]
-        dead = [f"{name} {share:.0%}" for name, share in one.dead.items()]
-        silent = _cell(float(one.silent_n.double().mean()), ".1%")
+        dead = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
+        silent = _cell(figures["no_signal_share"], ".1%")
         for place, (row, strata) in enumerate(zip_longest(blocks, dead)):
-            rows.append(["" if place else one.name, *(row or ("", "", "")), "" if place else silent, strata or ""])
+            rows.append(["" if place else method, *(row or ("", "", "")), "" if place else silent, strata or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=rows, right=(2, 3, 4),
-        title=result.title, title_justify="left", caption_justify="left",
+        title=title, title_justify="left", caption_justify="left",
         caption="Exactly 0: of the completions that have the block. No signal: no token of a completion gets any credit. "
         "Dead strata: comparisons in which nobody gets any.",
     )  # fmt: skip

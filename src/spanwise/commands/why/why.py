@@ -15,12 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from spanwise.commands.credit.apply import AT_A_TIME, Applied, CreditResult
+from spanwise.commands.credit.apply import Applied, CreditResult
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.errors import RecipeError
 from spanwise.rollouts import RolloutTable
-from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, recorded_reasons, tally_zeros, zero_reasons
 
@@ -67,10 +66,9 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
             keys_nk = recorded_reasons(one.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
         else:
             keys_nk = zero_reasons(one.credit, schemes[one.name])
-        parts = [one.advantages(table, first, last) for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME)]
         zeros[one.name] = tally_zeros(
             keys_nk,
-            torch.from_numpy(np.concatenate([np.zeros(0), *parts])),
+            torch.from_numpy(one.tokens),
             torch.from_numpy(one.marked.block),
             row_v,
             names=(name,) if one.credit.comparison is None else schemes[one.name].names,
