@@ -153,7 +153,6 @@ def by_turn(
     turns = split_turns(batch.mask_nt.bool(), turn_nt)
     if anchor_s is not None and len(anchor_s) != len(turns.row_s):
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
-    per_token = {name: getattr(batch, name) for name in ("value_nt", "logp_nt")}
     behind_s = None
     if batch.bootstrap_n is not None:  # only a row's last turn was cut off
         last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
@@ -163,12 +162,10 @@ def by_turn(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),
         turns.take(batch.mask_nt.bool()),
-        columns={
-            **{name: turns.repeat(values) for name, values in batch.columns.items()},
-            **(columns or {}),
-        },
+        columns={name: turns.repeat(values) for name, values in batch.columns.items()} | dict(columns or {}),
         extras=batch.extras,
-        **{name: None if value is None else turns.take(value) for name, value in per_token.items()},
+        value_nt=None if batch.value_nt is None else turns.take(batch.value_nt),
+        logp_nt=None if batch.logp_nt is None else turns.take(batch.logp_nt),
         bootstrap_n=behind_s,
         steps=Steps(turns.row_s, turns.step_s, anchor_s),
     ), turns

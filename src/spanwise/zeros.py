@@ -66,7 +66,7 @@ class Zeros:
 
     Attributes:
         names: the objectives.
-        key_v: reason of each token, and the objective that it is about; see `reason` and `objective`.
+        key_v: reason of each token, and the objective that it is about; see `reason_of` and `objective`.
         row_v: the completion of each token.
         key_n: of each completion: CREDITED where any token gets something, else the reason of most of its tokens.
     """
@@ -75,10 +75,6 @@ class Zeros:
     key_v: Int[Tensor, " v"]
     row_v: Int[Tensor, " v"]
     key_n: Int[Tensor, " n"]
-
-    def reason(self, key: int) -> Zero:
-        """The reason that a key stands for."""
-        return reason_of(key)
 
     def objective(self, key: int) -> str:
         """The objective that a key is about; empty if it is about none."""
@@ -91,7 +87,7 @@ class Zeros:
             here_v, here_n = self.key_v == key, self.key_n == key
             rows = here_n.nonzero().flatten() if bool(here_n.any()) else self.row_v[here_v].unique()
             first = tuple(rows[:examples].tolist())
-            counts.append(Count(self.reason(key), self.objective(key), int(here_v.sum()), int(here_n.sum()), first))
+            counts.append(Count(reason_of(key), self.objective(key), int(here_v.sum()), int(here_n.sum()), first))
         return counts
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
 from spanwise.credit_metrics import CREDIT
 from spanwise.explain.rules import EVALUATION
-from spanwise.metric import Alarm, Metric, metrics_in
+from spanwise.metric import Alarm, metrics_in
 from spanwise.registry import registered
 
 _Key = TypeVar("_Key")
@@ -54,17 +54,19 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
     return keys_of
 
 
-def batch_metrics() -> list[Metric]:
-    """The metrics of a training batch: of its credit, and those that modes declare."""
-    return [*CREDIT, *(metric for mode in registered("mode").values() for metric in mode.metrics)]
+def _watched(batches: Sequence[Mapping[str, Any]], when: str) -> Iterator[tuple[str, str, Alarm]]:
+    """Each number of training batches that has an alarm of this kind: its key, the part in brackets, the alarm."""
+    of_modes = (metric for mode in registered("mode").values() for metric in mode.metrics)
+    for key, name, metric in metrics_in(batches, [*CREDIT, *of_modes]):
+        if alarm := getattr(metric, when):
+            yield key, name, alarm
 
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Metric -> what was wrong in the longest run of at least `IN_A_ROW` training batches, and what usually causes it."""
     sentences = {}
-    for key, name, metric in metrics_in(batches, batch_metrics()):
-        alarm = metric.lasting
-        if alarm is None or len(run := _longest(batches, key, name, alarm)) < IN_A_ROW:
+    for key, name, alarm in _watched(batches, "lasting"):
+        if len(run := _longest(batches, key, name, alarm)) < IN_A_ROW:
             continue
         shares = sorted(line[key] for line in run)
         share = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
@@ -95,16 +97,12 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
         In 100 % of the training batches nothing was learned: no completion differed from what it is compared with.
         No completion of any training batch has the reward 'brier'.
     """
-    lasting, known = habits(batches), batch_metrics()
-    sentences = list(lasting.values())
-    for key, name, metric in sorted(metrics_in(batches, known), key=lambda one: known.index(one[2])):
+    sentences = habits(batches)
+    for key, name, alarm in _watched(batches, "overall"):
         values = values_of(batches, key)
-        if metric.overall is None or key in lasting or not values:
-            continue
-        mean = sum(values) / len(values)
-        if metric.overall.holds(mean):
-            sentences.append(metric.overall.sentence.format(name=name, share=f"{100 * mean:.0f} %"))
-    return [*sentences, *end_alarms(batches).values()]
+        if key not in sentences and values and alarm.holds(mean := sum(values) / len(values)):
+            sentences[key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
+    return [*sentences.values(), *end_alarms(batches).values()]
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
@@ -125,11 +123,9 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
         'The critic knows nothing: its explained variance is -1.50 at the end (mean of the last batch).'
     """
     sentences = {}
-    for key, name, metric in metrics_in(batches, batch_metrics()):
-        alarm, of, values = metric.at_end, f" of '{name}'" if name else "", values_of(batches, key)
+    for key, name, alarm in _watched(batches, "at_end"):
+        of, values = f" of '{name}'" if name else "", values_of(batches, key)
         values = values[-min(last, max(1, len(values) // 4)) :]
-        if alarm is None:
-            continue
         if not values and alarm.unknown:
             sentences[key] = alarm.unknown.format(of=of)
         elif values and alarm.holds(mean := sum(values) / len(values)):

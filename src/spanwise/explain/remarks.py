@@ -45,12 +45,9 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
         warnings["tags"] = sentence
     for m, objective in enumerate(scheme.objectives):
         statuses = set(reading.scores.status_nm[:, m].tolist())
-        checks = (
-            (("unused", _unused), ("dear", _dear), ("free", _free)) if Status.OK in statuses else (("scored", _unscored),)
-        )
-        if Status.OK not in statuses and "tags" in warnings and Status.ERROR not in statuses:
+        if "tags" in warnings and not statuses & {Status.OK, Status.ERROR}:
             continue  # the missing tags are why
-        for kind, check in checks:
+        for kind, check in (_OF_REWARDS if Status.OK in statuses else {"scored": _unscored}).items():
             if sentence := check(objective, reading, scheme, m):
                 warnings[f"{kind}/{objective.name}"] = sentence
                 break
@@ -185,3 +182,7 @@ def _short(reading: Reading, scheme: Scheme) -> str:
         f"{int(1 / alpha)} tokens and fewer (median {int(length_n.median())}): each token is credited with one step of the critic "
         f"alone, and the reward reaches the last one only. Take a larger alpha, or lam near 1 without one."
     )
+
+
+#: What is asked of an objective that has rewards; the first that has a sentence speaks for it.
+_OF_REWARDS = {"unused": _unused, "dear": _dear, "free": _free}

@@ -143,11 +143,7 @@ def clean(text: str) -> str:
     >>> clean("caf\u00e9 \ud800")
     'café �'
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def spoken(content: Any) -> str:
@@ -294,11 +290,9 @@ def at_place(place: str) -> Iterator[None]:
 def steps_of(path: Path, values: Iterable[Any]) -> list[int]:
     """The step of every row; 0 where there is none."""
     steps: list[int] = []
-    try:
-        for value in values:
+    for n, value in enumerate(values):
+        with at_place(f"Row {n} of '{path}'"):
             steps.append(whole(value, "step"))
-    except FieldError as error:
-        raise DataError(f"Row {len(steps)} of '{path}' {error}.") from None
     return steps
 
 

@@ -109,7 +109,7 @@ def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]
     """Every record with its file and its place there, "Line 3" or "Entry 3"; blank lines are skipped."""
     for file in files:
         with readable(file), file.open("rb") as stream:
-            array = begins_array(stream.peek(200))
+            array = _first_sign(stream.peek(200)) == b"["
             for number, entry in enumerate(_loaded(file, "A list", stream.read()) if array else stream, start=1):
                 place = f"{'Entry' if array else 'Line'} {number}"
                 if not array and not entry.strip():
@@ -121,13 +121,15 @@ def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]
                 yield file, place, record
 
 
-def begins_array(start: bytes) -> bool:
-    r"""Whether a file that begins so is one JSON array, and not a record in each line.
+def holds_json(file: Path) -> bool:
+    """Whether a file is JSON, by its name or its first sign."""
+    with file.open("rb") as stream:
+        return file.suffix.lower() in (".jsonl", ".json") or _first_sign(stream.peek(200)) in (b"[", b"{")
 
-    >>> begins_array(b"  [\n {"), begins_array(b'{"a": [')
-    (True, False)
-    """
-    return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+def _first_sign(start: bytes) -> bytes:
+    """The first sign of a file that begins so: "[" opens one JSON array, and "{" the first of a record in each line."""
+    return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
 
 
 def _loaded(file: Path, place: str, text: bytes) -> Any:

@@ -132,10 +132,7 @@ class RunFolder:
             history: the lines of `metrics.jsonl` up to it.
         """
         with writing(self.path, f"The output folder '{self.path}'"):
-            for name in self.writes:
-                place = self.path / name
-                if step is not None and name not in RESULTS:
-                    continue
+            for place in (self.path / name for name in self.writes if step is None or name in RESULTS):
                 if place.is_dir() and not place.is_symlink():
                     shutil.rmtree(place)
                 else:

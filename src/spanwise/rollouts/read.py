@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.cells import clean
-from spanwise.rollouts.files import SUFFIXES, begins_array, check_names, readable, records
+from spanwise.rollouts.files import SUFFIXES, check_names, holds_json, readable, records
 from spanwise.rollouts.readers.own import read_own
 from spanwise.rollouts.readers.plain import FORMATS, read_plain
 from spanwise.rollouts.readers.trainers import VERL_REQUIRED, read_verifiers, read_verl
@@ -96,41 +96,38 @@ def _files(place: Path) -> list[Path]:
 
 def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None) -> Reader | None:
     """What reads a file; None: a table that is no trainer's, or whose columns the user names."""
-    suffix = file.suffix.lower()
-    if suffix in SUFFIXES:
+    if file.suffix.lower() in SUFFIXES:
         return None
+    reader, fixed = None, ""
     with readable(file):
-        with file.open("rb") as stream:
-            start = stream.read(200)
-        if suffix in (".jsonl", ".json") or start.lstrip().startswith(b"{") or begins_array(start):
+        if holds_json(file):
             file, _, record = next(records(files), (file, "", None))
             if record is None:
                 raise DataError(f"'{file}' holds no completions.")
-            traces, own = not {"traces", "nodes"}.isdisjoint(record), False
-            before = {"prompt", "completion"} <= set(record) and not _VERIFIERS.isdisjoint(record)
-            reader = read_verl if set(VERL_REQUIRED) <= set(record) else read_verifiers if before else None
+            names = {*record}
+            if names & {"traces", "nodes"}:
+                reader, fixed = read_verifiers, "verifiers' traces"
+            elif names.issuperset(VERL_REQUIRED):
+                reader = read_verl
+            elif {"prompt", "completion"} <= names and names & _VERIFIERS:
+                reader = read_verifiers
         else:
-            _check_parquet(file, start)
+            _check_parquet(file)
             found = pq.read_schema(file)
             check_names(file, found.names)
-            traces, reader = False, None
-            own = {schema.PROMPT, schema.TRAINABLE} <= {*found.names} and not {schema.IDS, schema.TOKENS}.isdisjoint(
-                found.names
-            )
-            if own:
+            names = {*found.names}
+            if {schema.PROMPT, schema.TRAINABLE} <= names and names & {schema.IDS, schema.TOKENS}:
                 schema.check(file, found)
-    if columns and (traces or own):
-        what = "verifiers' traces" if traces else "spanwise's own rollouts"
-        raise DataError(f"'{file}' holds {what}, whose columns have fixed names; leave out --columns.")
-    if traces:
-        return read_verifiers
-    if own:
-        return read_own
+                reader, fixed = read_own, "spanwise's own rollouts"
+    if columns and fixed:
+        raise DataError(f"'{file}' holds {fixed}, whose columns have fixed names; leave out --columns.")
     return None if columns else reader
 
 
-def _check_parquet(file: Path, start: bytes) -> None:
+def _check_parquet(file: Path) -> None:
     """Refuse what is text, such as CSV, as what it is, and not as damaged parquet."""
+    with file.open("rb") as stream:
+        start = stream.read(200)
     try:
         line = start.decode().splitlines()[0][:60] if start and not start.startswith(b"PAR1") else ""
     except UnicodeDecodeError:

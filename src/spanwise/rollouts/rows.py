@@ -31,9 +31,8 @@ def read_numbers(file: Path) -> pa.Table:
     """The columns with one number per completion: credit, rewards, spans, steps; no text and nothing per token."""
     with readable(file):
         opened = _opened(file)
-        kinds = {one.name: one.type for one in opened.schema_arrow}
-        wanted = [name for name, kind in kinds.items() if pa.types.is_integer(kind) or pa.types.is_floating(kind)]
-        return opened.read(columns=wanted)
+        plain = (one for one in opened.schema_arrow if pa.types.is_integer(one.type) or pa.types.is_floating(one.type))
+        return opened.read(columns=[one.name for one in plain])
 
 
 def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:

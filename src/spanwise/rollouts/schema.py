@@ -284,16 +284,15 @@ def credit_columns(
 
 def _part_lists(credit: Credit) -> pa.Array:
     """A list per completion with a struct per objective, or one for the sum of all."""
-    assert credit.comparison is not None, "it compares objectives"
-    assert credit.adv_nm is not None, "it compares objectives"
+    adv_nm, comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
-    n, m = credit.adv_nm.shape
-    known = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(credit.comparison).items()}
+    n, m = adv_nm.shape
+    known = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(comparison).items()}
     reasons = np.array([reason.name.lower() if reason else "" for reason in Zero])
     known |= {
         "objective": list(credit.names) * n,
         "weight": np.tile(credit.weight_m.double().numpy(), n),
-        "part": (credit.weight_m * credit.adv_nm).flatten().numpy(),
+        "part": (credit.weight_m * adv_nm).flatten().numpy(),
         "reason": reasons[known["reason"]],
     }
     columns = [pa.array(known[entry.name], entry.type, from_pandas=True) for entry in PART]

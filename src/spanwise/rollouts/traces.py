@@ -58,6 +58,10 @@ class NodeTokens(NamedTuple):
     mask: list[bool]
     streams: dict[str, list[float]]
 
+    def stream(self, name: str) -> list[float]:
+        """The numbers of a stream; where the node has none, NaN at the tokens that were sampled."""
+        return self.streams.get(name, [math.nan if flag else 0.0 for flag in self.mask])
+
 
 def read_traces(path: str | Path) -> list[Trajectory]:
     """Read a file of verifiers' traces, each as one trajectory whose turns are the nodes that were sampled.

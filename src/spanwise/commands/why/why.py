@@ -21,7 +21,7 @@ from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.errors import RecipeError
 from spanwise.rollouts import RolloutTable
 from spanwise.types import Fault, Status
-from spanwise.zeros import Zero, Zeros, recorded_reasons, tally_zeros, zero_reasons
+from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
 #: Of how many completions that are compared rows and rewards are shown.
 _MATES = 16
@@ -103,7 +103,7 @@ def _all(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> lis
     fault_n, present_nk = result.marked.fault_n, result.marked.length_nk > 0
     wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
     for tally in zeros.values():
-        wrong_n |= torch.tensor([tally.reason(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
+        wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
     faulty_n = wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
         cut = int((faulty_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
@@ -152,7 +152,7 @@ def _runs(table: RolloutTable, one: Applied, tally: Zeros, n: int) -> Table:
         rows.append([
             f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}", escape(cell),
             escape(one.marked.names[block]) if block >= 0 else "-", f"{advantages[run[0]]:.4g}",
-            _words(tally.reason(key), tally.objective(key)),
+            _words(reason_of(key), tally.objective(key)),
         ])  # fmt: skip
     return plain_table("tokens", "text", "block", "advantage", "why", rows=rows, right=[3], title=Text(one.name))
 

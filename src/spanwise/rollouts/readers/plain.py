@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.rollouts import cells, schema
-from spanwise.rollouts.files import SUFFIXES, joined, read_delimited, records
+from spanwise.rollouts.files import SUFFIXES, holds_json, joined, read_delimited, records
 from spanwise.rollouts.table import RolloutTable, cut_text
 
 #: What can be read, in words for messages.
@@ -101,9 +101,7 @@ def _read(path: Path, files: Sequence[Path]) -> tuple[str, dict[str, list[Any]],
     suffix, note = files[0].suffix.lower(), ""
     if suffix in SUFFIXES:
         return suffix[1:].upper(), joined(path, map(read_delimited, files)).to_pydict(), note
-    with files[0].open("rb") as stream:
-        parquet = stream.read(4) == b"PAR1"
-    if not parquet:
+    if holds_json(files[0]):
         return "JSON" if suffix == ".json" else "JSONL", cells.by_column([record for _, _, record in records(files)]), note
     tables: list[pa.Table] = []
     trl = all(_is_trl(pq.read_schema(file)) for file in files)
@@ -264,15 +262,14 @@ def _spread(
         column = (
             cells.lists(column) if several else [cells.spelled_out(cell) for cell in column] if name in _REWARD else column
         )
+        values = [column[one.row] for one in said]
         if several and _one_each(path, name, column, said):
-            values = [column[one.row][one.place] if isinstance(column[one.row], list) else column[one.row] for one in said]
-        else:
-            values = [column[one.row] for one in said]
+            values = [
+                value[one.place] if isinstance(value, list) else value for value, one in zip(values, said, strict=True)
+            ]
         objects = [value if isinstance(value, dict) else {} for value in values] if name in _REWARD else []
-        inside = cells.by_column(objects)
-        spread |= (
-            {f"rewards/{key}": cells.typed(own) for key, own in inside.items()} if inside else {name: cells.typed(values)}
-        )
+        inside = {f"rewards/{key}": own for key, own in cells.by_column(objects).items()}
+        spread |= {key: cells.typed(own) for key, own in (inside or {name: values}).items()}
     return spread
 
 

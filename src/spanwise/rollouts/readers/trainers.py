@@ -5,9 +5,8 @@ Of verifiers also `results.jsonl` of the versions before 1.0.
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -74,9 +73,6 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 #: Numbers of `results.jsonl` that are no rewards by that name, where it has no `metrics`.
 _LEGACY_FIELDS = ("answer", "reward", "example_id")
-#: Of a row: one completion, what one branch of a trace samples that no earlier branch does. Rewards are None where the scoring did
-#: not run; a stream has a number for each token, NaN at sampled ones of which none is known; the first branch of a trace opens it.
-_FIELDS = ("key", "step", "keyed", "prompt", "parts", "rewards", "columns", "ids", "mask", "streams", "opens")
 
 
 def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -90,7 +86,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     """
     episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
     rows = [row for episode in episodes for row in episode]
-    own = cells.by_column(rows) or {key: [] for key in _FIELDS}
+    own = defaultdict(list, cells.by_column(rows))
     has_ids = tokenizer is not None and bool(rows) and all(own["ids"])
     if tokenizer is not None and has_ids:
         flags = np.array([flag for mask in own["mask"] for flag in mask], dtype=np.bool_)
@@ -151,18 +147,15 @@ def _error(record: Mapping[str, Any]) -> str:
 
 
 def _episode(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each branch of its traces."""
+    """A row for each branch of its traces: one completion, what it samples that no earlier branch of the trace does.
+
+    Rewards are None where the scoring did not run; a stream has a number for each token; the first branch of a trace opens it.
+    """
     for trace in trained_traces(record):
         for n, (before, own) in enumerate(trace.paths):
             tokens = [node_tokens(trace, i) for i in own]
             mask = [flag for part in tokens for flag in part.mask]
             start = mask.index(True) if True in mask else len(mask)
-            streams = {}
-            for name in ("logprobs", "advantages"):
-                if any(name in part.streams for part in tokens):
-                    unknown = [[math.nan if flag else 0.0 for flag in part.mask] for part in tokens]
-                    every = zip(tokens, unknown, strict=True)
-                    streams[name] = [value for part, nothing in every for value in part.streams.get(name, nothing)][start:]
             yield {
                 "key": trace.key,
                 "step": trace.step,
@@ -175,7 +168,11 @@ def _episode(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "columns": {k: v for k, v in trace.task.items() if not isinstance(v, (dict, list))},
                 "ids": [i for part in tokens for i in part.ids][start:],
                 "mask": mask[start:],
-                "streams": {name: values for name, values in streams.items() if values},
+                "streams": {
+                    name: [value for part in tokens for value in part.stream(name)][start:]
+                    for name in ("logprobs", "advantages")
+                    if any(name in part.streams for part in tokens)
+                },
                 "opens": n == 0,
             }
 
