@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.recursion import check_recursion
+from spanwise.credit.recursion import lambda_advantage
 from spanwise.credit.registry import method
 from spanwise.credit.strata import EpsAt, check_rewards, group_index, moments, standardised, standardised_tokens
 from spanwise.errors import RecipeError, unknown
@@ -239,7 +239,7 @@ def _gae(
     lam: float = 1.0,
     whiten: bool = True,
 ) -> Float[Tensor, "n t"]:
-    check_recursion(reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam)
+    lambda_advantage(reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam)  # for what it refuses
     check_rewards(reward_nt)
     mask_nt = mask_nt & ~(reward_nt.isnan() & mask_nt).any(dim=1, keepdim=True)  # an absent reward takes no part
     advantage_nt = _recursion(reward_nt, value_nt, mask_nt, gamma, lam, numbers)

@@ -45,7 +45,7 @@ CASES = [
     Case(
         "the same, as rows of `Trajectory.of_rows`",
         lambda folder: by_rows(group=(0, 1)),
-        "Trajectory 'a' has a step in group 0 (row 0) and one in group 1 (row 1); keep a trajectory in one group",
+        "Trajectory 'a' has rows of prompt 0 and of prompt 1; give the trajectories of different prompts different ids.",
     ),
     Case(
         "two rows that are the same turn of one trajectory",
@@ -55,7 +55,7 @@ CASES = [
     Case(
         "one turn twice among the rows of `Trajectory.of_rows`",
         lambda folder: by_rows(step=(1, 1)),
-        "Rows 0 and 1 are both step 1 of trajectory 'a'; number its steps apart",
+        "Rows 0 and 1 are both step 1 of trajectory 'a'; number the steps of a trajectory differently",
     ),
     Case(
         "`reinforce++`, which runs over the tokens of a rollout, on a row per turn",

@@ -373,7 +373,7 @@ def test_sentences_of_credit(unchecked_shapes):
         assign(scores_of([[0.5, 0.5]]), SAME[:1], present, objectives=plain, block_names=("a",))
     with pytest.raises(AlignmentError, match="There are 2 rewards for 1 group ids"):
         advantage(PAIR, SAME[:1])
-    with pytest.raises(AlignmentError, match="There are 2 rows of rewards for 1 group ids"):
+    with pytest.raises(AlignmentError, match="There are 2 rewards for 1 group ids"):
         bae(PAIR[:, None], SAME[:1])
     with pytest.raises(RecipeError) as unknown:
         advantage(PAIR, SAME, baseline="grup")

@@ -471,7 +471,7 @@ def test_what_lacks_its_spans_is_refused(unchecked_shapes):
         streams(afar, batch, Scheme("gae", BLOCKS, PAIR))
     with pytest.raises(RecipeError, match="Method 'bae' reads no values of a critic for each token; use 'gae' or 'sae'"):
         streams(reading, batch, Scheme("bae", BLOCKS, PAIR))
-    with pytest.raises(AlignmentError, match=r"The blocks of tokens are \(1, 5\) and the mask is \(1, 4\)"):
+    with pytest.raises(AlignmentError, match=r"block_nt is \(1, 5\) but mask_nt is \(1, 4\)"):
         reward_streams(reading.scores, PAIR, BLOCKS.names, TOKENS, torch.ones(1, 4).bool())
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.baselines import advantage
+from spanwise.credit.baselines import advantage_columns
 from spanwise.credit.registry import FACTS, Method
 from spanwise.credit.registry import method as find
 from spanwise.credit.spread import (
@@ -114,7 +114,7 @@ def assign(
         left_out_nm = left_out(scores)
         adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
         if comparison is None:
-            comparison = _in_strata(value_nm, group_n, objectives, facts, least).unexplained(adv_nm)
+            comparison = _in_strata(value_nm, group_n, facts, least).unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
         block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_n.device)
         for m, paid_k in enumerate(paid_mk):  # one after the other: the order of a sum is part of its digits
@@ -149,9 +149,8 @@ def assign(
             here = [data["block_nt"] == k for k in range(len(block_names))]
             means = [torch.where(one, token_nt.double(), 0.0).sum(dim=1) / one.sum(dim=1).clamp(min=1) for one in here]
             block_nk = torch.stack(means, dim=1)
-            adv_nm = ((block_nk != 0).any(dim=1) | (stop_n != 0)).double()[
-                :, None
-            ]  # whether it moved; there is no one number
+            moved_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
+            adv_nm = moved_n.double()[:, None]  # there is no one number
         else:
             adv_n, comparison = ask(data, group_n.shape)
             adv_nm = adv_n.double()[:, None]
@@ -203,22 +202,11 @@ def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
     }
 
 
-def _in_strata(
-    value_nm: Tensor, group_n: Tensor, objectives: Sequence[Objective], facts: Mapping[str, Any], least: int
-) -> Comparison:
+def _in_strata(value_nm: Tensor, group_n: Tensor, facts: Mapping[str, Any], least: int) -> Comparison:
     """With whom each objective's baseline would compare a completion, for a method that does not say it."""
-    columns = [
-        advantage(
-            value_nm[:, m],
-            group_n,
-            baseline=facts["baseline"][m],
-            outcome_no=facts["outcome_no"][:, given] if (given := facts["given_k"][m]) else None,
-            min_stratum=least,
-            back_off=objective.back_off,
-        ).comparison
-        for m, objective in enumerate(objectives)
-    ]
-    return Comparison.joined(columns)
+    outcomes = [facts["outcome_no"][:, given] if given else None for given in facts["given_k"]]
+    by_column = {"baseline": facts["baseline"], "outcome_no": outcomes, "back_off": facts["back_off_k"]}
+    return advantage_columns(value_nm, group_n, by_column, min_stratum=least).comparison
 
 
 def _over_tokens(

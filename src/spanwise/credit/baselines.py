@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,6 @@ from spanwise.credit.strata import (
     compare_in_strata,
     comparison_of,
     group_index,
-    member_counts,
     moments,
     refine,
 )
@@ -180,11 +180,28 @@ def advantage(
         kept_n = somebody_n | stand_in_n.isnan()
         if bool(kept_n.all()):
             break
-        explained = explained.where(kept_n, compare_in_strata(reward_n, wider_n, **scaling))
-        somebody_n = somebody_n | (member_counts(wider_n, ~absent_n) > 0)
+        wider = compare_in_strata(reward_n, wider_n, **scaling)
+        explained = explained.where(kept_n, wider)
+        somebody_n = somebody_n | (wider.comparison.members_nm[:, 0] > 0)
     adv_n, comparison = explained
     alone_n = ~absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
     return Advantage(adv_n.where(~absent_n, 0.0), adv_n.where(absent_n, 0.0), alone_n, comparison)
+
+
+def advantage_columns(
+    reward_nm: Float[Tensor, "n m"],
+    group_n: Int[Tensor, " n"],
+    by_column: Mapping[str, Sequence[Any] | None],
+    **options: Any,
+) -> Explained:
+    """`advantage` of each column of rewards, under options of its own (None: the default) and those of all."""
+    own = {name: values for name, values in by_column.items() if values is not None}
+    each = [
+        advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in own.items()}, **options)
+        for m in range(reward_nm.shape[1])
+    ]
+    adv_nm = torch.stack([one.advantage_n + one.missing_n for one in each], dim=1)
+    return Explained(adv_nm, Comparison.joined([one.comparison for one in each]))
 
 
 def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
@@ -200,11 +217,10 @@ def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Floa
 
 def _by_level(reward_n: Tensor, strata: list[Tensor], min_stratum: int, **options: Any) -> tuple[Explained, Tensor]:
     """Rewards compared in the first of the strata that holds enough of them, else in the last; and whether that one holds any."""
-    counts = [member_counts(stratum_n, ~reward_n.isnan(), voter_n=options["voter_n"]) for stratum_n in strata]
-    count_ln = torch.stack(counts)
+    levels = [compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum, **options) for stratum_n in strata]
+    count_ln = torch.stack([level.comparison.members_nm[:, 0] for level in levels])
     enough_ln = count_ln >= max(min_stratum, 2)
     level_n = torch.where(enough_ln.any(dim=0), enough_ln.int().argmax(dim=0), len(strata) - 1)
-    levels = [compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum, **options) for stratum_n in strata]
     explained = levels[-1]
     for level in reversed(range(len(levels) - 1)):
         explained = levels[level].where(level_n == level, explained)

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.credit.spread import fresh
-from spanwise.credit.strata import check_mask, check_rewards, first_of
-from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
+from spanwise.credit.strata import check_mask, check_rewards, check_shapes, first_of
+from spanwise.errors import RecipeError, RewardError, check_known
 
 _ROWS = 1024
 _BLOCK = 1 << 18  # elements of a block: one megabyte of float32
@@ -44,7 +44,13 @@ def lambda_advantage(
     In the dtype of rewards and values (half precision is computed in float32); exactly 0 at masked tokens. `boundary_nt` are the
     tokens that open a segment (None: all), `bootstrap_n` is the value behind the last token; if it or a reward is NaN, all is 0.
     """
-    check_recursion(reward_nt, value_nt, mask_nt, boundary_nt=boundary_nt, gamma=gamma, lam=lam)
+    check_shapes(reward_nt=reward_nt, value_nt=value_nt, mask_nt=mask_nt, boundary_nt=boundary_nt)
+    check_mask(mask_nt)
+    for name, number in (("gamma", gamma), ("lam", lam)):
+        number = torch.as_tensor(number, dtype=torch.float64)
+        bad = number[~((number >= 0) & (number <= 1))]  # NaN as well
+        if len(bad):
+            raise RecipeError(f"{name} is {float(bad[0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
     advantage_nt = fresh(reward_nt.shape, dtype=dtype, device=reward_nt.device)
     exact = torch.promote_types(dtype, torch.float32)
@@ -54,23 +60,40 @@ def lambda_advantage(
         absent_n |= bootstrap_n.isnan()
         ahead_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
     cut_n = gamma * (1 - torch.as_tensor(lam, dtype=exact, device=reward_nt.device).expand(len(reward_nt)))
-    room = _Room(*reward_nt.shape, like=ahead_n)
-    for rows, cols in room.blocks():
-        live, share, factor, term, value = room.views(rows, cols)
+    for rows, cols in _blocks(*reward_nt.shape):
         mask, reward = mask_nt[rows, cols], _rewards(reward_nt, mask_nt, rows, cols, absent_n).to(exact)
-        live.copy_(mask)
-        share.copy_(live if boundary_nt is None else mask & boundary_nt[rows, cols]).mul_(cut_n[rows, None])
-        torch.mul(live, gamma - 1, out=factor).sub_(share).add_(1.0)
-        torch.mul(factor, reward, out=term)
-        if value_nt is not None:
-            torch.where(mask, value_nt[rows, cols].to(exact), term.new_zeros(()), out=value)
+        live = mask.to(exact)
+        share = (live if boundary_nt is None else (mask & boundary_nt[rows, cols]).to(exact)) * cut_n[rows, None]
+        factor = (live * (gamma - 1)).sub_(share).add_(1.0)
+        term = factor * reward
+        value = None if value_nt is None else torch.where(mask, value_nt[rows, cols].to(exact), term.new_zeros(()))
+        if value is not None:
             term.addcmul_(share, value)
-        room.carry(term, factor, ahead_n[rows]).add_(reward)
-        if value_nt is not None:
+        _carry(term, factor, ahead_n[rows]).add_(reward)
+        if value is not None:
             term.sub_(value)
         torch.add(term.mul_(live), 0.0, out=advantage_nt[rows, cols])  # adding 0 turns -0 into 0
         _check_values(term, value_nt, mask, rows, cols)
     return advantage_nt.masked_fill_(absent_n[:, None], 0.0) if bool(absent_n.any()) else advantage_nt
+
+
+def _blocks(n: int, t: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of completions and tokens that stay in the cache, the last tokens first."""
+    height = max(1, min(n, _ROWS))
+    width = max(_BLOCK // height, 32)
+    for first in range(0, n, height):
+        for last in range(t, 0, -width):
+            yield slice(first, first + height), slice(max(0, last - width), last)
+
+
+def _carry(term: Tensor, factor: Tensor, ahead_n: Tensor) -> Tensor:
+    """Q[t] = term[t] + factor[t] Q[t+1] inside a block; Q[t+1] takes the place of `term`, the first Q that of `ahead_n`."""
+    carried_bn, factors = torch.cat([term.t(), ahead_n[None]]), factor.t().contiguous().unbind(0)
+    carried = carried_bn.unbind(0)
+    for t in reversed(range(len(factors))):
+        carried[t].addcmul_(factors[t], carried[t + 1])
+    ahead_n.copy_(carried[0])
+    return term.copy_(carried_bn[1:].t())
 
 
 def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) -> Float[Tensor, " n"]:
@@ -131,40 +154,6 @@ def bootstrap_values(
     return torch.where(truncated_n, torch.nan if truncated == "mask" else 0.0, 0.0)
 
 
-class _Room:
-    """The memory of one block, used again for every block."""
-
-    def __init__(self, n: int, t: int, *, like: Tensor) -> None:
-        self.size, self.rows = (n, t), max(1, min(n, _ROWS))
-        self.width = max(1, min(t, max(_BLOCK // self.rows, 32)))
-        self.flat = like.new_empty(7, self.rows * (self.width + 1))
-
-    def blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Blocks of completions and tokens, the last tokens first."""
-        n, t = self.size
-        for first in range(0, n, self.rows):
-            for last in range(t, 0, -self.width):
-                yield slice(first, min(first + self.rows, n)), slice(max(0, last - self.width), last)
-
-    def views(self, rows: slice, cols: slice) -> list[Tensor]:
-        """Five contiguous (n, b) scratch tensors for a block."""
-        n, width = rows.stop - rows.start, cols.stop - cols.start
-        return [flat[: n * width].view(n, width) for flat in self.flat[:5]]
-
-    def carry(self, term: Tensor, factor: Tensor, ahead_n: Tensor) -> Tensor:
-        """Q[t] = term[t] + factor[t] Q[t+1] inside a block; Q[t+1] takes the place of `term`, the first Q that of `ahead_n`."""
-        n, width = term.shape
-        factor_bn = self.flat[5][: width * n].view(width, n).copy_(factor.t())
-        carried_bn = self.flat[6][: (width + 1) * n].view(width + 1, n)
-        carried_bn[:width].copy_(term.t())
-        carried_bn[width].copy_(ahead_n)
-        carried, factors = carried_bn.unbind(0), factor_bn.unbind(0)
-        for t in range(width - 1, -1, -1):
-            carried[t].addcmul_(factors[t], carried[t + 1])
-        ahead_n.copy_(carried[0])
-        return term.copy_(carried_bn[1:].t())
-
-
 def _rewards(reward_nt: Tensor, mask_nt: Tensor, rows: slice, cols: slice, absent_n: Tensor) -> Tensor:
     """Rewards of a block with 0 for NaN; a NaN at a trainable token makes the completion absent."""
     reward = reward_nt[rows, cols]
@@ -185,24 +174,3 @@ def _check_values(advantage: Tensor, value_nt: Tensor | None, mask: Tensor, rows
             f"The value of completion {rows.start + i} is {float(value_nt[rows, cols][i, t])} at trainable token "
             f"{cols.start + t}; the critic must give a finite value to every token of the mask."
         )
-
-
-def check_recursion(
-    reward_nt: Tensor,
-    value_nt: Tensor | None,
-    mask_nt: Tensor,
-    *,
-    boundary_nt: Tensor | None = None,
-    gamma: float,
-    lam: float | Tensor,
-) -> None:
-    """Refuse sizes that differ, a mask that is not boolean, and gamma or lam outside [0, 1]."""
-    for name, other in (("value_nt", value_nt), ("mask_nt", mask_nt), ("boundary_nt", boundary_nt)):
-        if other is not None and other.shape != reward_nt.shape:
-            raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but {name} is {tuple(other.shape)}.")
-    check_mask(mask_nt)
-    for name, number in (("gamma", gamma), ("lam", lam)):
-        number = torch.as_tensor(number, dtype=torch.float64)
-        bad = number[~((number >= 0) & (number <= 1))]  # NaN as well
-        if len(bad):
-            raise RecipeError(f"{name} is {float(bad[0]):g}; it must lie between 0 and 1.")

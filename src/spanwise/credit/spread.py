@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from spanwise.credit.strata import first_of, weighted
+from spanwise.credit.strata import check_shapes, first_of, weighted
 from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
 from spanwise.objective import Objective
 from spanwise.types import Credit, Scores, Spans, Status
@@ -48,15 +48,13 @@ def summed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n
 
 def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
     """Which blocks each objective pays."""
-    paid_mk = torch.zeros(len(objectives), len(block_names), dtype=torch.bool, device=device)
-    for m, objective in enumerate(objectives):
-        for name in objective.pays:
-            if name not in block_names:
-                raise RecipeError(
-                    f"Objective '{objective.name}' pays '{name}', which is no block; there are {', '.join(block_names)}."
-                )
-            paid_mk[m, list(block_names).index(name)] = True
-    return paid_mk
+    for objective in objectives:
+        if lost := [name for name in objective.pays if name not in block_names]:
+            raise RecipeError(
+                f"Objective '{objective.name}' pays '{lost[0]}', which is no block; there are {', '.join(block_names)}."
+            )
+    paid_mk = [[name in objective.pays for name in block_names] for objective in objectives]
+    return torch.tensor(paid_mk, dtype=torch.bool, device=device).reshape(len(objectives), len(block_names))
 
 
 def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
@@ -177,8 +175,7 @@ def reward_streams(
     <BLANKLINE>
             [[0, 0, 1]]], dtype=torch.int32)
     """
-    if block_nt.shape != mask_nt.shape:
-        raise AlignmentError(f"The blocks of tokens are {tuple(block_nt.shape)} and the mask is {tuple(mask_nt.shape)}.")
+    check_shapes(block_nt=block_nt, mask_nt=mask_nt)
     reward_nm, weight_m, trained_nt = completed(scores, objectives), weights(objectives, scores.reward_nm), mask_nt.bool()
     last_n, some_n = last_token(trained_nt)
     in_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))  # -1 is no block
@@ -286,19 +283,14 @@ def spread(
     if place := first_of(~(credit.block_nk.isfinite().all(dim=1) & credit.stop_n.isfinite())):
         raise RewardError(f"The credit of completion {place[0]} is not finite; absent rewards get credit 0.")
     length_nk = spans.length_nk
-    total_n = length_nk.sum(dim=1)
     size_nk = _size(length_nk if credit.length_nk is None else credit.length_nk, per)
     share_nk = torch.where(length_nk > 0, credit.block_nk / size_nk, 0.0)
-    table_nk = pad(share_nk, (0, 1)).to(dtype)  # the last column serves the tokens of no block
+    table_nk = pad(share_nk, (1, 0)).to(dtype)  # the first column serves the tokens of no block (-1)
     advantage_nt = fresh(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
     for first in range(0, len(advantage_nt), _ROWS):  # a few rows at a time stay in the cache
         rows = slice(first, first + _ROWS)
-        torch.gather(table_nk[rows], 1, _columns(spans.block_nt[rows], share_nk.shape[1]), out=advantage_nt[rows])
-    row_n = torch.nonzero((total_n > 0) & (credit.stop_n != 0)).squeeze(1)
-    if len(row_n):
-        last_n = spans.end_nk[row_n].amax(dim=1) - 1
-        advantage_nt[row_n, last_n] += credit.stop_n[row_n].to(dtype)
-    return advantage_nt
+        torch.gather(table_nk[rows], 1, spans.block_nt[rows].long() + 1, out=advantage_nt[rows])
+    return _add_stops(advantage_nt, spans, credit.stop_n)
 
 
 def spread_tokens(
@@ -331,21 +323,19 @@ def spread_tokens(
         )
     size_nk = _size(spans.length_nk, per)
     size_nt = torch.gather(size_nk, 1, spans.block_nt.long().clamp(min=0)) if size_nk.shape[1] > 1 else size_nk
-    trained_nt = spans.block_nt >= 0
-    held_nt = torch.where(trained_nt, pad(adv_nt.double(), (0, spare)), 0.0) / size_nt
+    share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, spare)), 0.0) / size_nt
     if stop_n is not None:
-        last_n, some_n = last_token(trained_nt)
-        row_n = (some_n & (stop_n != 0)).nonzero()[:, 0]
-        own_n = torch.ones_like(size_nk[row_n, 0]) if isinstance(per, str) and per == "block" else size_nk[row_n, 0]
-        held_nt[row_n, last_n[row_n]] += stop_n[row_n].double() / own_n
-    return held_nt.to(dtype)
+        alone = isinstance(per, str) and per == "block"
+        _add_stops(share_nt, spans, stop_n.double() if alone else stop_n.double() / size_nk[:, 0])
+    return share_nt.to(dtype)
 
 
-def _columns(block_nt: Tensor, blocks: int) -> Tensor:
-    """The column of each token in a table of `blocks` + 1 columns: its block, or the last one for -1."""
-    if block_nt.dtype == torch.int8:
-        return block_nt.view(torch.uint8).clamp(max=blocks).long()  # without a sign, -1 is 255
-    return torch.where(block_nt < 0, blocks, block_nt).long()
+def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
+    """Credit the last trainable token of each completion with the decision to stop."""
+    row_n = (spans.present_nk.any(dim=1) & (stop_n != 0)).nonzero()[:, 0]
+    if len(row_n):
+        advantage_nt[row_n, spans.end_nk[row_n].amax(dim=1) - 1] += stop_n[row_n].to(advantage_nt.dtype)
+    return advantage_nt
 
 
 def _size(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:

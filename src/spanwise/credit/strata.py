@@ -7,9 +7,9 @@ and outcomes. Everything here is float64, takes strata of any size in any order,
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Any, Literal, NamedTuple, ParamSpec
 
 import torch
@@ -63,6 +63,20 @@ def check_mask(mask_nt: Tensor) -> None:
         raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
 
 
+def check_shapes(**tensors: Tensor | None) -> None:
+    """Refuse tensors that differ from the first one in size, along the indices that their names begin with; None is not there.
+
+    >>> check_shapes(reward_nt=torch.zeros(2, 3), group_n=torch.zeros(2), value_nt=None, mask_nt=torch.zeros(2, 4))
+    Traceback (most recent call last):
+    spanwise.errors.AlignmentError: reward_nt is (2, 3) but mask_nt is (2, 4).
+    """
+    (first, like), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
+    for name, tensor in others:
+        shared = sum(map(eq, first.rpartition("_")[2], name.rpartition("_")[2]))
+        if tensor.shape[:shared] != like.shape[:shared]:
+            raise AlignmentError(f"{first} is {tuple(like.shape)} but {name} is {tuple(tensor.shape)}.")
+
+
 class Explained(NamedTuple):
     """What a method gives, and what each number was compared with.
 
@@ -104,8 +118,6 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
     def advantages(*args: _Inputs.args, **kwargs: _Inputs.kwargs) -> Tensor:
         return method(*args, **kwargs).advantages
 
-    signature = inspect.signature(method).replace(return_annotation="Tensor")
-    advantages.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
     advantages.explained = method  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
     return advantages
 
@@ -227,16 +239,11 @@ def member_counts(
     >>> member_counts(torch.zeros(3).long(), torch.ones(3).bool(), voter_n=torch.tensor([5, 5, 7]))
     tensor([2, 2, 2])
     """
+    placed_n = member_n & (stratum_n >= 0)
+    stratum_i = stratum_n[placed_n]
     if voter_n is not None:
-        member_n = member_n & (stratum_n >= 0)
-        ballot_i = refine(stratum_n, group_index(voter_n).double())[member_n]
-        first_u = torch.full((int(ballot_i.max()) + 1 if len(ballot_i) else 0,), len(stratum_n), device=ballot_i.device)
-        rows_i = torch.nonzero(member_n).squeeze(1)
-        first_u.scatter_reduce_(0, ballot_i, rows_i, "amin")
-        member_n = torch.zeros_like(member_n).index_fill(0, first_u[first_u < len(stratum_n)], True)
-    count_s = torch.bincount(
-        stratum_n[member_n & (stratum_n >= 0)], minlength=int(stratum_n.max()) + 1 if len(stratum_n) else 0
-    )
+        stratum_i = torch.stack([stratum_i, voter_n[placed_n]], dim=1).unique(dim=0)[:, 0]
+    count_s = stratum_i.bincount(minlength=int(stratum_n.max()) + 1 if len(stratum_n) else 0)
     return torch.cat([count_s, count_s.new_zeros(1)])[stratum_n]  # the last one is for -1
 
 

@@ -57,7 +57,7 @@ def test_spans_add_up_to_the_reward_minus_the_first_value():
 def test_errors_of_the_spans(unchecked_shapes):
     with pytest.raises(AlignmentError, match="belongs to span 2, but there are 2 spans, 0 to 1"):
         vineppo(torch.zeros(1, 2), torch.zeros(1), torch.tensor([[0, 2]]))
-    with pytest.raises(AlignmentError, match="1 rows of values, 2 rewards and 1 rows of tokens"):
+    with pytest.raises(AlignmentError, match=r"value_nk is \(1, .\) but reward_n is \(2,\)"):
         vineppo(torch.zeros(1, 2), torch.zeros(2), torch.tensor([[0, 1]]))
     with pytest.raises(AlignmentError, match=r"logp_nt is \(1, 3\)"):
         spo_chain(torch.zeros(1, 2), torch.zeros(1), torch.tensor([[0, 1]]), logp_nt=torch.zeros(1, 3))

@@ -332,9 +332,7 @@ def test_sentences():
     two = [turn([1], [2]), turn([1, 2], [2])]
     with pytest.raises(AlignmentError, match="Rows 0 and 1 are both step 3 of trajectory 'a'"):
         Trajectory.of_rows(two, ["a", "a"], [3, 3], [0, 0])
-    with pytest.raises(
-        AlignmentError, match=r"Trajectory 'a' has a step in group 'x' \(row 1\) and one in group 'y' \(row 0\)"
-    ):
+    with pytest.raises(AlignmentError, match="Trajectory 'a' has rows of prompt 'x' and of prompt 'y'"):
         Trajectory.of_rows(two, ["a", "a"], [3, 2], ["y", "x"])
     with pytest.raises(AlignmentError, match="There are 2 rows and 1 groups"):
         Trajectory.of_rows(two, ["a", "a"], [3, 2], ["y"])

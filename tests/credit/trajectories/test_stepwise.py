@@ -121,7 +121,7 @@ def test_last_and_sum():
     group_s, trajectory_s = torch.tensor([3, 3, 3, 3]), torch.tensor([9, 9, 4, 4])
     last = trajectory_outcomes(reward_s, group_s, trajectory_s, step_s)
     assert last.reward_j.tolist() == [2.0, 5.0]
-    assert last.group_j.tolist() == [3, 3]
+    assert last.group_j.tolist() == [0, 0]
     assert last.line.index_s.tolist() == [1, 1, 0, 0]
     assert trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, reward="sum").reward_j.tolist() == [6.0, 6.0]
 
@@ -237,7 +237,7 @@ def test_mini_batches_are_a_partition(group, size):
 
 def test_sentences(unchecked_shapes):
     mask_st = torch.ones(3, 2).bool()
-    with pytest.raises(AlignmentError, match=r"Token rewards are \(3, 4\), the mask is \(3, 2\)"):
+    with pytest.raises(AlignmentError, match=r"reward_st is \(3, 4\) but mask_st is \(3, 2\)"):
         step_rewards(torch.zeros(3, 4), mask_st)
     with pytest.raises(RecipeError, match="prompts_per_batch=0 must be at least 1"):
         prompt_mini_batches(torch.tensor([0]), prompts_per_batch=0)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.strata import check_rewards, first_of
+from spanwise.credit.strata import check_rewards, check_shapes, first_of
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.registry import register
 
@@ -45,10 +45,7 @@ def vineppo(
     Reference:
         Kazemnejad et al. 2024, "VinePPO" (arXiv 2410.01679). Its code takes a span from which nothing was sampled to be worth 0.
     """
-    if len(value_nk) != len(reward_n) or len(value_nk) != len(block_nt):
-        raise AlignmentError(
-            f"There are {len(value_nk)} rows of values, {len(reward_n)} rewards and {len(block_nt)} rows of tokens."
-        )
+    check_shapes(value_nk=value_nk, reward_n=reward_n, block_nt=block_nt)
     k = value_nk.shape[1]
     if place := first_of((block_nt >= k) | (block_nt < -1)):
         i, t = place
@@ -119,8 +116,7 @@ def spo_chain(
     advantage_nt = vineppo(value_nk, reward_n, block_nt)
     if logp_nt is None:
         return advantage_nt
-    if logp_nt.shape != block_nt.shape:
-        raise AlignmentError(f"block_nt is {tuple(block_nt.shape)} but logp_nt is {tuple(logp_nt.shape)}.")
+    check_shapes(block_nt=block_nt, logp_nt=logp_nt)
     if threshold <= 0:
         raise RecipeError(f"threshold is {threshold:g}; it is a probability above 0, leave logp_nt out to keep every token.")
     return torch.where(logp_nt < math.log(threshold), advantage_nt, 0.0)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.baselines import advantage
+from spanwise.credit.baselines import advantage_columns
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import Explained, call_explained, explains
-from spanwise.errors import AlignmentError
+from spanwise.credit.strata import Explained, explains
 from spanwise.objective import BaselineName, ScaleName
 from spanwise.registry import register
-from spanwise.types import Comparison
 
 _STRATA = ("batch", "group", "outcome")
 _FACTS: Mapping[str, Any] = {
@@ -82,6 +79,7 @@ def bae(
     Example:
         Six completions of one prompt: right or wrong, and the Brier score of the confidence.
 
+        >>> import torch
         >>> c = torch.tensor([1., 1., 0., 0., 1., 0.])
         >>> q = torch.tensor([.9, .7, .8, .1, .8, .3])
         >>> bae(torch.stack([c, -(q - c) ** 2], dim=1), torch.zeros(6, dtype=torch.long))[:, 1]
@@ -91,35 +89,20 @@ def bae(
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231). The paper's stratum mean includes the
         completion itself, as here by default. The preset adds a price on malformed tags; `bae_paper` is without it.
     """
-    if len(reward_nk) != len(group_n):
-        raise AlignmentError(f"There are {len(reward_nk)} rows of rewards for {len(group_n)} group ids.")
     columns = reward_nk.shape[1]
-    named: Sequence[Any] = ["group", *[baseline] * (columns - 1)] if isinstance(baseline, str) else baseline
     outcome_no = reward_nk[:, :1] if outcome_no is None else outcome_no
-    everything = range(outcome_no.shape[1])
-    found = []
-    for k in range(columns):
-        given = (() if k == 0 else everything) if given_k is None else given_k[k]
-        missing = None if if_missing_k is None else if_missing_k[k]
-        result = advantage(
-            reward_nk[:, k],
-            group_n,
-            baseline=named[k],
-            outcome_no=outcome_no[:, list(given)] if len(given) else None,
-            by_outcome_n2=None if by_outcome_nk2 is None else by_outcome_nk2[:, k],
-            judged=None if judged_k is None else judged_k[k],
-            back_off=None if back_off_k is None else back_off_k[k],
-            leave_one_out=leave_one_out,
-            min_stratum=min_stratum,
-            scale="none" if scale_k is None else scale_k[k],
-            ddof=ddof,
-            eps=eps,
-            if_missing=missing,
-            voter_n=voter_n,
-        )
-        found.append(result)
-    columns = [one.advantage_n + one.missing_n for one in found]
-    return Explained(torch.stack(columns, dim=1), Comparison.joined([one.comparison for one in found]))
+    given_k = [(), *[range(outcome_no.shape[1])] * (columns - 1)] if given_k is None else given_k
+    by_column = {
+        "baseline": ["group", *[baseline] * (columns - 1)] if isinstance(baseline, str) else baseline,
+        "outcome_no": [outcome_no[:, list(given)] if len(given) else None for given in given_k],
+        "by_outcome_n2": None if by_outcome_nk2 is None else by_outcome_nk2.unbind(dim=1),
+        "judged": judged_k,
+        "back_off": back_off_k,
+        "scale": scale_k,
+        "if_missing": if_missing_k,
+    }
+    options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "ddof": ddof, "eps": eps, "voter_n": voter_n}
+    return advantage_columns(reward_nk, group_n, by_column, **options)
 
 
 @register(
@@ -161,6 +144,7 @@ def dcpo(
         is missing gets at most sqrt(G - 1) in size, however close to each other the others are.
 
     Example:
+        >>> import torch
         >>> c, q = torch.tensor([1., 0., 1., 1.]), torch.tensor([.9, .8, .6, .9])
         >>> one_prompt = torch.zeros(4, dtype=torch.long)
         >>> dcpo(torch.stack([c, -(((c + 0.75) / 2 - q) ** 2) / 2], dim=1), one_prompt)
@@ -172,7 +156,5 @@ def dcpo(
     Reference:
         "DCPO" (arXiv 2603.09117) and its code, which takes the tokens before the confidence for the first block.
     """
-    k = reward_nk.shape[1]
-    alike: dict[str, Any] = {"given_k": [()] * k, "baseline": ["group"] * k, "scale_k": ["std"] * k}
-    options = {"if_missing_k": if_missing_k, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
-    return call_explained(bae, reward_nk, group_n, **alike, **options)
+    by_column = {"scale": ["std"] * reward_nk.shape[1], "if_missing": if_missing_k}
+    return advantage_columns(reward_nk, group_n, by_column, ddof=ddof, eps=eps, min_stratum=min_stratum)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from spanwise.credit.recursion import lambda_advantage, policy_lambda
 from spanwise.credit.registry import METHODS, Preset
-from spanwise.credit.strata import check_mask, first_of, standardised_tokens
-from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
+from spanwise.credit.strata import check_mask, check_shapes, first_of, standardised_tokens
+from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 
 _ROWS = 64
@@ -189,8 +189,7 @@ def sae(
         "Segmental Advantage Estimation" 2026 (arXiv 2601.07320). The side of the boundary and the value of lambda are not
         confirmed by its text and are options; gamma is ours (the paper has 1).
     """
-    if logp_nt.shape != reward_nt.shape:
-        raise AlignmentError(f"reward_nt is {tuple(reward_nt.shape)} but logp_nt is {tuple(logp_nt.shape)}.")
+    check_shapes(reward_nt=reward_nt, logp_nt=logp_nt)
     check_mask(mask_nt)
     boundary_nt = segment_openings(logp_nt, mask_nt, threshold=threshold, boundary=boundary)
     lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.strata import check_mask, check_rewards, group_index
-from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
+from spanwise.credit.strata import check_mask, check_rewards, check_shapes, group_index
+from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 
 
@@ -76,14 +76,11 @@ def ktae(
     Reference:
         "KTAE" 2025 (arXiv 2505.16826). That the paper's p is the probability of the table itself is taken from its print.
     """
-    if not adv_nt.shape == ids_nt.shape == mask_nt.shape or not len(adv_nt) == len(correct_n) == len(group_n):
-        raise AlignmentError(
-            f"adv_nt is {tuple(adv_nt.shape)}, ids_nt {tuple(ids_nt.shape)}, mask_nt {tuple(mask_nt.shape)}, with "
-            f"{len(correct_n)} outcomes and {len(group_n)} group ids."
-        )
+    check_shapes(adv_nt=adv_nt, ids_nt=ids_nt, mask_nt=mask_nt, correct_n=correct_n, group_n=group_n)
     check_mask(mask_nt)
     check_rewards(correct_n)
     check_known("form of KTAE", form, ("paper", "code"))
+    numbers = {"h1": h1, "h2": h2, "h3": h3, "k1": k1, "b": b, "floor": floor}
     reshaped_nt = torch.where(mask_nt, adv_nt, 0.0)
     dense_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
     for g in dense_n[dense_n >= 0].unique():
@@ -91,52 +88,52 @@ def ktae(
         mask_it, right_i = mask_nt[row_i], correct_n[row_i] > 0
         if bool(right_i.all()) or not bool(right_i.any()) or not bool(mask_it.any()):
             continue
-        words = _words(ids_nt[row_i][mask_it], mask_it.nonzero()[:, 0], right_i, k1=k1, b=b)
-        key_u = (_evidence(words, form, h1, h2) * _direction(words, h3, floor))[words.word_u]
+        key_u = _keys(ids_nt[row_i][mask_it], mask_it.nonzero()[:, 0], right_i, form=form, **numbers)
         term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
         term_it[mask_it] = (1.0 if form == "paper" else 2 * top) * (torch.sigmoid(key_u) - 0.5)
         reshaped_nt[row_i] = (reshaped_nt[row_i] + term_it).to(adv_nt.dtype)
     return reshaped_nt
 
 
-class _Words(NamedTuple):
-    """The W token ids of a group of T correct and F wrong completions, and where its U trainable tokens find them."""
-
-    word_u: Int[Tensor, " u"]
-    right: int  # T
-    wrong: int  # F
-    right_w: Int[Tensor, " w"]  # correct completions that hold it
-    wrong_w: Int[Tensor, " w"]
-    right_tf_w: Float[Tensor, " w"]  # term frequency among the tokens of the correct completions
-    wrong_tf_w: Float[Tensor, " w"]
-
-
-def _words(ids_u: Tensor, member_u: Tensor, right_i: Tensor, *, k1: float, b: float) -> _Words:
+def _keys(
+    ids_u: Tensor,
+    member_u: Tensor,
+    right_i: Tensor,
+    *,
+    form: str,
+    h1: float,
+    h2: float,
+    h3: float,
+    k1: float,
+    b: float,
+    floor: float,
+) -> Float[Tensor, " u"]:
+    """(h1 Fi + h2 IG) D of each of the U trainable tokens of a group, over h1 + h2 in the code's form."""
     id_w, word_u = torch.unique(ids_u, return_inverse=True)
-    held_wi = torch.zeros(len(id_w), len(right_i), dtype=torch.bool, device=ids_u.device)
-    held_wi[word_u, member_u] = True
-    right_u = right_i[member_u]
-
-    def frequency(side_u: Tensor) -> Tensor:
-        share_w = torch.bincount(word_u[side_u], minlength=len(id_w)).double() / side_u.sum().clamp(min=1)
-        length = float(side_u.sum()) / (len(side_u) / 2)
-        return share_w * (k1 + 1) / (share_w + k1 * (1 - b + b * length)).clamp(min=1e-300)
-
-    right = int(right_i.sum())
-    held = held_wi[:, right_i].sum(dim=1), held_wi[:, ~right_i].sum(dim=1)
-    return _Words(word_u, right, len(right_i) - right, *held, frequency(right_u), frequency(~right_u))
+    holds_wi = torch.zeros(len(id_w), len(right_i), dtype=torch.bool, device=ids_u.device)
+    holds_wi[word_u, member_u] = True
+    right_w, wrong_w = holds_wi[:, right_i].sum(dim=1), holds_wi[:, ~right_i].sum(dim=1)
+    right, wrong = int(right_i.sum()), int((~right_i).sum())
+    fisher, gain = _tables(right, wrong, form == "code")
+    evidence_w = (h1 * fisher + h2 * gain).to(ids_u.device)[right_w, wrong_w] / (1.0 if form == "paper" else h1 + h2)
+    right_u, words = right_i[member_u], len(id_w)
+    right_tf_w, wrong_tf_w = (_frequency(word_u, side_u, words, k1, b) for side_u in (right_u, ~right_u))
+    direction_w = _direction(right_w.double() / right, wrong_w.double() / wrong, right_tf_w, wrong_tf_w, h3, floor)
+    return (evidence_w * direction_w)[word_u]
 
 
-def _evidence(words: _Words, form: str, h1: float, h2: float) -> Float[Tensor, " w"]:
-    """h1 Fi + h2 IG of each token id, over h1 + h2 in the code's form."""
-    fisher, gain = _tables(words.right, words.wrong, form == "code")
-    table = (h1 * fisher + h2 * gain).to(words.right_w.device)
-    return table[words.right_w, words.wrong_w] / (1.0 if form == "paper" else h1 + h2)
+def _frequency(word_u: Tensor, side_u: Tensor, words: int, k1: float, b: float) -> Float[Tensor, " w"]:
+    """The term frequency of each word among the tokens of one side, the correct completions or the wrong ones."""
+    share_w = torch.bincount(word_u[side_u], minlength=words).double() / side_u.sum().clamp(min=1)
+    length = float(side_u.sum()) / (len(side_u) / 2)
+    return share_w * (k1 + 1) / (share_w + k1 * (1 - b + b * length)).clamp(min=1e-300)
 
 
-def _direction(words: _Words, h3: float, floor: float) -> Float[Tensor, " w"]:
-    right_w, wrong_w = words.right_w.double() / words.right, words.wrong_w.double() / words.wrong
-    ratio_w = words.right_tf_w / (words.wrong_tf_w + floor) - words.wrong_tf_w / (words.right_tf_w + floor)
+def _direction(
+    right_w: Tensor, wrong_w: Tensor, right_tf_w: Tensor, wrong_tf_w: Tensor, h3: float, floor: float
+) -> Float[Tensor, " w"]:
+    """D of each word, from the share of completions that hold it and its term frequency, of both sides."""
+    ratio_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
     return right_w.sqrt().asin() - wrong_w.sqrt().asin() + h3 * ratio_w
 
 
@@ -218,10 +215,7 @@ def oar(
         "OAR" 2026 (arXiv 2601.07408). Its code weights the reasoning only and leaves the answer at 1; here that is the caller's
         mask.
     """
-    if not adv_nt.shape == importance_nt.shape == mask_nt.shape:
-        raise AlignmentError(
-            f"adv_nt is {tuple(adv_nt.shape)}, importance_nt {tuple(importance_nt.shape)}, mask_nt {tuple(mask_nt.shape)}."
-        )
+    check_shapes(adv_nt=adv_nt, importance_nt=importance_nt, mask_nt=mask_nt)
     check_mask(mask_nt)
     if not 0 <= quantile <= 1:
         raise RecipeError(f"quantile is {quantile:g}; it is the share of tokens that shrink, between 0 and 1.")

@@ -6,7 +6,7 @@ A reward is a fact of the rollout, which all its turns share, or of one turn; se
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +34,7 @@ class Timeline:
         index_s: dense trajectory of each row, 0..J-1 in the order of `trajectory_s.unique()`.
         next_s: the row that holds the next step of the same trajectory; -1 at its last step.
         left_s: how many steps of the trajectory come after this one.
+        names: what messages call the trajectory of each row.
 
     >>> times = timeline(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
     >>> times.backward_sum(torch.tensor([1.0, 2.0, 3.0]), decay=0.5).tolist()  # 1 + .5 x 2, 2, 3
@@ -43,6 +44,7 @@ class Timeline:
     index_s: Int[Tensor, " s"]
     next_s: Int[Tensor, " s"]
     left_s: Int[Tensor, " s"]
+    names: Sequence[Hashable]
 
     @property
     def last_j(self) -> Int[Tensor, " j"]:
@@ -78,25 +80,26 @@ class Timeline:
             parts[j].append(value)
         return torch.tensor([math.fsum(values) for values in parts], dtype=torch.float64, device=value_s.device)
 
-    def groups(self, group_s: Int[Tensor, " s"], trajectory_s: Int[Tensor, " s"]) -> Int[Tensor, " j"]:
-        """The group of each trajectory, each of which has one."""
-        group_j = group_s[self.last_j]
-        if stray := first_of(group_j[self.index_s] != group_s):
+    def groups(self, group_s: Int[Tensor, " s"] | Sequence[Hashable]) -> Int[Tensor, " j"]:
+        """The dense group of each trajectory, each of which has one."""
+        index_s, named = group_index(group_s), _plain(group_s)
+        own_s = self.last_j[self.index_s]
+        if stray := first_of(index_s != index_s[own_s]):
             (row,) = stray
             raise AlignmentError(
-                f"Trajectory {int(trajectory_s[row])} has rows of prompt {int(group_s[row])} and of prompt "
-                f"{int(group_j[self.index_s[row]])}; give the trajectories of different prompts different ids."
+                f"Trajectory {self.names[row]!r} has rows of prompt {named[row]!r} and of prompt {named[int(own_s[row])]!r}; "
+                f"give the trajectories of different prompts different ids."
             )
-        return group_j
+        return index_s[self.last_j]
 
 
-def timeline(trajectory_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"]) -> Timeline:
-    """Order the rows of each trajectory by their step number; numbers may have gaps and start anywhere."""
-    if trajectory_s.shape != step_s.shape:
+def timeline(trajectory_s: Int[Tensor, " s"] | Sequence[Hashable], step_s: Int[Tensor, " s"]) -> Timeline:
+    """Order the rows of each trajectory, known by ids of any kind, by their step number, which may have gaps and start anywhere."""
+    if len(trajectory_s) != len(step_s):
         raise AlignmentError(
             f"There are {len(trajectory_s)} trajectory ids for {len(step_s)} step numbers; give one of each to every row."
         )
-    index_s = group_index(trajectory_s)
+    index_s, names = group_index(trajectory_s), _plain(trajectory_s)
     order = step_s.argsort(stable=True)
     order = order[index_s[order].argsort(stable=True)]
     index_o, step_o = index_s[order], step_s[order]
@@ -104,15 +107,19 @@ def timeline(trajectory_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"]) -> Time
     if twice := first_of(follows_o & (step_o[1:] == step_o[:-1])):
         row, other = sorted(order[twice[0] : twice[0] + 2].tolist())
         raise AlignmentError(
-            f"Rows {row} and {other} are both step {int(step_s[row])} of trajectory {int(trajectory_s[row])}; number the steps of "
-            f"a trajectory differently, and give the trajectories of different prompts different ids."
+            f"Rows {row} and {other} are both step {int(step_s[row])} of trajectory {names[row]!r}; number the steps of a "
+            f"trajectory differently, and give the trajectories of different prompts different ids."
         )
     next_s = torch.full_like(order, -1)
     next_s[order[:-1][follows_o]] = order[1:][follows_o]
     end_j = index_s.bincount().cumsum(dim=0)
     left_s = torch.empty_like(order)
     left_s[order] = end_j[index_o] - 1 - torch.arange(len(order), device=order.device)
-    return Timeline(index_s, next_s, left_s)
+    return Timeline(index_s, next_s, left_s, names)
+
+
+def _plain(ids: Tensor | Sequence[Hashable]) -> Sequence[Hashable]:
+    return ids.tolist() if isinstance(ids, Tensor) else ids
 
 
 def assign_turns(
@@ -168,7 +175,7 @@ def assign_turns(
     """
     chosen = find(method) if isinstance(method, str) else method
     line = timeline(trajectory_s, step_s)
-    group_j = group_index(line.groups(group_s, trajectory_s))
+    group_j = line.groups(group_s)
     length_jk, present_sk = line.added(length_sk), length_sk > 0
     data = dict(inputs or {})
     cut_s = data.get("truncated_n")
@@ -381,7 +388,7 @@ def trajectory_outcomes(
     check_known("trajectory reward", reward, ("last", "sum"))
     line = timeline(trajectory_s, step_s)
     reward_j = reward_s[line.last_j].double() if reward == "last" else line.totals(reward_s)
-    return Outcomes(reward_j, line.groups(group_s, trajectory_s), line)
+    return Outcomes(reward_j, line.groups(group_s), line)
 
 
 def _check_sizes(value_s: Tensor, trajectory_s: Tensor, words: str = "rewards") -> None:

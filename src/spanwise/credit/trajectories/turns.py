@@ -10,17 +10,18 @@ reads O(T). A trained token sees the same context either way, so its gradient is
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from spanwise.credit.strata import check_rewards, first_of, group_index
+from spanwise.credit.strata import check_rewards, check_shapes, first_of, group_index
+from spanwise.credit.trajectories.rollouts import timeline
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
@@ -179,29 +180,20 @@ class Trajectory:
         for name, size in sizes.items():
             if size != len(rows):
                 raise AlignmentError(f"There are {len(rows)} rows and {size} {name}; give one to each row.")
-        held: dict[Hashable, list[int]] = {}
-        for row, (name, turn) in enumerate(zip(trajectory, rows, strict=True)):
-            held.setdefault(name, []).append(row)
+        for row, turn in enumerate(rows):
             if turn.parent is not None:
                 raise AlignmentError(
                     f"Row {row} has a parent, but a row holds its whole context; take `rows()` of its trajectory."
                 )
-        found = []
-        for name, own in held.items():
-            own.sort(key=lambda row: step[row])
-            for row, other in pairwise(own):
-                if step[row] == step[other]:
-                    fault = (
-                        f"Rows {row} and {other} are both step {step[row]} of trajectory {name!r}; number its steps apart"
-                    )
-                elif group[row] != group[other]:
-                    where = [f"in group {group[one]!r} (row {one})" for one in (row, other)]
-                    fault = f"Trajectory {name!r} has a step {where[0]} and one {where[1]}; keep a trajectory in one group"
-                else:
-                    continue
-                raise AlignmentError(f"{fault}, and give the trajectories of different prompts different ids.")
-            found.append(Trajectory(name, group[own[0]], tuple(rows[row] for row in own), (rewards or {}).get(name, {})))
-        return found
+        line = timeline(trajectory, torch.tensor(step))
+        line.groups(group)  # refuses a trajectory in two
+        ordered: dict[Hashable, list[int]] = {name: [] for name in trajectory}
+        for row in line.left_s.argsort(descending=True).tolist():
+            ordered[trajectory[row]].append(row)
+        return [
+            Trajectory(name, group[own[0]], tuple(rows[row] for row in own), (rewards or {}).get(name, {}))
+            for name, own in ordered.items()
+        ]
 
     def context(self, t: int) -> tuple[int, ...]:
         """All that the model saw before it wrote turn t.
@@ -209,13 +201,17 @@ class Trajectory:
         >>> Trajectory("a", 0, (Turn([1], [2], [1]), Turn([3], [4], [1], parent=0))).context(1)
         (1, 2, 3)
         """
-        parts: list[tuple[int, ...]] = []
+        before = (self.turns[p] for p in self._path(t)[:-1])
+        return (*(i for turn in before for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
+
+    def _path(self, t: int, taken: Collection[int] = ()) -> list[int]:
+        """The turns that turn t goes on from, and itself, in order; from behind the last one that is taken."""
+        path: list[int] = []
         at: int | None = t
-        while at is not None:
-            turn = self.turns[at]
-            parts += [tuple(turn.response_ids), tuple(turn.prompt_ids)]
-            at = turn.parent
-        return tuple(i for part in reversed(parts[1:]) for i in part)
+        while at is not None and at not in taken:
+            path.append(at)
+            at = self.turns[at].parent
+        return path[::-1]
 
     def rows(self) -> Trajectory:
         """The same with the whole context as prompt of every turn: the inverse of `merged`."""
@@ -274,13 +270,9 @@ class Trajectory:
         taken: set[int] = set()
         found = []
         for leaf in (t for t in range(len(self.turns)) if t not in inner):
-            path: list[int] = []
-            at: int | None = leaf
-            while at is not None and at not in taken:
-                path.append(at)
-                at = self.turns[at].parent
+            path = self._path(leaf, taken)
             taken.update(path)
-            found.append(self._branch(path[::-1]))
+            found.append(self._branch(path))
         return found
 
     def _branch(self, path: Sequence[int]) -> Branch:
@@ -374,8 +366,7 @@ class Turns:
         Raises:
             AlignmentError: the values are of other turns.
         """
-        if value_su.shape != self.place_su.shape:
-            raise AlignmentError(f"Values are {tuple(value_su.shape)} and the turns are {tuple(self.place_su.shape)}.")
+        check_shapes(value_su=value_su, place_su=self.place_su)
         value_nt = torch.zeros((rows, self.width), dtype=value_su.dtype, device=value_su.device)
         filled_su = self.place_su >= 0
         row_su = self.row_s[:, None].expand_as(self.place_su)
@@ -420,34 +411,22 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
                 [3.0000, 0.0000, 0.0000, 0.0000, 0.0000]])
     """
     mask_nt = mask_nt.bool()
-    if turn_nt is None:
-        turn_nt = runs(mask_nt)
-    elif turn_nt.shape != mask_nt.shape:
-        raise AlignmentError(f"Turn ids are {tuple(turn_nt.shape)}, the mask is {tuple(mask_nt.shape)}.")
+    turn_nt = runs(mask_nt) if turn_nt is None else turn_nt
+    check_shapes(turn_nt=turn_nt, mask_nt=mask_nt)
     if lost := first_of(mask_nt & (turn_nt < 0)):
         row, place = lost
         raise AlignmentError(f"Token {place} of sequence {row} was sampled and belongs to no turn; give it a turn id.")
     row_i, place_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     key_i = torch.stack([row_i, turn_nt[row_i, place_i].long()], dim=1)
     keys, turn_i = torch.unique(key_i, dim=0, return_inverse=True)  # by sequence, then by id
-    sampled_s = torch.zeros(len(keys), dtype=torch.long, device=mask_nt.device).index_add(
-        0, turn_i, mask_nt[row_i, place_i].long()
-    )
-    keep_s = sampled_s > 0
-    dense_s = keep_s.long().cumsum(dim=0) - 1
-    kept_i = keep_s[turn_i]
-    place_i, turn_i = place_i[kept_i], dense_s[turn_i[kept_i]]
-    order = turn_i.argsort(stable=True)  # places stay ascending inside a turn
-    place_i, turn_i = place_i[order], turn_i[order]
-    length_s = turn_i.bincount(minlength=int(keep_s.sum()))
-    start_s = length_s.cumsum(dim=0) - length_s
-    place_su = torch.full((len(length_s), int(length_s.max()) if len(length_s) else 0), -1, device=mask_nt.device)
-    place_su[turn_i, torch.arange(len(turn_i), device=mask_nt.device) - start_s[turn_i]] = place_i
-    row_s = keys[keep_s, 0]
-    first_n = torch.full((len(mask_nt),), len(row_s), device=mask_nt.device)
-    rank_s = torch.arange(len(row_s), device=mask_nt.device)
-    first_n.scatter_reduce_(0, row_s, rank_s, "amin")
-    return Turns(row_s, rank_s - first_n[row_s], place_su, mask_nt.shape[1])
+    keep_s = torch.zeros(len(keys), dtype=torch.bool, device=mask_nt.device)
+    keep_s[turn_i[mask_nt[row_i, place_i]]] = True
+    row_s, order = keys[keep_s, 0], turn_i.argsort(stable=True)  # places stay ascending inside a turn
+    place_i = place_i[order][keep_s[turn_i[order]]]
+    parts = place_i.split(turn_i.bincount(minlength=len(keys))[keep_s].tolist())
+    place_su = pad_sequence([*parts], batch_first=True, padding_value=-1) if len(row_s) else place_i.new_empty(0, 0)
+    step_s = torch.arange(len(row_s), device=mask_nt.device) - torch.searchsorted(row_s, row_s)
+    return Turns(row_s, step_s, place_su, mask_nt.shape[1])
 
 
 def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]) -> Float[Tensor, " s"]:
@@ -469,8 +448,7 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
         >>> step_rewards(torch.tensor([[9., .5, 1.], [9., 2., .25]]), torch.tensor([[0, 1, 1], [0, 1, 0]]))
         tensor([1.5000, 2.2500], dtype=torch.float64)
     """
-    if reward_st.shape != mask_st.shape:
-        raise AlignmentError(f"Token rewards are {tuple(reward_st.shape)}, the mask is {tuple(mask_st.shape)}.")
+    check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")
     kept_st = mask_st.bool()
     counts_st = (kept_st.cumsum(dim=1) > 0) & (kept_st | ~reward_st.isnan())
@@ -494,9 +472,5 @@ def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -
     """
     if prompts_per_batch < 1:
         raise RecipeError(f"prompts_per_batch={prompts_per_batch} must be at least 1.")
-    index_s = group_index(group_s)
-    rows = torch.arange(len(index_s), device=index_s.device)
-    first_g = torch.full((int(index_s.max()) + 1 if len(rows) else 0,), len(rows), device=index_s.device)
-    first_g.scatter_reduce_(0, index_s, rows, "amin")
-    batch_s = first_g.argsort().argsort()[index_s] // prompts_per_batch
+    batch_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch  # numbered as they first appear
     return list(batch_s.argsort(stable=True).split(batch_s.bincount().tolist()))
