@@ -65,9 +65,7 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
     def compiled(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """The ids that are signs, and what finds the signs that are spelled."""
         whole = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
-        spelled = set(signs).difference(
-            tokens_only if vocabulary.added else (), (vocabulary.pieces[index] for index in whole)
-        )
+        spelled = set(signs) - {vocabulary.pieces[index] for index in whole} - set(tokens_only if vocabulary.added else ())
         longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
         return whole, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
 
