@@ -24,7 +24,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,15 +185,10 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         claimed, end = list[Match](), 0
-        matches = [
-            (match.start(), -match.end(), number, match)
-            for number, (_, pattern) in enumerate(patterns)
-            for match in pattern.finditer(sample.text)
-            if match.end() > match.start()
-        ]
-        for start, _, number, match in sorted(matches, key=itemgetter(0, 1, 2)):
-            if start >= end:
-                mark, pattern = patterns[number]
+        matches = [(mark, pattern, match) for mark, pattern in patterns for match in pattern.finditer(sample.text)]
+        for mark, pattern, match in sorted(matches, key=lambda one: (one[2].start(), -one[2].end())):
+            start = match.start()
+            if end <= start < match.end():
                 end = match.end()
                 inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
                 claimed.append((mark, start, end, inner if inner[0] >= 0 else None))
