@@ -18,7 +18,7 @@ from spanwise.commands.fidelity.fidelity import rolled_tokens, show_tokens
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
-from spanwise.fidelity import SaeSegments, monte_carlo_advantage, token_fidelity
+from spanwise.fidelity import SaeSegments, critics, monte_carlo_advantage, rerolls, token_fidelity
 from spanwise.fidelity.critics import fitted_critics, values
 from spanwise.fidelity.rerolls import Roller, collect_tokens, picked
 from spanwise.layout import Layout
@@ -127,11 +127,10 @@ def test_monte_carlo_values_are_the_enumerated_ones(tabular, collected):
         assert float(blocks.reward_n[n]) == float(f"<answer>{answer}</answer>" in text)
 
 
-def test_long_completions_are_re_rolled_at_a_sample_of_tokens(tabular):
+def test_long_completions_are_re_rolled_at_a_sample_of_tokens(tabular, monkeypatch):
+    monkeypatch.setattr(rerolls, "UNLIKELY", 0.35)
     # Tokens below .35 are boundaries; of the other decisions, and of the tokens that are none, one of each completion is picked.
-    blocks, trajectories, again_ntm = collect_tokens(
-        roller(tabular), ROWS, samples=6, rerolls=50, sets=1, most=1, threshold=0.35, seed=1
-    )
+    blocks, trajectories, again_ntm = collect_tokens(roller(tabular), ROWS, samples=6, rerolls=50, sets=1, most=1, seed=1)
     assert again_ntm.shape == (*blocks.mask_nt.shape, 0)
     known = {(n, t) for n, t in trajectories.value_nt.isfinite().nonzero().tolist()}
     places = list(prefixes(tabular, blocks))
@@ -220,13 +219,15 @@ def test_log_probabilities_are_those_of_the_temperature(tabular):
     assert at[()] in [pytest.approx(p / sum(root.values()), abs=1e-5) for p in root.values()]
 
 
-def test_a_critic_learns_the_values_of_the_states_it_can_tell_apart(tabular):
+def test_a_critic_learns_the_values_of_the_states_it_can_tell_apart(tabular, monkeypatch):
+    monkeypatch.setattr(critics, "CRITIC_BATCH", 64)
+    monkeypatch.setattr(critics, "LEARNING_RATE", 0.03)
     before = {name: weight.clone() for name, weight in tabular[0].state_dict().items()}
     one = roller(tabular)
     rows = ROWS.select([0, 1])  # one answer, so that the last token says all but how a closed answer reads
     blocks = one.blocks(rows, samples=20, seed=5)
     looks = {}
-    for step, critic in fitted_critics(one, rows, steps=(1, 40), batch=64, learning_rate=0.03, seed=6):
+    for step, critic in fitted_critics(one, rows, steps=(1, 40), seed=6):
         looks[step] = values(critic, blocks)
     assert list(looks) == [1, 40]
     error = {1: [], 40: []}

@@ -218,7 +218,7 @@ def test_the_data_of_a_chart_mean_nothing_to_a_parser():
     hostile = "</script><!--\u2028\u2029&'\""
     coded = str(spec_data(bars([{"name": hostile, "series": "a", "value": 1.5}], names=["a"], x="x")))
     assert not set("<>&'\u2028\u2029") & set(coded)
-    assert json.loads(coded)["data"]["values"] == [{"name": hostile, "series": "a", "value": 1.5}]
+    assert [*json.loads(coded)["datasets"].values()] == [[{"name": hostile, "series": "a", "value": 1.5}]]
 
 
 @pytest.mark.parametrize(

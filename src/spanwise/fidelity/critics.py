@@ -20,6 +20,7 @@ from spanwise.modes.critic.value_model import ABOUT, Saved, ValueModel
 CRITIC_STEPS = (5, 25, 80)
 #: Completions per step.
 CRITIC_BATCH = 256
+LEARNING_RATE = 1e-3
 
 
 def own_critic_folder(model_folder: Path) -> Path | None:
@@ -51,27 +52,19 @@ def values(critic: ValueModel, blocks: FirstBlocks, *, stream: int = 0) -> Float
     return critic.value(critic(blocks.sequences(device)))[:, :-1, stream].cpu().double()
 
 
-def fitted_critics(
-    roller: Roller,
-    rows: Any,
-    *,
-    steps: Sequence[int] = CRITIC_STEPS,
-    batch: int = CRITIC_BATCH,
-    learning_rate: float = 1e-3,
-    seed: int = 0,
-) -> Iterator[tuple[int, ValueModel]]:
+def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int) -> Iterator[tuple[int, ValueModel]]:
     """A critic fitted to the rewards of fresh completions, by mean squared error over tokens, after each of these numbers of steps.
 
     The head starts at the mean reward of the first batch. It is one critic: look at it before asking for the next.
     """
-    batches = _batches(roller, rows, batch, make_seeds(seed))
+    batches = _batches(roller, rows, make_seeds(seed))
     first = next(batches)
     critic = ValueModel.of_policy(roller.model, ("return",), CriticConfig())
     trunk = {id(parameter) for parameter in critic.model.base_model.parameters()}
     for parameter in critic.model.parameters():
         if id(parameter) not in trunk and parameter.dim() == 1:
             torch.nn.init.constant_(parameter, float(first.reward_n.nanmean().nan_to_num(nan=0.0)))
-    optimizer = torch.optim.AdamW(critic.parameters(), lr=learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(critic.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     for step, rest in zip(range(1, max(steps) + 1), chain([first], batches), strict=False):
         use_nt = rest.mask_nt & ~rest.reward_n.isnan()[:, None]
         if bool(use_nt.any()):
@@ -84,10 +77,10 @@ def fitted_critics(
             yield step, critic
 
 
-def _batches(roller: Roller, rows: Any, batch: int, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
+def _batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
     """Batches of fresh completions for ever, sampled two at a time: large batches cost less each."""
-    for first in count(0, 2 * batch):
-        picked = [x % len(rows) for x in range(first, first + 2 * batch)]
+    for first in count(0, 2 * CRITIC_BATCH):
+        picked = [x % len(rows) for x in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(picked), samples=1, seed=next(seeds))
-        yield blocks.take(slice(0, batch))
-        yield blocks.take(slice(batch, None))
+        yield blocks.take(slice(0, CRITIC_BATCH))
+        yield blocks.take(slice(CRITIC_BATCH, None))

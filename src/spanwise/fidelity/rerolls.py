@@ -28,6 +28,8 @@ from spanwise.types import BlockText, Spans
 
 #: Decisions, and tokens that are none, of each completion that are re-rolled on both sides; those of the embedded task all are.
 MOST = 16
+#: Tokens less probable than this are re-rolled on both sides in completions of any length: SAE cuts there.
+UNLIKELY = 0.2
 #: Continuations sampled at a time, and their tokens: the cache of more long ones than that is slower to move than to compute.
 ROWS, TOKENS = 512, 32_768
 #: The number of a dataset row, and the tokens of a completion so far.
@@ -191,7 +193,6 @@ def collect_tokens(
     rerolls: int = 48,
     sets: int = 2,
     most: int = MOST,
-    threshold: float = 0.2,
     seed: int = 0,
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
     """Sample first blocks, and re-roll from before their tokens, of long blocks from before a sample of them (see `picked`).
@@ -208,7 +209,7 @@ def collect_tokens(
             f"None of {len(blocks.heads)} completions has the block '{roller.task.layout.names[0]}'; there is nothing to re-roll."
         )
     logp_nt, rolling = roller.logp(blocks), next(seeds)
-    weight_nt = picked(logp_nt, mask_nt, most=most, threshold=threshold, seed=rolling)
+    weight_nt = picked(logp_nt, mask_nt, most=most, seed=rolling)
     if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
         raise DataError(
             f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at a sample of them, and a critic made of "
@@ -231,17 +232,10 @@ def collect_tokens(
     return blocks, trajectories, reward_dm[:, rerolls:][place_nt]
 
 
-def picked(
-    logp_nt: Float[Tensor, "n t"],
-    mask_nt: Bool[Tensor, "n t"],
-    *,
-    most: int = MOST,
-    threshold: float = 0.2,
-    seed: int = 0,
-) -> Float[Tensor, "n t"]:
+def picked(logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0) -> Float[Tensor, "n t"]:
     """Which tokens get Monte Carlo values on both sides, and how many tokens each of them stands for; 0: not picked.
 
-    All tokens less probable than `threshold`, so that the values at both ends of every segment are known; of each completion's
+    All tokens less probable than `UNLIKELY`, so that the values at both ends of every segment are known; of each completion's
     other decisions (less probable than `DECISION`), and of its tokens that are none, `most` at random each, for the rest.
 
     >>> picked(torch.tensor([[0.1, 0.9, 0.9, 0.9, 0.99]]).log(), torch.ones(1, 5, dtype=torch.bool), most=1)
@@ -249,8 +243,8 @@ def picked(
     """
     draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     p_nt = logp_nt.exp()
-    weight_nt = (mask_nt & (p_nt < threshold)).double()
-    for low, high in ((threshold, DECISION), (max(threshold, DECISION), math.inf)):
+    weight_nt = (mask_nt & (p_nt < UNLIKELY)).double()
+    for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         here_nt = mask_nt & (p_nt >= low) & (p_nt < high)
         rank_nt = draw_nt.masked_fill(~here_nt, math.inf).argsort(dim=1).argsort(dim=1)
         there_n1 = here_nt.sum(dim=1, keepdim=True)

@@ -218,11 +218,7 @@ def compare_arms(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjustment of p values for how many there are; NaN is left out of the count.
-
-    >>> holm([.01, .04, .03])
-    [0.03, 0.06, 0.06]
-    """
+    """Holm's adjustment of p values for how many there are; NaN is left out of the count."""
     # SciPy has none; statsmodels, 65 MB for these six lines, would count NaN as a test.
     order = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
     adjusted, floor = [math.nan] * len(p_values), 0.0

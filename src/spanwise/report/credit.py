@@ -120,7 +120,7 @@ def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> li
                 rows.append({"name": name, "series": method, "value": fsum(known) / len(known)})
     if not rows:
         return []
-    table = merged(({"objective": row["name"], row["series"]: row["value"]} for row in rows), key="objective")
+    table = _by_objective(rows)
     chart = bars(rows, names=methods, x="share of strata without signal", percent=True, stacked=False)
     return [Panel("Strata without signal", (chart,), table)]
 
@@ -128,18 +128,20 @@ def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> li
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
     there = {status for counts in statuses.values() for status in counts}
     names = [name for status in Status if (name := status.name.lower()) in there]
+    means = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
     rows = [
         {"name": name, "series": status, "value": counts.get(status, 0)}
         for name, counts in statuses.items()
         for status in names
     ]
-    table: list[Row] = [
-        {"objective": name, **{status: counts.get(status, 0) for status in names},
-         "mean reward": float(rewards[name].double().nanmean()) if name in rewards else None}
-        for name, counts in statuses.items()
-    ]  # fmt: skip
+    table = [{**row, "mean reward": means.get(row["objective"])} for row in _by_objective(rows)]
     panels = [Panel("Rewards by status", (bars(rows, names=names, x="completions"),), table)] if rows else []
     return section("Status of the rewards", legend=names, panels=panels)
+
+
+def _by_objective(rows: Sequence[Row]) -> list[Row]:
+    """The numbers of a chart of bars, an objective to a line."""
+    return merged(({"objective": row["name"], row["series"]: row["value"]} for row in rows), key="objective")
 
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:

@@ -96,14 +96,7 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
-    """Mean of a figure over seeds at each step, from the lowest to the highest seed.
-
-    Example:
-        >>> for row in seed_curves({0: [{"step": 0, "ece": .1}, {"step": 9, "ece": .3}], 1: [{"step": 9, "ece": .5}]}, "ece", "a"):
-        ...     print(row)
-        {'series': 'a', 'x': 0, 'value': 0.1}
-        {'series': 'a', 'x': 9, 'value': 0.4, 'low': 0.3, 'high': 0.5}
-    """
+    """Mean of a figure over seeds at each step, from the lowest to the highest seed."""
     values_at: dict[int, list[float]] = {}
     for points in seeds.values():
         for point in {point["step"]: point for point in points}.values():  # a later line for a step replaces an earlier one
@@ -117,12 +110,7 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
 
 
 def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, most: int = MOST) -> list[Row]:
-    """A figure of every training batch; more than `most` are averaged in equal stretches, at the last step of each.
-
-    >>> points = [{"step": n, "loss": float(n)} for n in range(1, 5)]
-    >>> [(row["x"], row["value"]) for row in batch_curve(points, "loss", "batch", most=2)]
-    [(2, 1.5), (4, 3.5)]
-    """
+    """A figure of every training batch; more than `most` are averaged in equal stretches, at the last step of each."""
     size = max(1, math.ceil(len(points) / most))
     rows = []
     for first in range(0, len(points), size):

@@ -143,12 +143,7 @@ def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
 
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
-    """How often right and wrong answers have each confidence, in steps of 0.1.
-
-    >>> rows = confidence_rows(torch.tensor([.75, .75, .2]), torch.tensor([1., 0., 0.]))
-    >>> [(row["series"], row["low"], row["share"]) for row in rows if row["count"]]
-    [('right answers', 0.7, 1.0), ('wrong answers', 0.2, 0.5), ('wrong answers', 0.7, 0.5)]
-    """
+    """How often right and wrong answers have each confidence, in steps of 0.1."""
     # What rounding puts just below a border (.7 in float32) belongs above it.
     nudged_n, kinds = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
     return _binned({series: nudged_n[correct_n == kind] for series, kind in kinds.items()}, [b / 10 for b in range(12)])
@@ -185,13 +180,7 @@ WAYS = {
 
 
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
-    """Histograms of several series over the same bins, symmetric about 0, with one bin around 0.
-
-    Example:
-        >>> rows = histogram_rows({"a": torch.tensor([-1.5, 0., 0., 1.5])}, bins=3)
-        >>> [(row["low"], row["share"]) for row in rows]
-        [(-1.5, 0.25), (-0.5, 0.5), (0.5, 0.25), (1.5, 0.0)]
-    """
+    """Histograms of several series over the same bins, symmetric about 0, with one bin around 0."""
     sizes_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
     widest = float(sizes_n.max()) if sizes_n.any() else 1.0
     return _binned(values, np.linspace(-widest, widest, bins + 1).tolist())

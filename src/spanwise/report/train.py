@@ -82,6 +82,7 @@ def train_report(
     mean_rewards = [
         Headline(f"mean reward: {name}", means[-1], f"{shown(means[0])} in the first batch" if len(means) > 1 else "")
         for name, means in rewards.items()
+        if unmeasured
     ]
     steps = {row.step for row in view.completions if row.step is not None} if view else set()
     trained, *others = view.methods if view else ("",)
@@ -90,6 +91,7 @@ def train_report(
     # The samples may be more than those of the last metrics line.
     ends = [*points[:-1], points[-1] | measured] if points else []
     wrong = alarms({name: value for name, value in ends[-1].items() if name not in unmeasured}) if ends else {}
+    alarmed = by_sentence(wrong).items()
     learning: list[Panel] = []
     for name in figures_of(points):
         rows = [*batch_curve(batches, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
@@ -116,18 +118,11 @@ def train_report(
         command=command,
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), done, again=bool(command)),
-            *(
-                f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}"
-                for why, names in by_sentence(wrong).items()
-            ),
+            *(f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}" for why, names in alarmed),
             *batch_alarms(batches),
         ],
         notes=unmeasured_sentences(unmeasured),
-        headlines=[
-            *_headlines(ends, intervals or {}, unmeasured, wrong),
-            *(mean_rewards if unmeasured else []),
-            *mode_headlines(batches),
-        ],
+        headlines=[*_headlines(ends, intervals or {}, unmeasured, wrong), *mean_rewards, *mode_headlines(batches)],
         sections=sections,
         recipe=recipe,
     )

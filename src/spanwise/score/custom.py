@@ -81,13 +81,12 @@ def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
     completion, as a list, tuple, array or tensor, or a `Reward`.
     """
     name, what, size = objective.name, f"Objective '{objective.name}': its reward function", len(text)
-    parameters = parameters_of(objective)
-    named = {one.name: one.default for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+    named, takes_all = parameters_of(objective)
     known = {**columns, **({"blocks": list(text)} if "blocks" in named else {}), **objective.options}
     for parameter, default in named.items():
         if parameter not in known and default is inspect.Parameter.empty:
             raise _missing(parameter, known, name)
-    arguments = known if _takes_all(parameters) else {key: value for key, value in known.items() if key in named}
+    arguments = known if takes_all else {key: value for key, value in known.items() if key in named}
     advice = "Return None for a completion that has no reward."
     function = partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - not the name of one
     result = called(function, what=what, size=size, advice=advice)
@@ -115,35 +114,33 @@ def _number(value: Any) -> float:
 
 def check_reward_function(objective: Objective) -> None:
     """Refuse a reward function that cannot be called by name, or that would not hear an option."""
-    name, parameters = objective.name, parameters_of(objective)
+    named, takes_all = parameters_of(objective)
+    lost = next((option for option in objective.options if option not in named and not takes_all), None)
+    if lost is not None:
+        raise RecipeError(
+            f"Objective '{objective.name}' has the option '{lost}', but its reward function has no such parameter; it has "
+            f"{', '.join(named) or 'none'}."
+        )
+
+
+def parameters_of(objective: Objective) -> tuple[dict[str, Any], bool]:
+    """The parameters of a reward function by name, with their defaults, and whether it takes any other name as well."""
+    name = objective.name
+    try:
+        signature = inspect.signature(objective.reward)  # pyright: ignore[reportArgumentType] - not the name of one
+    except (TypeError, ValueError) as error:
+        raise RecipeError(
+            f"Objective '{name}': the parameters of {objective.reward!r} cannot be read; wrap it in a function."
+        ) from error
+    parameters = signature.parameters.values()
     nameless = next((one.name for one in parameters if one.kind is one.POSITIONAL_ONLY), None)
     if nameless is not None:
         raise RecipeError(
             f"Objective '{name}': its reward function takes '{nameless}' by position only, and everything is passed by name; "
             f"leave the '/' out of its parameters."
         )
-    named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    lost = next((option for option in objective.options if option not in named and not _takes_all(parameters)), None)
-    if lost is not None:
-        raise RecipeError(
-            f"Objective '{name}' has the option '{lost}', but its reward function has no such parameter; it has "
-            f"{', '.join(named) or 'none'}."
-        )
-
-
-def parameters_of(objective: Objective) -> list[inspect.Parameter]:
-    """The parameters of the reward function of an objective."""
-    try:
-        signature = inspect.signature(objective.reward)  # pyright: ignore[reportArgumentType] - not the name of one
-        return list(signature.parameters.values())
-    except (TypeError, ValueError) as error:
-        raise RecipeError(
-            f"Objective '{objective.name}': the parameters of {objective.reward!r} cannot be read; wrap it in a function."
-        ) from error
-
-
-def _takes_all(parameters: Sequence[inspect.Parameter]) -> bool:
-    return any(one.kind is one.VAR_KEYWORD for one in parameters)
+    named = {one.name: one.default for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+    return named, any(one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _missing(parameter: str, known: Mapping[str, Any], name: str) -> RewardError | DataError:

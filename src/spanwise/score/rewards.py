@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, check_known
@@ -218,14 +219,14 @@ def second_attempt(
     judges = verifier or shared_verifier(workers=workers, deadline=deadline)
     options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": judges}
     verdict = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
-    values = [None if math.isnan(value) else value for value in verdict.value_n.tolist()]
-    wrong = [n for n, value in enumerate(values) if value == 0.0]
+    value_n = verdict.value_n.clone()
+    wrong = (value_n == 0.0).nonzero().flatten().tolist()
     attempts = {n: [read_tag(text[n], (block,), tag)[1] for block in (first, pays[0])] for n in wrong}
     tried = {n: pair for n, pair in attempts.items() if (pair[1] or "").strip()}
     same = judge([one for one, _ in tried.values()], [two for _, two in tried.values()], verify=verify, verifier=judges)
     for n, equal in zip(tried, same, strict=True):
-        values[n] = 0.0 if equal.value == 1.0 else partial
-    return Reward.of(values, status=[Status(code) for code in verdict.status_n.tolist()])
+        value_n[n] = 0.0 if equal.value == 1.0 else partial
+    return replace(verdict, value_n=value_n)
 
 
 def _report(text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]) -> Reward:

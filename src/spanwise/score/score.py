@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -70,16 +70,10 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
         columns = [(reward.value_n, getattr(reward, part)) for reward in scored.values()]
         return torch.stack([torch.full_like(like, NAN) if own is None else own for like, own in columns], dim=1)
 
-    return Scores(
-        names=tuple(scored),
-        reward_nm=side_by_side("value_n"),
-        status_nm=side_by_side("status_n"),
-        by_outcome_nmo=side_by_side("by_outcome_n2"),
-        outcome_names=tuple(outcome_names),
-        outcome_no=outcome_no if outcome_names else None,
-        stated_nm=side_by_side("stated_n"),
-        unused_nm=side_by_side("unused_n"),
-    )
+    reward_nm, status_nm, by_outcome_nmo = map(side_by_side, ("value_n", "status_n", "by_outcome_n2"))
+    known = {"outcome_names": tuple(outcome_names), "outcome_no": outcome_no if outcome_names else None}
+    read = {"stated_nm": side_by_side("stated_n"), "unused_nm": side_by_side("unused_n")}
+    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, **known, **read)
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
@@ -203,11 +197,8 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
         >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
         [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
     """
-    return tuple(
-        plain
-        for objective in objectives
-        for plain in ([_with_blocks(objective, layout)] if objective.each is None else _each(objective, layout))
-    )
+    plain = ([_with_blocks(one, layout)] if one.each is None else _each(one, layout) for one in objectives)
+    return tuple(chain.from_iterable(plain))
 
 
 def _with_blocks(objective: Objective, layout: Layout) -> Objective:
@@ -225,28 +216,18 @@ def _each(objective: Objective, layout: Layout) -> list[Objective]:
         earlier = tuple(one.name for one in reversed(objectives))
         given = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
         alone = not given and objective.baseline in ("outcome", "blended")  # the first block has nothing before it
-        objectives.append(
-            replace(
-                objective,
-                baseline="group" if alone else objective.baseline,
-                back_off=None if alone else objective.back_off,
-                each=None,
-                name=f"{objective.name}.{block}",
-                pays=tuple(dict.fromkeys(block if name == OWN else name for name in pays)) or (block,),
-                given=given,
-                options={**_reading(objective, block, layout), **objective.options},
-            )
-        )
+        changes: dict[str, Any] = {"baseline": "group", "back_off": None} if alone else {}
+        changes["pays"] = tuple(dict.fromkeys(block if name == OWN else name for name in pays)) or (block,)
+        changes["options"] = {**_reading(objective, block, layout), **objective.options}
+        objectives.append(replace(objective, each=None, name=f"{objective.name}.{block}", given=given, **changes))
     return objectives
 
 
 def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
     """The option that tells a reward which part it reads, or a function which block."""
     if not isinstance(objective.reward, str):
-        parameters = parameters_of(objective)
-        if "block" not in objective.options and not any(
-            one.name == "block" or one.kind is one.VAR_KEYWORD for one in parameters
-        ):
+        named, takes_all = parameters_of(objective)
+        if "block" not in objective.options and "block" not in named and not takes_all:
             raise RecipeError(
                 f"Objective '{objective.name}' is for each block, and its reward function would not hear which: every block would "
                 f"get the same number. Give it a parameter 'block', the name of the block: def f(blocks, block)."

@@ -29,19 +29,18 @@ from spanwise.segment.delimiters import Places, Sign, finder_of
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channel -> its opening signs, each with its closing one; None: only the next opening or the end of the turn closes it.
+#: Channel, opening sign and the one that closes it; "": only the next opening or the end of the turn does.
 #: DeepSeek's signs have the bars of East Asian typography, U+FF5C.
-_PAIRS: dict[str, dict[str, str | None]] = {
-    _REASONING: {"<think>": "</think>", "[THINK]": "[/THINK]"},
-    _CALL: {
-        "<tool_call>": "</tool_call>",
-        "<minimax:tool_call>": "</minimax:tool_call>",
-        "<\uff5ctool▁call▁begin\uff5c>": "<\uff5ctool▁call▁end\uff5c>",
-        "<|tool_call_begin|>": "<|tool_call_end|>",
-        "<|python_tag|>": None,
-        "[TOOL_CALLS]": None,
-    },
-}
+_PAIRS = (
+    (_REASONING, "<think>", "</think>"),
+    (_REASONING, "[THINK]", "[/THINK]"),
+    (_CALL, "<tool_call>", "</tool_call>"),
+    (_CALL, "<minimax:tool_call>", "</minimax:tool_call>"),
+    (_CALL, "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>"),
+    (_CALL, "<|tool_call_begin|>", "<|tool_call_end|>"),
+    (_CALL, "<|python_tag|>", ""),
+    (_CALL, "[TOOL_CALLS]", ""),
+)
 
 
 def _signs(*written: str) -> set[bytes]:
@@ -49,13 +48,9 @@ def _signs(*written: str) -> set[bytes]:
 
 
 #: Opening sign -> channel and closing sign.
-_OPENS = {
-    opening.encode(): (channel, None if closing is None else closing.encode())
-    for channel, pairs in _PAIRS.items()
-    for opening, closing in pairs.items()
-}
-_CLOSES = {closing for _, closing in _OPENS.values() if closing is not None}
-_REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING and closing is not None)
+_OPENS = {opening.encode(): (channel, closing.encode()) for channel, opening, closing in _PAIRS}
+_CLOSES = {closing for _, closing in _OPENS.values() if closing}
+_REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
 #: A header of Llama, `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
 #: Signs that come before an opening and belong to it.
@@ -94,7 +89,7 @@ def _opening(mark: str) -> tuple[str, ...]:
     """What a prompt ends with that has opened a channel."""
     channel = mark.removesuffix(EACH)
     header = ("<|channel|>analysis<|message|>",) if channel == _REASONING else ()
-    return (*_PAIRS.get(channel, ()), *header)
+    return (*(opening for own, opening, _ in _PAIRS if own == channel), *header)
 
 
 @register(
@@ -164,7 +159,7 @@ class _Reader:
         self._answer(sign.start)
         if sign.written in _OPENS:
             channel, closing = _OPENS[sign.written]
-            return self._until(at, channel, sign.start, sign.end, (closing or sign.written,), closing is None)
+            return self._until(at, channel, sign.start, sign.end, (closing or sign.written,), not closing)
         if sign.written in _HEADER:
             return self._message(at)
         if sign.written in _LEADS and self.lead is None:

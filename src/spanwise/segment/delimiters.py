@@ -24,7 +24,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,9 +64,7 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
     def compiled(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """The ids that are signs, and what finds the signs that are spelled."""
         whole = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
-        spelled = set(signs).difference(
-            tokens_only if vocabulary.added else (), (vocabulary.pieces[index] for index in whole)
-        )
+        spelled = set(signs) - {vocabulary.pieces[index] for index in whole} - set(tokens_only if vocabulary.added else ())
         longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
         return whole, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
 
@@ -188,15 +185,10 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         claimed, end = list[Match](), 0
-        matches = [
-            (match.start(), -match.end(), number, match)
-            for number, (_, pattern) in enumerate(patterns)
-            for match in pattern.finditer(sample.text)
-            if match.end() > match.start()
-        ]
-        for start, _, number, match in sorted(matches, key=itemgetter(0, 1, 2)):
-            if start >= end:
-                mark, pattern = patterns[number]
+        matches = [(mark, pattern, match) for mark, pattern in patterns for match in pattern.finditer(sample.text)]
+        for mark, pattern, match in sorted(matches, key=lambda one: (one[2].start(), -one[2].end())):
+            start = match.start()
+            if end <= start < match.end():
                 end = match.end()
                 inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
                 claimed.append((mark, start, end, inner if inner[0] >= 0 else None))

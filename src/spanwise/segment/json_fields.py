@@ -244,12 +244,10 @@ def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node
             f"the two out."
         )
     ways = [(_way(part, left[0]), part, left) for part, left in paths if left]
-    nodes = {
-        way: _node(
-            [(part, left[1:]) for own, part, left in ways if own == way or (own == -1 and isinstance(way, int))], layout
-        )
-        for way in dict.fromkeys(way for way, _, _ in ways)
-    }
+    nodes: dict[str | int, Node] = {}
+    for way in dict.fromkeys(way for way, _, _ in ways):
+        inside = [(part, left[1:]) for own, part, left in ways if own == way or (own == -1 and isinstance(way, int))]
+        nodes[way] = _node(inside, layout)
     keys = {way.encode(): node for way, node in nodes.items() if isinstance(way, str)}
     counted = any(way != left[0] for way, _, left in ways)
     return Node(here[0] if here else None, nodes, counted, keys)

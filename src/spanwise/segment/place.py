@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment.claims import SEGMENTERS, Pieces, Sample, cut
+from spanwise.segment.claims import SEGMENTERS, Inner, Pieces, Sample, cut
 from spanwise.segment.parse import TagParser
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
@@ -194,16 +194,18 @@ def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, 
         pieces[k].append(source[start:stop])
     text: dict[str, dict[str, str | None] | None] = {}
     for k, (name, own) in enumerate(keys.items()):
-        text[name] = None
-        if present[k]:
-            contents: dict[str, str | None] = {}
-            for key in own:
-                at = one.contents.get((k, key))
-                contents[key] = None if at is None else _spelled(at if isinstance(at, bytes) else source[at[0] : at[1]])
-            contents[""] = _spelled(source[:0].join(pieces[k]))  # pyright: ignore[reportArgumentType] - all of one kind
-            text[name] = contents
+        contents = {key: _said(source, one.contents.get((k, key))) for key in own}
+        contents[""] = _spelled(source[:0].join(pieces[k]))  # pyright: ignore[reportArgumentType] - all of one kind
+        text[name] = contents if present[k] else None
     in_order = all(before < after for before, after in pairwise(one.blocks))
     return text if in_order else PiecewiseText(text, data.decode(errors="replace"))
+
+
+def _said(source: str | bytes, inner: Inner | None) -> str | None:
+    """What a part says, of the text that it lies in."""
+    if inner is None:
+        return None
+    return _spelled(inner if isinstance(inner, bytes) else source[inner[0] : inner[1]])
 
 
 def _spelled(held: str | bytes) -> str:
