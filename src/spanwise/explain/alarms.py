@@ -37,8 +37,7 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
     wrong: dict[str, str] = {}
     for name, alarm in EVALUATION:
         if name in there and alarm.holds(there[name]):
-            for figure in (name, *alarm.hollow):
-                wrong.setdefault(figure, alarm.sentence)
+            wrong = dict.fromkeys((name, *alarm.hollow), alarm.sentence) | wrong
     return {name: wrong[name] for name in there if name in wrong}
 
 
