@@ -165,15 +165,9 @@ def tally_zeros(
 
     Args:
         block_nk: what a token of block k of completion n would have as its reason, see `zero_reasons`.
-        advantage_v: what each token trains with.
-        block_v: its block, -1 where it has none.
-        row_v: its completion.
-        names: the objectives that `block_nk` speaks of.
+        advantage_v, block_v, row_v: of each token what it trains with, its block (-1 where it has none) and its completion.
         trainable_v: whether the model sampled it; None: whatever has a block.
         learned_n: False at completions that the trainer left out of the loss; None: it left out none.
-
-    Raises:
-        AlignmentError: fields differ in size.
 
     Example:
         Two completions of one prompt, both wrong; the first one's last token is a tool's.
