@@ -286,9 +286,11 @@ def spread(
     share_nk = torch.where(length_nk > 0, credit.block_nk / size_nk, 0.0)
     table_nk = pad(share_nk, (1, 0)).to(dtype)  # the first column serves the tokens of no block (-1)
     advantage_nt = fresh(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
-    for first in range(0, len(advantage_nt), _ROWS):  # a few rows at a time stay in the cache
-        rows = slice(first, first + _ROWS)
-        torch.gather(table_nk[rows], 1, spans.block_nt[rows].long() + 1, out=advantage_nt[rows])
+    parts = (
+        table.split(_ROWS) for table in (table_nk, spans.block_nt, advantage_nt)
+    )  # a few rows at a time stay in the cache
+    for part_nk, block_nt, out_nt in zip(*parts, strict=True):
+        torch.gather(part_nk, 1, block_nt.long() + 1, out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
 
 

@@ -277,8 +277,7 @@ class Trajectory:
         response: list[int] = []
         mask: list[int] = []
         of_turn: list[int] = []
-        names = dict.fromkeys(name for t in path for name in self.turns[t].per_token)
-        per_token: dict[str, list[float]] = {name: [] for name in names}
+        per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
             between, size = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
