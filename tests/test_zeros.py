@@ -68,7 +68,7 @@ def explained(reading, scheme, group, learned=None):
 
 
 def named(told, keys):
-    return [(told.reason(key).name, told.objective(key)) for key in keys]
+    return [(reason_of(key).name, told.objective(key)) for key in keys]
 
 
 ONE = Scheme("bae", LAYOUT, [Objective("format", "a", name="right")])
@@ -87,7 +87,7 @@ ONE = Scheme("bae", LAYOUT, [Objective("format", "a", name="right")])
 def test_one_reward_in_one_block(rewards, statuses, group, reasons):
     reading = reading_of([[value] for value in rewards], [[status] for status in statuses], [[2, 0, 0]] * 4)
     told, *_ = explained(reading, ONE, group)
-    assert [told.reason(key).name for key in told.key_n.tolist()] == reasons
+    assert [reason_of(key).name for key in told.key_n.tolist()] == reasons
 
 
 def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
@@ -134,7 +134,7 @@ def test_what_backs_off_is_compared_with_the_wider_set():
 def test_completions_without_tokens_and_those_left_out_have_their_own_reasons():
     reading = reading_of([[1], [0], [1]], [[OK]] * 3, [[1, 0, 0]] * 3)
     told, *_ = explained(reading, ONE, [0, 0, 0], learned=[True, False, True])
-    assert [told.reason(key).name for key in told.key_n.tolist()] == ["CREDITED", "LEFT_OUT", "CREDITED"]
+    assert [reason_of(key).name for key in told.key_n.tolist()] == ["CREDITED", "LEFT_OUT", "CREDITED"]
     nothing = torch.zeros(0, dtype=torch.long)
     assert [c.reason for c in tally_zeros(torch.zeros(2, 1).long(), torch.zeros(0), nothing, nothing).counts()] == [
         Zero.EMPTY
@@ -301,7 +301,7 @@ def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
     for key, i, k, advantage in zip(
         told.key_v.tolist(), told.row_v.tolist(), block_v.tolist(), advantage_v.tolist(), strict=True
     ):
-        said = (told.reason(key).name, told.objective(key))
+        said = (reason_of(key).name, told.objective(key))
         if k < 0:
             assert said[0] == "MASKED"
         elif learned is not None and not learned[i]:
@@ -313,12 +313,12 @@ def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
         else:
             assert said == of_sum_by_definition(reading, scheme, group, i, k)
     for i, key in enumerate(told.key_n.tolist()):
-        own = [told.reason(k) for k in told.key_v[told.row_v == i].tolist()]
+        own = [reason_of(k) for k in told.key_v[told.row_v == i].tolist()]
         if Zero.CREDITED in own:
-            assert told.reason(key) is Zero.CREDITED
+            assert reason_of(key) is Zero.CREDITED
         else:
             sampled = [reason for reason in own if reason is not Zero.MASKED] or own
-            assert sampled.count(told.reason(key)) == max(map(sampled.count, sampled)) or len({*sampled}) > 1
+            assert sampled.count(reason_of(key)) == max(map(sampled.count, sampled)) or len({*sampled}) > 1
 
 
 def test_groups_may_have_any_ids():

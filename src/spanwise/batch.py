@@ -174,21 +174,10 @@ def by_turn(
 def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Right-pad lists of token ids, and mark the tokens that the model sampled.
+    """Right-pad lists of token ids with 0, and mark the tokens that the model sampled: all where no flags are given.
 
-    Args:
-        ids: token ids of each completion.
-        sampled: 1 for a token the model sampled, 0 for tool or environment output; None: the model sampled them all.
-
-    Returns:
-        ids (int64, 0 at padding) and the mask.
-
-    Raises:
-        AlignmentError: a completion and its flags differ in length.
-
-    Example:
-        >>> pad_tokens([[5, 6, 7], [8]], [[1, 0, 1], [1]])[1].tolist()
-        [[True, False, True], [True, False, False]]
+    >>> pad_tokens([[5, 6, 7], [8]], [[1, 0, 1], [1]])[1].tolist()
+    [[True, False, True], [True, False, False]]
     """
     lengths = [len(row) for row in ids]
     for n, (length, flags) in enumerate(zip(lengths, sampled or (), strict=bool(sampled))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -74,9 +75,8 @@ def _recorded(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
     held: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
         last = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
-        held += [
-            {**turn.rewards, **trajectory.rewards} if t == last else turn.rewards for t, turn in enumerate(trajectory.turns)
-        ]
+        for t, turn in enumerate(trajectory.turns):
+            held.append({**turn.rewards, **(trajectory.rewards if t == last else {})})
     found = {}
     for name in dict.fromkeys(name for row in held for name in row):
         values = [row.get(name, Status.UNSCORED) for row in held]
@@ -110,14 +110,10 @@ def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Te
         raise AlignmentError(
             f"'{name}' is {tuple(value_st.shape)} for {len(turns)} turns of up to {longest} tokens; give a row to each turn."
         )
-    rows = iter(value_st.tolist())
-    return [
-        replace(
-            trajectory,
-            turns=tuple(
-                replace(turn, per_token={**turn.per_token, name: tuple(next(rows)[: len(turn.response_ids)])})
-                for turn in trajectory.turns
-            ),
-        )
-        for trajectory in trajectories
-    ]
+    credited = iter(
+        [
+            replace(turn, per_token={**turn.per_token, name: tuple(row[: len(turn.response_ids)])})
+            for turn, row in zip(turns, value_st.tolist(), strict=True)
+        ]
+    )
+    return [replace(one, turns=tuple(islice(credited, len(one.turns)))) for one in trajectories]

@@ -183,10 +183,9 @@ class Spans:
     def length_nk(self) -> Int[Tensor, "n k"]:
         """|T_k|: the number of trainable tokens of each block."""
         length_nk = torch.zeros(self.start_nk.shape, dtype=torch.long, device=self.block_nt.device)
-        for first in range(0, len(length_nk), _ROWS):
-            rows = slice(first, first + _ROWS)
+        for part_nk, part_nt in zip(length_nk.split(_ROWS), self.block_nt.split(_ROWS), strict=True):
             for k in range(len(self.names)):
-                length_nk[rows, k] = (self.block_nt[rows] == k).view(torch.uint8).sum(dim=1, dtype=torch.int32).long()
+                part_nk[:, k] = (part_nt == k).view(torch.uint8).sum(dim=1, dtype=torch.int32)
         return length_nk
 
     @property
@@ -197,8 +196,7 @@ class Spans:
     @cached_property
     def interleaved(self) -> bool:
         """Whether a block of some completion lies in several pieces, with tokens of other blocks between them."""
-        for first in range(0, len(self.block_nt), _ROWS):
-            block_nt = self.block_nt[first : first + _ROWS]
+        for block_nt in self.block_nt.split(_ROWS):
             before_nt = torch.cat([torch.full_like(block_nt[:, :1], -1), block_nt], dim=1)
             before_nt = before_nt.cummax(dim=1).values  # a block behind a later one is out of order, or comes again
             back_n = ((block_nt >= 0) & (block_nt < before_nt[:, :-1])).any(dim=1)

@@ -96,16 +96,6 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
 
     Of several objectives that pay a block the reason is the first one in the order of `Zero`, then of the objectives.
 
-    Args:
-        found: what `pipeline.credit_batch` gave.
-        scheme: the rule.
-
-    Returns:
-        (N, K) keys for `tally_zeros`.
-
-    Raises:
-        AlignmentError: the credit does not know what it was compared with.
-
     Example:
         >>> from spanwise import Batch, Layout, Vocabulary, credit_batch, read
         >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
@@ -137,14 +127,7 @@ def recorded_reasons(
 ) -> Int[Tensor, "n k"]:
     """Say why a trainer gave a token nothing, as far as what it recorded shows that.
 
-    Args:
-        credit_nk: what it recorded of each block; NaN where it recorded nothing.
-        group_n: who is compared with whom.
-        reward_n: the reward that says what is right, NaN where there is none; None: the file has none.
-        rollout_n: the rollout of each completion, where some are parts of one; None: each is one.
-
-    Returns:
-        (N, K) keys for `tally_zeros`: about no objective, or about the first one if there is a reward.
+    `credit_nk` is NaN where it recorded nothing; `reward_n`, if there is one, says what is right.
 
     Example:
         >>> keys = recorded_reasons(torch.zeros(3, 1), torch.tensor([0, 0, 1]), reward_n=torch.tensor([0.0, 0.0, 1.0]))
@@ -182,15 +165,9 @@ def tally_zeros(
 
     Args:
         block_nk: what a token of block k of completion n would have as its reason, see `zero_reasons`.
-        advantage_v: what each token trains with.
-        block_v: its block, -1 where it has none.
-        row_v: its completion.
-        names: the objectives that `block_nk` speaks of.
+        advantage_v, block_v, row_v: of each token what it trains with, its block (-1 where it has none) and its completion.
         trainable_v: whether the model sampled it; None: whatever has a block.
         learned_n: False at completions that the trainer left out of the loss; None: it left out none.
-
-    Raises:
-        AlignmentError: fields differ in size.
 
     Example:
         Two completions of one prompt, both wrong; the first one's last token is a tool's.
@@ -217,9 +194,8 @@ def tally_zeros(
     if len(key_v):  # the reason of most of its tokens; CREDITED where any gets something
         pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)
         row_p, key_p = pair_p.T
-        rank_p = torch.where(
-            key_p == key_of(Zero.MASKED), 0, count_p
-        )  # a tool's tokens speak only where the model said nothing
+        # A tool's tokens speak only where the model said nothing.
+        rank_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)
         rank_p = torch.where(key_p == key_of(Zero.CREDITED), len(key_v) + 1, rank_p)
         most_n = torch.zeros_like(key_n).scatter_reduce(0, row_p, rank_p, "amax")
         wins_p = rank_p == most_n[row_p]

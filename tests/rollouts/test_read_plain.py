@@ -238,7 +238,7 @@ REFUSED = {
     "two answers": ([{**ONE, "gold": "a", "target": "b"}], {}, "gold and target, and each may hold the answer. Say which"),
     "a column that is not there": ([ONE], {"answer": "golds"}, "--columns answer=golds: "),
     "an empty prompt": ([ONE, {"prompt": None, "completion": "a"}], {}, "Row 1 of '{}' has nothing in column 'prompt'"),
-    "no row": ([{"prompt": "p", "completion": None}], {}, "holds no completions: none of its 1 rows has one."),
+    "no row": ([{"prompt": "p", "completion": None}], {}, "holds no completions. 1 of 1 rows hold no completion and are left out."),
     "fewer rewards": ([{"prompt": "p", "completions": ["a", "b"], "reward": [1]}], {}, "2 completions and 1 values of 'reward'"),
     "an id of each row": (
         [{**ONE, "group_id": n} for n in range(3)], {}, "has another value in each of 3 rows, and these have 1 prompts, so nothing"

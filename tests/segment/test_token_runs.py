@@ -7,7 +7,7 @@ import torch
 
 from segment_small import made, said
 from spanwise import Batch, Objective, Scheme, pipeline
-from spanwise.credit.methods._gae import segment_openings
+from spanwise.credit.methods._gae import SaeSegments
 from spanwise.engines.trl.trainer import AT_READ, PROVIDES
 from spanwise.errors import AlignmentError, LayoutError, RecipeError
 from spanwise.layout import Layout
@@ -49,7 +49,7 @@ def test_low_probability_cuts_where_sae_does():
     layout = Layout({"s[*]": "low_probability:0.2"}, most=8)
     assert owners(layout, [0.9, 0.95, 0.1, 0.9, 0.15, 0.99]) == ([0, 0, 1, 1, 2, 2], 0)
     logp = torch.rand(64, generator=torch.Generator().manual_seed(3)).tolist()
-    opens = segment_openings(torch.tensor([logp]).log(), torch.ones(1, 64, dtype=torch.bool))[0]
+    opens = SaeSegments().opens(torch.tensor([logp]).log(), torch.ones(1, 64, dtype=torch.bool))[0]
     opens[0] = False
     assert owners(Layout({"s[*]": "low_probability:0.2"}, most=64), logp)[0] == opens.cumsum(0).tolist()
 

@@ -54,14 +54,18 @@ def lambda_advantage(
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
     advantage_nt = fresh(reward_nt.shape, dtype=dtype, device=reward_nt.device)
     exact = torch.promote_types(dtype, torch.float32)
+    check_rewards(reward_nt)
     absent_n = torch.zeros(len(reward_nt), dtype=torch.bool, device=reward_nt.device)
+    if not bool(reward_nt.sum().isfinite()):  # one cheap look: only then can a reward be absent
+        absent_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
+        reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
     ahead_n = torch.zeros(len(reward_nt), dtype=exact, device=reward_nt.device)
     if bootstrap_n is not None:
         absent_n |= bootstrap_n.isnan()
         ahead_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
     cut_n = gamma * (1 - torch.as_tensor(lam, dtype=exact, device=reward_nt.device).expand(len(reward_nt)))
     for rows, cols in _blocks(*reward_nt.shape):
-        mask, reward = mask_nt[rows, cols], _rewards(reward_nt, mask_nt, rows, cols, absent_n).to(exact)
+        mask, reward = mask_nt[rows, cols], reward_nt[rows, cols].to(exact)
         live = mask.to(exact)
         share = (live if boundary_nt is None else (mask & boundary_nt[rows, cols]).to(exact)) * cut_n[rows, None]
         factor = (live * (gamma - 1)).sub_(share).add_(1.0)
@@ -73,7 +77,7 @@ def lambda_advantage(
         if value is not None:
             term.sub_(value)
         torch.add(term.mul_(live), 0.0, out=advantage_nt[rows, cols])  # adding 0 turns -0 into 0
-        _check_values(term, value_nt, mask, rows, cols)
+    _check_values(advantage_nt, value_nt, mask_nt)
     return advantage_nt.masked_fill_(absent_n[:, None], 0.0) if bool(absent_n.any()) else advantage_nt
 
 
@@ -154,23 +158,13 @@ def bootstrap_values(
     return torch.where(truncated_n, torch.nan if truncated == "mask" else 0.0, 0.0)
 
 
-def _rewards(reward_nt: Tensor, mask_nt: Tensor, rows: slice, cols: slice, absent_n: Tensor) -> Tensor:
-    """Rewards of a block with 0 for NaN; a NaN at a trainable token makes the completion absent."""
-    reward = reward_nt[rows, cols]
-    if bool(reward.sum().isfinite()):  # one cheap look: a sum is finite only if no member is NaN or infinite
-        return reward
-    if bool(reward.isinf().any()):
-        check_rewards(reward_nt)
-    absent_n[rows] |= (reward.isnan() & mask_nt[rows, cols]).any(dim=1)
-    return torch.where(reward.isnan(), 0.0, reward)
-
-
-def _check_values(advantage: Tensor, value_nt: Tensor | None, mask: Tensor, rows: slice, cols: slice) -> None:
-    if value_nt is None or bool(advantage.sum().isfinite()):
+def _check_values(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor) -> None:
+    """Refuse a value that is not finite at a trainable token; one cheap look: a sum is finite only if every member is."""
+    if value_nt is None or bool(advantage_nt.sum().isfinite()):
         return
-    if place := first_of(mask & ~value_nt[rows, cols].isfinite()):
+    if place := first_of(mask_nt & ~value_nt.isfinite()):
         i, t = place
         raise RewardError(
-            f"The value of completion {rows.start + i} is {float(value_nt[rows, cols][i, t])} at trainable token "
-            f"{cols.start + t}; the critic must give a finite value to every token of the mask."
+            f"The value of completion {i} is {float(value_nt[i, t])} at trainable token {t}; the critic must give a finite value "
+            f"to every token of the mask."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from spanwise.types import Credit, Scores, Spans, Status
 
 #: What a value of the critic is of: all that is still to come, or what each objective is still to pay.
 ValuesName = Literal["shared", "objective"]
-VALUES: tuple[ValuesName, ...] = ("shared", "objective")
 
 _ROWS = 16
 _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}
@@ -60,7 +59,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
     """What a critic's values are of: as it is said, else per objective where objectives pay different blocks."""
     if values is not None:
-        check_known("kind of values", values, VALUES)
+        check_known("kind of values", values, get_args(ValuesName))
         return values
     return "objective" if len({frozenset(objective.pays) for objective in objectives}) > 1 else "shared"
 
@@ -287,9 +286,11 @@ def spread(
     share_nk = torch.where(length_nk > 0, credit.block_nk / size_nk, 0.0)
     table_nk = pad(share_nk, (1, 0)).to(dtype)  # the first column serves the tokens of no block (-1)
     advantage_nt = fresh(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
-    for first in range(0, len(advantage_nt), _ROWS):  # a few rows at a time stay in the cache
-        rows = slice(first, first + _ROWS)
-        torch.gather(table_nk[rows], 1, spans.block_nt[rows].long() + 1, out=advantage_nt[rows])
+    parts = (
+        table.split(_ROWS) for table in (table_nk, spans.block_nt, advantage_nt)
+    )  # a few rows at a time stay in the cache
+    for part_nk, block_nt, out_nt in zip(*parts, strict=True):
+        torch.gather(part_nk, 1, block_nt.long() + 1, out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
 
 
@@ -407,13 +408,9 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
             f"Completion {n} trains on {int(mask_nt[n].sum())} tokens and its spans cover {int((block_nt[n] >= 0).sum())}; "
             "the trainer masks tokens that the spans do not know of (a tool mask that changed after scoring?)."
         )
-    none = torch.zeros_like(spans.start_nk)
-    return replace(
-        spans,
-        block_nt=block_nt.masked_fill(~mask_nt, -1),
-        start_nk=torch.where(kept_n[:, None], spans.start_nk, none),
-        end_nk=torch.where(kept_n[:, None], spans.end_nk, none),
-    )
+    kept_n1 = kept_n[:, None]
+    block_nt = block_nt.masked_fill(~mask_nt, -1)
+    return replace(spans, block_nt=block_nt, start_nk=spans.start_nk * kept_n1, end_nk=spans.end_nk * kept_n1)
 
 
 def fresh(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -529,9 +529,8 @@ def standardised_tokens(
     whitened_nt = value_nt if in_place else value_nt.clone()
     if divisor == 0:
         return whitened_nt.zero_()
-    for first in range(0, len(value_nt), _ROWS):
-        rows = slice(first, first + _ROWS)
-        whitened_nt[rows].sub_(mean).div_(divisor).masked_fill_(~mask_nt[rows], 0.0)
+    for white, mask in zip(whitened_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
+        white.sub_(mean).div_(divisor).masked_fill_(~mask, 0.0)
     return whitened_nt
 
 
@@ -539,12 +538,11 @@ def _token_moments(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int
     """Mean, sum of squared deviations and number of the values inside the mask."""
     mean, square, total = 0.0, 0.0, 0
     zero = value_nt.new_zeros(())
-    for first in range(0, len(value_nt), _ROWS):  # a few rows at a time, so that the float64 copies stay in the cache
-        mask = mask_nt[first : first + _ROWS]
+    # A few rows at a time, so that the float64 copies stay in the cache.
+    for value, mask in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
         count = int(torch.count_nonzero(mask))
         if count == 0:
             continue
-        value = value_nt[first : first + _ROWS]
         if total == 0:  # from the first value on: the deviations of a constant batch are exactly 0
             mean = float(value.flatten()[mask.flatten().int().argmax()])
         above = torch.where(mask, value, zero).double().sub_(mean).masked_fill_(~mask, 0.0).flatten()

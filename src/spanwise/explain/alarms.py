@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from spanwise.credit_metrics import CREDIT
 from spanwise.explain.rules import EVALUATION
@@ -37,8 +37,7 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
     wrong: dict[str, str] = {}
     for name, alarm in EVALUATION:
         if name in there and alarm.holds(there[name]):
-            for figure in (name, *alarm.hollow):
-                wrong.setdefault(figure, alarm.sentence)
+            wrong = dict.fromkeys((name, *alarm.hollow), alarm.sentence) | wrong
     return {name: wrong[name] for name in there if name in wrong}
 
 
@@ -54,7 +53,9 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
     return keys_of
 
 
-def _watched(batches: Sequence[Mapping[str, Any]], when: str) -> Iterator[tuple[str, str, Alarm]]:
+def _watched(
+    batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
+) -> Iterator[tuple[str, str, Alarm]]:
     """Each number of training batches that has an alarm of this kind: its key, the part in brackets, the alarm."""
     of_modes = (metric for mode in registered("mode").values() for metric in mode.metrics)
     for key, name, metric in metrics_in(batches, [*CREDIT, *of_modes]):

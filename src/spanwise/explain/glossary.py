@@ -58,12 +58,7 @@ class Terms:
     """
 
     def __init__(self) -> None:
-        self._met: set[str] = set()
-
-    @property
-    def met(self) -> dict[str, str]:
-        """The terms that stand on the page."""
-        return {term: said for term, said in GLOSSARY.items() if term in self._met}
+        self.met: dict[str, str] = {}
 
     def marked(self, text: str) -> Markup:
         """Text with the first mention of each term in it as an element that says what it is."""
@@ -77,5 +72,5 @@ class Terms:
             return Markup('<span class="term" tabindex="0" data-says="{}">{}</span>').format(GLOSSARY[term], match[0])
 
         html = _PATTERN.sub(element, str(escape(text)))
-        self._met |= here
+        self.met = {term: says for term, says in GLOSSARY.items() if term in here or term in self.met}
         return Markup(html)

@@ -40,20 +40,17 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     """
     if not len(reading):
         return {}
-    warnings: dict[str, str] = {}
-    if sentence := _untagged(reading, scheme):
-        warnings["tags"] = sentence
+    warnings = {"tags": _untagged(reading, scheme)}
     for m, objective in enumerate(scheme.objectives):
         statuses = set(reading.scores.status_nm[:, m].tolist())
-        if "tags" in warnings and not statuses & {Status.OK, Status.ERROR}:
+        if warnings["tags"] and not statuses & {Status.OK, Status.ERROR}:
             continue  # the missing tags are why
         for kind, check in (_OF_REWARDS if Status.OK in statuses else {"scored": _unscored}).items():
             if sentence := check(objective, reading, scheme, m):
                 warnings[f"{kind}/{objective.name}"] = sentence
                 break
-    if sentence := _short(reading, scheme):
-        warnings["lambda"] = sentence
-    return warnings
+    warnings["lambda"] = _short(reading, scheme)
+    return {key: sentence for key, sentence in warnings.items() if sentence}
 
 
 class Watch:

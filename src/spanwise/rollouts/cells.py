@@ -39,19 +39,12 @@ def typed(values: Sequence[Any]) -> list[Any]:
     if not texts or not (spelled or others) or not all(isinstance(value, (bool, int, float)) for value in others):
         return values
     if spelled and all(text in _TRUTH for text in spelled):
-        read = _TRUTH.get
+        meant = _TRUTH
     elif all(map(NUMBER.fullmatch, spelled)):
-        read = _number
+        meant = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in spelled}
     else:
         return values
-    return [read(value) if isinstance(value, str) else value for value in values]
-
-
-def _number(text: str) -> int | float | None:
-    """The number that a text spells; None for `NOTHING`."""
-    if text.strip() in NOTHING:
-        return None
-    return int(text) if text.strip().lstrip("+-").isdecimal() else float(text)
+    return [meant.get(value) if isinstance(value, str) else value for value in values]
 
 
 def empty(value: Any) -> bool:

@@ -30,25 +30,14 @@ def is_run(path: Path) -> bool:
 
 
 def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[str] = WRITES) -> None:
-    """Refuse a folder in which a new run would write over something.
-
-    Args:
-        path: of the new run.
-        writes: what the run writes there.
-        overwrite: a run that is there may be replaced. Other files of the same names, which no run wrote, may not.
-
-    Raises:
-        DataError: naming the folder and what to do.
-    """
+    """Refuse a folder in which what a new run `writes` would lie over something; `overwrite` allows that for a run alone."""
     place = Path(path)
-    if is_run(place):
-        if not overwrite:
-            raise DataError(
-                f"'{path}' holds a run already. Leave out the output for a new folder, give another one, go on with that run by "
-                f"--resume last, or replace it by --overwrite."
-            )
-        return
-    there = [name for name in writes if is_filled(place / name)]
+    if is_run(place) and not overwrite:
+        raise DataError(
+            f"'{path}' holds a run already. Leave out the output for a new folder, give another one, go on with that run by "
+            f"--resume last, or replace it by --overwrite."
+        )
+    there = [name for name in writes if not is_run(place) and is_filled(place / name)]
     if there:
         raise DataError(
             f"'{path}' holds {', '.join(there)}, which a run would write over and which no run of spanwise wrote. Give another "
@@ -63,17 +52,7 @@ def is_filled(path: Path) -> bool:
 
 @contextmanager
 def sole_writer(path: str | Path) -> Iterator[None]:
-    """Keep a folder to this process while the block lasts; the system lets go of it when the process ends, however it does.
-
-    Args:
-        path: what is written into, made if it does not exist; it goes again if nothing was written into it.
-
-    Edge cases:
-        Several ranks of one training: the first holds it for all. A file system that cannot lock: nothing is held.
-
-    Raises:
-        DataError: another process writes into the folder, or it cannot be written.
-    """
+    """Keep a folder to this process (of several ranks the first) while the block lasts; one that stays empty goes again."""
     if not is_first_rank():
         yield
         return
@@ -124,13 +103,7 @@ class RunFolder:
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        """Begin a run, or go on with one: of all that runs write nothing is left of an earlier one, and what else lies there stays.
-
-        Args:
-            recipe: as it was resolved.
-            step: of the checkpoint that the run goes on from; its checkpoints and what it wrote until then stay.
-            history: the lines of `metrics.jsonl` up to it.
-        """
+        """Begin a run, or go on at a checkpoint's `step` with the metrics up to it; what an earlier run wrote besides goes."""
         with writing(self.path, f"The output folder '{self.path}'"):
             for place in (self.path / name for name in self.writes if step is None or name in RESULTS):
                 if place.is_dir() and not place.is_symlink():

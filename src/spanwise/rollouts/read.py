@@ -18,8 +18,6 @@ from spanwise.rollouts.readers.plain import FORMATS, read_plain
 from spanwise.rollouts.readers.trainers import VERL_REQUIRED, read_verifiers, read_verl
 from spanwise.rollouts.table import RolloutTable
 
-Reader = Callable[[Path, Sequence[Path], "str | Path | None"], RolloutTable]
-
 #: What is said of files that hold rollouts in a shape that nobody reads, by their suffix.
 _REFUSED = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "is compressed; unpack it first."),
@@ -94,7 +92,7 @@ def _files(place: Path) -> list[Path]:
     raise DataError(f"The folder '{place}' holds no rollouts (no {', '.join(_PLACES)}).{kept}")
 
 
-def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None) -> Reader | None:
+def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None) -> Callable[..., RolloutTable] | None:
     """What reads a file; None: a table that is no trainer's, or whose columns the user names."""
     if file.suffix.lower() in SUFFIXES:
         return None
@@ -128,11 +126,8 @@ def _check_parquet(file: Path) -> None:
     """Refuse what is text, such as CSV, as what it is, and not as damaged parquet."""
     with file.open("rb") as stream:
         start = stream.read(200)
-    try:
-        line = start.decode().splitlines()[0][:60] if start and not start.startswith(b"PAR1") else ""
-    except UnicodeDecodeError:
-        return
-    if line.isprintable() and line:
+    line = "".join(start.decode(errors="surrogateescape").splitlines()[:1])[:60]  # a byte that is no text cannot be printed
+    if line and line.isprintable() and not start.startswith(b"PAR1"):
         text = f"is text, which is no rollout format. Known here: {FORMATS}"
         text = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in line or "\t" in line else text
         raise DataError(f"'{file}' {text} (it begins {line!r}).")

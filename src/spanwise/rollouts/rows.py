@@ -147,21 +147,12 @@ def token_rows(
     opens: Callable[[np.ndarray, np.ndarray], list[int]] | None = None,
     own: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> list[TokenRow]:
-    """The completions of a table as the token view takes them.
+    """The completions of a table as the token view takes them; ids in place of texts where the vocabulary lacks one.
 
     Args:
-        table: columns of `rollouts.schema`.
-        vocabulary: the bytes of every id; None shows the ids.
         opens: gives the tokens that open a segment, from their log-probabilities and which of them are trained; asked for every
             stream of values.
         own: method -> `own_shares` of these completions, where scores of their own are mixed into the credit.
-
-    Edge cases:
-        What was not trained has advantage NaN, not 0. Objectives, blocks and methods are whatever columns there are. The ids of
-        a completion are shown where one of them is not in the vocabulary.
-
-    Raises:
-        DataError: a column is missing, or does not fit the tokens.
 
     Example:
         >>> table = pa.table({
@@ -177,10 +168,11 @@ def token_rows(
     schema.column_of(table, schema.PROMPT)
     source, methods = schema.TOKENS if schema.TOKENS in names else schema.IDS, schema.methods_in(names)
     known = schema.token_columns(names)
-    trained_with = [schema.column("advantages", one) for one in methods or ["<method>"]]
+    trained_with = {one: schema.column("advantages", one) for one in methods or ["<method>"]}
     block = [schema.BLOCK] if schema.BLOCK in names else []
-    edges = schema.token_edges(table, [source, schema.TRAINABLE, *known, *trained_with, *block], "the rollouts")
-    flat = {name: schema.flat(table[name], np.float64) for name in (schema.TRAINABLE, *known, *trained_with, *block)}
+    listed = [schema.TRAINABLE, *known, *trained_with.values(), *block]
+    edges = schema.token_edges(table, [source, *listed], "the rollouts")
+    flat = {name: schema.flat(table[name], np.float64) for name in listed}
     texts = _texts(table[source], edges, vocabulary)
     plain = table.select([one.name for one in table.schema if not pa.types.is_list(one.type)]).to_pylist()
     blocks, objectives = schema.behind(names, "end"), schema.behind(names, "reward")
@@ -196,10 +188,7 @@ def token_rows(
             TokenRow(
                 prompt=shown_prompt(row[schema.PROMPT]),
                 tokens=text,
-                advantages={
-                    one: np.where(trained, here[name], np.nan).tolist()
-                    for one, name in zip(methods, trained_with, strict=True)
-                },
+                advantages={one: np.where(trained, here[name], np.nan).tolist() for one, name in trained_with.items()},
                 spans=_pieces(row, blocks, here.get(schema.BLOCK)),
                 rewards={name: row[schema.column("reward", name)] for name in objectives},
                 statuses={name: row[schema.column("status", name)] for name in objectives},
@@ -212,7 +201,7 @@ def token_rows(
                 credit={one: {b: row[schema.column("credit", one, b)] for b in inside} for one, inside in credited.items()},
                 score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
                 own={one: shares[n] for one, shares in (own or {}).items()},
-                parts={one: [_part(entry) for entry in listed[n] or ()] for one, listed in parts.items()},
+                parts={one: [_part(entry) for entry in by_row[n] or ()] for one, by_row in parts.items()},
                 answer=None if row.get(schema.ANSWER) is None else str(row[schema.ANSWER]),
                 stated={name: row.get(schema.column("stated", name)) for name in objectives},
                 group=row.get(schema.GROUP),

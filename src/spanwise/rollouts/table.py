@@ -336,8 +336,7 @@ def cut_text(completions: Sequence[Parts], tokenizer: str | Path | None = None) 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
     """The tokenizer of a local folder, and the bytes of its ids (as many as the model beside it can sample).
 
-    The last one that was loaded is kept until its file changes: a page is made of files that name the tokenizer they were made
-    with, and a large one takes a second.
+    The last one is kept until its file changes, as a large one takes a second.
     """
     place = Path(folder)
     file = place if place.is_file() else place / "tokenizer.json"

@@ -116,13 +116,9 @@ def check_reward(
         objective=objective,
         processes=processes,
     )
+    drawn, every = _completions(layout, contents, *tables), st.just(_every(layout, contents, *tables))
     suite.check(
-        lambda name: (
-            st.just(_every(layout, contents, *tables)) if name == "threads" else _completions(layout, contents, *tables)
-        ),
-        asked=properties,
-        exceptions=exceptions,
-        examples=examples,
+        lambda name: every if name == "threads" else drawn, asked=properties, exceptions=exceptions, examples=examples
     )
 
 

@@ -14,7 +14,7 @@ from rollout_files import LAYOUT, WELL_FORMED, own_run, said, trl_file, verl_fil
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.why.why import reasons, why
 from spanwise.errors import RecipeError
-from spanwise.zeros import Zero
+from spanwise.zeros import Zero, reason_of
 
 WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
 OURS = {"overrides": {"layout": LAYOUT}}
@@ -135,7 +135,7 @@ def test_reasons_of_files_that_trainers_wrote_add_up(name):
         counts = told.counts()
         assert sum(count.tokens for count in counts) == len(table.tokens.values)
         assert sum(count.completions for count in counts) == len(table)
-        credited = torch.tensor([told.reason(key) is Zero.CREDITED for key in told.key_v.tolist()])
+        credited = torch.tensor([reason_of(key) is Zero.CREDITED for key in told.key_v.tolist()])
         assert credited.tolist() == (np.nan_to_num(advantages) != 0).tolist()
         masked = sum(count.tokens for count in counts if count.reason is Zero.MASKED)
         assert masked == int((~table.trainable).sum())

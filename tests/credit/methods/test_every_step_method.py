@@ -103,9 +103,9 @@ def test_sentences(unchecked_shapes):
         step_returns(STEP_REWARD, TRAJECTORY, repeated)
     with pytest.raises(AlignmentError, match="6 trajectory ids for 5 step numbers"):
         timeline(TRAJECTORY, STEP[:5])
-    with pytest.raises(AlignmentError, match="5 rewards for 6 trajectory ids"):
+    with pytest.raises(AlignmentError, match=r"reward_s is \(5,\) but trajectory_s is \(6,\)"):
         step_returns(STEP_REWARD[:5], TRAJECTORY, STEP)
-    with pytest.raises(AlignmentError, match="5 prompt ids for 6 trajectory ids"):
+    with pytest.raises(AlignmentError, match=r"reward_s is \(6,\) but group_s is \(5,\)"):
         gigpo(STEP_REWARD, TASK[:5], TRAJECTORY, STEP, STATE)
     with pytest.raises(AlignmentError, match="5 anchor states for 6 prompt ids"):
         gigpo(STEP_REWARD, TASK, TRAJECTORY, STEP, STATE[:5])

@@ -27,7 +27,7 @@ def test_errors_of_the_reshapers(unchecked_shapes):
         oar(adv, adv, mask, quantile=25)
     with pytest.raises(AlignmentError, match="importance_nt"):
         oar(adv, torch.ones(1, 3), mask)
-    with pytest.raises(AlignmentError, match="2 outcomes"):
+    with pytest.raises(AlignmentError, match=r"correct_n is \(2,\)"):
         ktae(adv, adv.long(), mask, torch.ones(2), torch.zeros(1).long())
     with pytest.raises(RecipeError, match="no form of KTAE 'papr'"):
         ktae(adv, adv.long(), mask, torch.ones(1), torch.zeros(1).long(), form="papr")

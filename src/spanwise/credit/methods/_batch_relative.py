@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.credit.baselines import advantage_columns
 from spanwise.credit.recursion import lambda_advantage
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import (
@@ -79,25 +80,20 @@ def gdpo(
         Liu et al. 2026, "GDPO" (arXiv 2601.05242), after four implementations of it; `multi_objective_aggregation=
         "normalize_then_sum"` in TRL.
     """
-    m, stratum_n, weight_m = reward_nm.shape[1], group_index(group_n), weights_of(reward_nm, weight_m)
-    columns = [
-        compare_in_strata(reward_nm[:, k], stratum_n, scale="std", ddof=ddof, eps=eps, min_stratum=min_stratum)
-        for k in range(m)
-    ]
-    part_nm = torch.stack([one.advantages for one in columns], dim=1) * weight_m
+    weight_m, scaling = weights_of(reward_nm, weight_m), {"scale": "std", "ddof": ddof, "eps": eps}
+    adv_nm, one = advantage_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
+    part_nm = adv_nm * weight_m
     summed_n, size_n = part_nm.sum(dim=1), part_nm.abs().sum(dim=1)
     summed_n = torch.where(summed_n.abs() > 1e-12 * size_n, summed_n, 0.0)  # what cancels is 0, not its rounding error
     summed_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, summed_n)
     weight_n = None if length_n is None else length_n.double()
     options: dict[str, Any] = {"shift": length_n is not None, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, divisor = standardised(summed_n, weight_n=weight_n, **options)
-    if m == 1 and divisor > 0 and length_n is None:  # the sum of one reward has its weight in it
-        one = columns[0].comparison
+    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # the sum of one reward has its weight in it
         one = replace(one, worth_nm=weight_m * one.worth_nm, baseline_nm=weight_m * one.baseline_nm)
         return Explained(adv_n, one.rescaled(divisor=divisor).fitting(adv_n[:, None]))
-    together = compare_in_strata(
-        weighted(reward_nm.double(), weight_m).sum(dim=1), stratum_n, min_stratum=min_stratum
-    ).comparison
+    total_n = weighted(reward_nm.double(), weight_m).sum(dim=1)
+    together = compare_in_strata(total_n, group_index(group_n), min_stratum=min_stratum).comparison
     return Explained(adv_n, together.unexplained(adv_n[:, None]))
 
 

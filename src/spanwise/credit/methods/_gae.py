@@ -191,49 +191,11 @@ def sae(
     """
     check_shapes(reward_nt=reward_nt, logp_nt=logp_nt)
     check_mask(mask_nt)
-    boundary_nt = segment_openings(logp_nt, mask_nt, threshold=threshold, boundary=boundary)
+    boundary_nt = SaeSegments(threshold, boundary)._boundaries(logp_nt, mask_nt)
     lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
     return lambda_advantage(
         reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, boundary_nt=boundary_nt, bootstrap_n=bootstrap_n
     )
-
-
-def segment_openings(
-    logp_nt: Float[Tensor, "n t"],
-    mask_nt: Bool[Tensor, "n t"],
-    *,
-    threshold: float = 0.2,
-    boundary: Literal["start", "end"] = "start",
-) -> Bool[Tensor, "n t"]:
-    """Say which tokens open a segment: those that `sae` bootstraps from.
-
-    Args:
-        logp_nt, mask_nt, threshold, boundary: as for `sae`.
-
-    Edge cases:
-        What a masked token gets means nothing. An unlikely first token has the flag under "start", and changes nothing.
-
-    Raises:
-        RewardError, RecipeError: see `sae`.
-
-    Example:
-        >>> logp_nt, mask_nt = torch.tensor([[.9, .1, .9, .9]]).log(), torch.tensor([[True, True, False, True]])
-        >>> segment_openings(logp_nt, mask_nt), segment_openings(logp_nt, mask_nt, boundary="end")
-        (tensor([[False,  True, False, False]]), tensor([[False, False,  True,  True]]))
-
-    Reference:
-        See `sae`.
-    """
-    if not threshold >= 0:
-        raise RecipeError(f"threshold is {threshold}; it is a probability, and 0 makes no boundary at all.")
-    if bool(logp_nt.sum().isnan()) and (place := first_of(logp_nt.isnan() & mask_nt)):  # one cheap look first
-        i, t = place
-        raise RewardError(
-            f"The log-probability of completion {i} is nan at trainable token {t}; give that of every sampled token."
-        )
-    check_known("boundary", boundary, BOUNDARIES)
-    unlikely_nt = logp_nt < (math.log(threshold) if threshold > 0 else -math.inf)
-    return unlikely_nt if boundary == "start" else _after(unlikely_nt, mask_nt)
 
 
 @dataclass(frozen=True)
@@ -243,12 +205,17 @@ class SaeSegments:
     Attributes:
         threshold: tokens less probable than this are boundaries.
         boundary: whether such a token starts a segment or ends one.
+
+    Raises:
+        RecipeError: a threshold below 0, another boundary.
     """
 
     threshold: float = 0.2
     boundary: Literal["start", "end"] = "start"
 
     def __post_init__(self) -> None:
+        if not self.threshold >= 0:
+            raise RecipeError(f"threshold is {self.threshold}; it is a probability, and 0 makes no boundary at all.")
         check_known("boundary", self.boundary, BOUNDARIES)
 
     @staticmethod
@@ -264,6 +231,16 @@ class SaeSegments:
         given = {**known, **(options or {})}
         return SaeSegments(float(given["threshold"]), given["boundary"])
 
+    def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
+        """The tokens that `sae` bootstraps from; what a masked token and, under "start", the first one gets means nothing."""
+        if bool(logp_nt.sum().isnan()) and (place := first_of(logp_nt.isnan() & mask_nt)):  # one cheap look first
+            i, t = place
+            raise RewardError(
+                f"The log-probability of completion {i} is nan at trainable token {t}; give that of every sampled token."
+            )
+        unlikely_nt = logp_nt < (math.log(self.threshold) if self.threshold > 0 else -math.inf)
+        return unlikely_nt if self.boundary == "start" else _after(unlikely_nt, mask_nt)
+
     def opens(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
         """The tokens that count and that a segment starts with; the first one of a completion always does.
 
@@ -272,8 +249,7 @@ class SaeSegments:
         >>> [SaeSegments(boundary=side).opens(logp_nt, mask_nt).tolist() for side in ("start", "end")]
         [[[True, True, False, False]], [[True, False, False, True]]]
         """
-        opens_nt = segment_openings(logp_nt, mask_nt, threshold=self.threshold, boundary=self.boundary)
-        return mask_nt & (opens_nt | (mask_nt.cumsum(dim=1) == 1))
+        return mask_nt & (self._boundaries(logp_nt, mask_nt) | (mask_nt.cumsum(dim=1) == 1))
 
 
 def _after(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:

@@ -18,7 +18,7 @@ from spanwise.credit.assign import assign, sum_reasons
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
 from spanwise.credit.spread import completed, paid_blocks, summed
-from spanwise.credit.strata import check_rewards, compare_in_strata, first_of, group_index
+from spanwise.credit.strata import check_rewards, check_shapes, compare_in_strata, first_of, group_index
 from spanwise.errors import AlignmentError, RecipeError, check_known
 from spanwise.objective import Objective, ScopeName
 from spanwise.types import Credit, Scores, Status
@@ -357,7 +357,8 @@ def step_returns(
     Reference:
         Feng et al. 2025, "Group-in-Group Policy Optimization" (arXiv 2505.10978), equation 5.
     """
-    _check_sizes(reward_s, trajectory_s)
+    check_shapes(reward_s=reward_s, trajectory_s=trajectory_s)
+    check_rewards(reward_s, row="row")
     return timeline(trajectory_s, step_s).backward_sum(reward_s, decay=gamma)
 
 
@@ -383,17 +384,9 @@ def trajectory_outcomes(
     >>> trajectory_outcomes(*steps).reward_j, trajectory_outcomes(*steps, reward="sum").reward_j
     (tensor([5., 2.], dtype=torch.float64), tensor([6., 2.], dtype=torch.float64))
     """
-    _check_sizes(reward_s, trajectory_s)
-    _check_sizes(group_s, trajectory_s, "prompt ids")
+    check_shapes(reward_s=reward_s, group_s=group_s, trajectory_s=trajectory_s)
+    check_rewards(reward_s, row="row")
     check_known("trajectory reward", reward, ("last", "sum"))
     line = timeline(trajectory_s, step_s)
     reward_j = reward_s[line.last_j].double() if reward == "last" else line.totals(reward_s)
     return Outcomes(reward_j, line.groups(group_s), line)
-
-
-def _check_sizes(value_s: Tensor, trajectory_s: Tensor, words: str = "rewards") -> None:
-    if value_s.shape != trajectory_s.shape:
-        raise AlignmentError(
-            f"There are {len(value_s)} {words} for {len(trajectory_s)} trajectory ids; give one of each to every row."
-        )
-    check_rewards(value_s, row="row")

@@ -233,10 +233,10 @@ class Trajectory:
         """
         turns: list[Turn] = []
         whole: list[tuple[int, ...]] = []  # context and response of each turn
-        longest: list[int] = []  # turns by the length of `whole`, the latest of equals first
         for t, turn in enumerate(self.turns):
             prompt = tuple(turn.prompt_ids) if turn.parent is None else whole[turn.parent] + tuple(turn.prompt_ids)
             if turn.parent is None:
+                longest = sorted(range(t), key=lambda p: (len(whole[p]), p), reverse=True)
                 fit = next((p for p in longest if prompt[: len(whole[p])] == whole[p]), None)
                 if fit is not None:
                     turn = replace(turn, prompt_ids=prompt[len(whole[fit]) :], parent=fit)
@@ -244,8 +244,6 @@ class Trajectory:
                     self._refuse_other_tokens(t, prompt, whole, vocabulary)
             turns.append(turn)
             whole.append(prompt + tuple(turn.response_ids))
-            before = next((n for n, p in enumerate(longest) if len(whole[p]) <= len(whole[t])), len(longest))
-            longest.insert(before, t)
         return replace(self, turns=tuple(turns))
 
     def _refuse_other_tokens(
@@ -279,8 +277,7 @@ class Trajectory:
         response: list[int] = []
         mask: list[int] = []
         of_turn: list[int] = []
-        names = dict.fromkeys(name for t in path for name in self.turns[t].per_token)
-        per_token: dict[str, list[float]] = {name: [] for name in names}
+        per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
             between, size = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)

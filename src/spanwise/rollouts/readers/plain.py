@@ -72,8 +72,6 @@ def read_plain(
     roles = _find_roles(path, list(table), asked)
     said = _said(path, table, roles, size)
     absent = size - len({one.row for one in said})
-    if not said:
-        raise DataError(f"'{path}' holds no completions: none of its {absent} rows has one.")
     prompts = [cells.prompt_text(one.prompt) for one in said]
     spread = _spread(path, table, roles, said)
     step_column = cells.typed(table[roles["step"]]) if "step" in roles else [None] * size
@@ -243,11 +241,7 @@ def _parted(cell: Any) -> tuple[Any, list[Any]]:
 def _spread(
     path: Path, table: Mapping[str, Sequence[Any]], roles: Mapping[str, str], said: Sequence[Said]
 ) -> dict[str, list[Any]]:
-    """The columns beside prompts and completions, with a value for each completion.
-
-    That is the one of its row, or its own, where the row has a list of completions and the column a list of numbers as long.
-    Numbers as text become numbers, but for answers, which are text. An object of rewards becomes a column for each, `rewards/NAME`.
-    """
+    """The columns beside prompts and completions, with a value for each completion: its row's, or its own of a list as long."""
     answer, group = roles.get("answer"), roles.get("group")
     consumed = {roles.get(role) for role in ("prompt", "completion", "completions", "step")}
     several = "completions" in roles or any(one.size > 1 for one in said)

@@ -39,20 +39,19 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     if "gts" in columns:
         columns.setdefault("answer", columns["gts"])
     uids = columns.get("uid", [])
-    keys = [uid for uid in uids if isinstance(uid, str)]
+    keys = uids if all(isinstance(uid, str) for uid in uids) else []
     matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
-    named = 0 < len(keys) == len(uids)
-    if named and len(matches) == len(keys):
+    if len(matches) == len(keys):
         keys = [match[1] for match in matches]
-    elif len(set(zip(keys, steps, strict=False))) == len(keys):
-        named = False
+    elif len(set(zip(keys, steps, strict=True))) == len(keys):  # no two rows share one
+        keys = []
     return RolloutTable.of(
         "verl",
         path,
         cut_text([[(output, True)] for output in outputs], tokenizer),
         prompts=prompts,
         steps=steps,
-        keys=keys if named else None,
+        keys=keys or None,
         columns=columns,
         rewards={name: values for name, values in columns.items() if name not in _NO_REWARDS},
     )
