@@ -194,8 +194,8 @@ def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefi
 def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
     panels = []
     for size, rows in _by(points, "group_size"):
-        drawn = [{"series": row["baseline"], "p": row["p"], "q": row["q"], "error": row.get("error")} for row in rows]
-        table = wide([{**row, "value": row["q"]} for row in drawn], key="p")
+        drawn = [{"series": row["baseline"], "x": row["p"], "value": row["q"], "error": row.get("error")} for row in rows]
+        table = wide(drawn, key="x", label="p")
         errors = [float(row["error"]) for row in drawn if isinstance(row["error"], float)]
         note = f"Simulated points have a standard error of at most {max(errors):.4f}." if errors else ""
         panels.append(Panel(f"G = {size}", (fixed_points(drawn, names=names),), table, note))

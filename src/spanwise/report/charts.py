@@ -58,7 +58,7 @@ def curves(
             layers.append(drawn(part).mark_line(strokeWidth=width, opacity=opacity).encode(y=value))
     if marked:
         layers.append(_points(drawn(marked), 36).encode(y=value, shape=_shape(names)))
-    return _layered(height, *layers, nearest(rows, x=_x("left", x), key="x", title=x, percent=percent))
+    return _layered(height, *layers, nearest(rows, x=_x("left", x), title=x, percent=percent))
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
@@ -104,15 +104,15 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G",
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str], height: int = 270) -> Drawn:
-    """Where each baseline drives a confidence `q`, against the true probability `p`, maybe with a standard `error`."""
+    """Where each baseline drives a confidence, `value`, against the true probability `x`, maybe with a standard `error`."""
     title = "probability of being right, p"
     base = _chart(rows).encode(
-        x=alt.X("p:Q", title=title, scale=_UNIT),
-        y=alt.Y("q:Q", title="where its confidence ends, q*", scale=_UNIT),
+        x=alt.X("x:Q", title=title, scale=_UNIT),
+        y=alt.Y("value:Q", title="where its confidence ends, q*", scale=_UNIT),
         color=_color(names),
     )
     points = _points(base, 36).encode(shape=_shape(names))
-    hover = nearest(rows, x=alt.X("left:Q", title=title, scale=_UNIT), key="p", title="p", value="q")
+    hover = nearest(rows, x=alt.X("left:Q", title=title, scale=_UNIT), title="p")
     return _layered(height, _diagonal(_UNIT), base.mark_line(strokeWidth=2), points, hover)
 
 
@@ -231,21 +231,21 @@ def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
     return f"{_number(row[value], percent)}{error}" + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")
 
 
-def nearest(rows: Rows, *, x: alt.X, key: str, title: str, value: str = "value", percent: bool = False) -> alt.Chart:
-    """A band around each `key`, half-way to its neighbours, which says what every series is there.
+def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
+    """A band around each `x`, half-way to its neighbours, which says what every series is there.
 
     Example:
         >>> rows = [{"x": x, "series": "a", "value": 0.5} for x in (0, 2)]
-        >>> chart = nearest(rows, x=alt.X("left:Q"), key="x", title="step").to_dict()
+        >>> chart = nearest(rows, x=alt.X("left:Q"), title="step").to_dict()
         >>> [(row["left"], row["right"], row["s0"]) for row in next(iter(chart["datasets"].values()))]
         [(0, 1.0, '0.5'), (1.0, 2, '0.5')]
     """
-    places = sorted({row[key] for row in rows})
+    places = sorted({row["x"] for row in rows})
     first, last = (places[0], places[-1]) if len(places) > 1 else (places[0] - 0.5, places[0] + 0.5)
     edges = [first, *((a + b) / 2 for a, b in pairwise(places)), last]
     sides = {place: {"left": left, "right": right} for place, (left, right) in zip(places, pairwise(edges), strict=True)}
-    wide = [{**row, **sides[row[key]]} for row in rows]
-    return bands(wide, keys={key: title}, value=value, percent=percent, also=("left", "right"), x=x, x2=alt.X2("right:Q"))
+    wide = [{**row, **sides[row["x"]]} for row in rows]
+    return bands(wide, keys={"x": title}, percent=percent, also=("left", "right"), x=x, x2=alt.X2("right:Q"))
 
 
 def bands(

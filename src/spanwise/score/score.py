@@ -71,9 +71,10 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
         return torch.stack([torch.full_like(like, NAN) if own is None else own for like, own in columns], dim=1)
 
     reward_nm, status_nm, by_outcome_nmo = map(side_by_side, ("value_n", "status_n", "by_outcome_n2"))
-    known = {"outcome_names": tuple(outcome_names), "outcome_no": outcome_no if outcome_names else None}
-    read = {"stated_nm": side_by_side("stated_n"), "unused_nm": side_by_side("unused_n")}
-    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, **known, **read)
+    stated_nm, unused_nm = map(side_by_side, ("stated_n", "unused_n"))
+    known_no = outcome_no if outcome_names else None
+    names = tuple(outcome_names)
+    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, names, known_no, stated_nm, unused_nm)
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
