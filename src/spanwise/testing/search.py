@@ -14,7 +14,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
-from spanwise.errors import RecipeError, SpanwiseError, unknown
+from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, rearranged, take
 
 # How fast an estimator is, and how large its inputs are, is not what is checked here.
@@ -65,8 +65,7 @@ class Suite:
     ) -> None:
         """Search the examples of each property asked for, or of all but the exceptions, for the smallest that breaks it."""
         for name in (*(asked or ()), *(exceptions or ())):
-            if name not in self.sentences:
-                raise RecipeError(unknown("property", name, self.sentences))
+            check_known("property", name, self.sentences)
         for name in asked or self.sentences:
             if name not in (exceptions or ()):
                 self.name = name
