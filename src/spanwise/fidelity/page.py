@@ -9,13 +9,11 @@ from typing import Any
 
 from spanwise.fidelity.baselines import Fidelity
 from spanwise.fidelity.tokens import TokenFidelity
-from spanwise.report.charts import dodged, fixed_points, forest
+from spanwise.report.charts import Rows, dodged, fixed_points, forest
 from spanwise.report.page import Headline, Panel, render
 from spanwise.report.rows import Row, percent, wide
 from spanwise.report.sections import section
 
-#: Rows of figures, as `fidelity.json` keeps them.
-Rows = Sequence[Mapping[str, Any]]
 #: Figure -> title of its panel and of its axis.
 PANELS: Mapping[str, tuple[str, str]] = {
     "rmse": ("Distance from Monte Carlo", "RMSE"),

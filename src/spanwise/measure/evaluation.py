@@ -82,10 +82,10 @@ def figure_intervals(
     >>> print(figure_intervals(stated_n, right_n, prompts=[0, 0, 1, 1], well_formed_n=every)["accuracy"])
     0.750 [0.500, 1.000]
     """
-    intervals: dict[str, Interval | None] = {}
-    for name, figure in _weighted(confidence_n, correct_n, well_formed_n, refusal_n).items():
+    weighted = _weighted(confidence_n, correct_n, well_formed_n, refusal_n)
+    intervals: dict[str, Interval | None] = dict.fromkeys(weighted)
+    for name, figure in weighted.items():
         if figure is None:
-            intervals[name] = None
             continue
         if name == "ece":
             found = gaps_interval(figure, prompts, resamples=resamples, level=0.95, seed=seed)
