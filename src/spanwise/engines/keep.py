@@ -115,10 +115,7 @@ class RunRecord:
         """Begin the run, or go on with it from a step."""
         place = self.folder.path
         self.step, self._recipe = step, (written := _plain(recipe))
-        if is_run(place):
-            self.folder.begin(written, step=step, history=list(metrics_until(place, step)))
-        else:
-            self.folder.begin(written)
+        self.folder.begin(written, step=step, history=list(metrics_until(place, step)))
         with whole_folder(place / "tokenizer"):
             tokenizer.save_pretrained(str(place / "tokenizer"))
 
