@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from spanwise.errors import RecipeError, check_number, unknown
+from spanwise.errors import RecipeError, check_known, check_number
 from spanwise.metric import Metric
 from spanwise.types import Credit
 
@@ -91,8 +91,7 @@ class Mode:
         """The mode that its section of a recipe says."""
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in written:
-            if name not in known:
-                raise RecipeError(unknown(f"field of {cls.name}", str(name), known))
+            check_known(f"field of {cls.name}", name, known)
         for one in fields(cls):  # type: ignore[arg-type]
             if one.default is MISSING and one.name not in written:
                 raise RecipeError(f"{cls.name} has no {one.name}, which it needs; write {cls.name}: {{{one.name}: ...}}.")
@@ -103,8 +102,8 @@ class Mode:
         for one in fields(self):  # type: ignore[arg-type]
             called, value, kind = f"{self.name}.{one.name}", getattr(self, one.name), hints[one.name]
             kinds = get_args(kind) or (kind,)
-            if get_origin(kind) is Literal and value not in kinds:
-                raise RecipeError(unknown(called, value, kinds))
+            if get_origin(kind) is Literal:
+                check_known(called, value, kinds)
             if kind is bool and not isinstance(value, bool):
                 raise RecipeError(f"{called} is {value!r}; write true or false.")
             if one.metadata and not (value is None and NoneType in kinds):

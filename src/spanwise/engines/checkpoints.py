@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
+from spanwise.scheme import Scheme
 
 #: The list of a checkpoint's files. A checkpoint without it was cut off while it was written.
 MANIFEST = "spanwise.json"
@@ -119,11 +120,13 @@ def whole_checkpoint(args: Any, asked: str | bool | None) -> str | None:
     return str(place)
 
 
-def restore_estimator(estimator: Any, place: Path, method: str) -> None:
-    """Give a stateful estimator the state that a checkpoint holds."""
-    state = read_manifest(place)["estimator"]
+def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Path) -> None:
+    """Give a method that remembers earlier batches the state that the checkpoint at a place holds; None: it holds none."""
     if state is None:
-        raise DataError(f"'{place}' holds no state of the method '{method}', which remembers earlier batches; start anew.")
+        raise DataError(
+            f"'{place}' holds no state of the method '{scheme.method}', which remembers earlier batches; start anew."
+        )
+    estimator: Any = scheme.entry.estimator
     estimator.load_state_dict(state)
 
 

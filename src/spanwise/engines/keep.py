@@ -33,13 +33,7 @@ _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "sc
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
-    """Refuse what cannot be kept, before anything is trained.
-
-    Example:
-        >>> check_keeping(-1, False)
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: keep_rollouts is -1; write the rollouts of every k-th batch with k = 1, 2, ..., or 0 for none.
-    """
+    """Refuse what cannot be kept, before anything is trained."""
     lack = [name for name in _REPORT if report and find_spec(name) is None]
     refuse(
         {
@@ -87,13 +81,7 @@ class RunRecord:
 
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
-        """The one that a section of a trainer's configuration asks for; None: it names no folder.
-
-        Example:
-            >>> RunRecord.of({"keep_rollouts": 5}, option="spanwise.folder")
-            Traceback (most recent call last):
-            spanwise.errors.RecipeError: keep_rollouts and report need a folder; add spanwise.folder=runs/NAME.
-        """
+        """The one that a section of a trainer's configuration asks for; None: it names no folder."""
         folder, keep, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
         check_keeping(keep, report)
         refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder is None and (keep or report)})
@@ -127,10 +115,7 @@ class RunRecord:
         """Begin the run, or go on with it from a step."""
         place = self.folder.path
         self.step, self._recipe = step, (written := _plain(recipe))
-        if is_run(place):
-            self.folder.begin(written, step=step, history=list(metrics_until(place, step)))
-        else:
-            self.folder.begin(written)
+        self.folder.begin(written, step=step, history=list(metrics_until(place, step)))
         with whole_folder(place / "tokenizer"):
             tokenizer.save_pretrained(str(place / "tokenizer"))
 

@@ -182,12 +182,8 @@ class Step:
             learn: as in `finish`.
         """
         batch, adv_nt = result.own.batch, result.advantages_nt
-        known = {
-            "ids_nt": 0.0,
-            "mask_nt": 0.0,
-            "value_nt": torch.nan,
-            "logp_nt": torch.nan,
-        }  # what is behind their last token
+        # What is behind their last token.
+        known = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         there = {name: (getattr(batch, name), fill) for name, fill in known.items() if getattr(batch, name) is not None}

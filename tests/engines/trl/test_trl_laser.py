@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spanwise import DataError, Laser, RecipeError
-from spanwise.modes.laser import mixed_advantage
+from spanwise.modes.laser import own_opinion
 from spanwise.modes.laser.trl import SelfRewarding
 from spanwise.objective import Objective
 from trl_small import (
@@ -138,10 +138,12 @@ def test_what_is_mixed_is_the_reserved_token_s_and_not_another_s(tmp_path):
     group_n = torch.arange(8) // GROUP
     adv_n = right_n - right_n.reshape(2, GROUP).mean(dim=1).repeat_interleave(GROUP)
     rule = {"mix": MIX, "threshold": 0.0, "scale": "none"}
-    want_n = mixed_advantage(adv_n, score_n, group_n, **rule)
+    share_n, own_n = own_opinion(score_n, group_n, **rule)
+    want_n = (1 - share_n) * adv_n + share_n * own_n
     torch.testing.assert_close(kept.credit.block_nk[:, 0], want_n, atol=1e-5, rtol=0)
     last = [float(row[-1].detach()) for row in log_probs(policy(), SAID, questions(SAID))]
-    quirk_n = mixed_advantage(adv_n, BETA * (torch.tensor(last).double() - reference), group_n, **rule)
+    share_n, own_n = own_opinion(BETA * (torch.tensor(last).double() - reference), group_n, **rule)
+    quirk_n = (1 - share_n) * adv_n + share_n * own_n
     assert float((quirk_n - want_n).abs().max()) > 0.01
 
 

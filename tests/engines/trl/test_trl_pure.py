@@ -83,7 +83,8 @@ def test_the_loss_stays_usable_after_the_canary():
     logps = torch.zeros(1, 2, requires_grad=True)
     advantages = torch.tensor([[2.0, -1.0]], requires_grad=True)
     loss = -(advantages * 3 * logps.exp()).sum() / 3
-    check_own_advantage(loss, logps, advantages, torch.ones(1, 2), factor_b1=torch.ones(1, 1), accumulation=1)
+    mask, one = torch.ones(1, 2), torch.ones(1, 1)
+    check_own_advantage(loss, logps, advantages, mask, factor_b1=one, accumulation=1, height_bt=mask)
     loss.backward()
     assert logps.grad.tolist() == [[-2.0, 1.0]]
 

@@ -38,17 +38,7 @@ _NOT_UNDER_DPPO = {
 
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
-    """The scheme, if it is one that this trainer can call, with its critic and beside options that the trainer knows.
-
-    Example:
-        >>> check_scheme("bae", None, {})
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: The scheme is 'bae'; it says what is read, rewarded and compared. Write scheme=Scheme...
-        >>> from spanwise import Layout
-        >>> check_scheme(Scheme.preset("gae", Layout({"all": ["answer"]})), None, {})
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: Method 'gae' needs a critic and there is none. Write critic=CriticConfig(...)...
-    """
+    """The scheme, if it is one that this trainer can call, with its critic and beside options that the trainer knows."""
     parts = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
     known = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
     if parts:
@@ -126,14 +116,7 @@ def check_use(
     reward_funcs: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse what a configuration does with this TRL, model and options, and say which options have no effect.
-
-    TRL loads the reference model of a KL term by the model's name.
-
-    Example:
-        >>> args = GRPOConfig("out", use_cpu=True, bf16=False, gradient_checkpointing=None)
-        >>> check_use(args, trl_version="1.16.0")
-    """
+    """Refuse what a configuration does with this TRL, model and options, and say which options have no effect."""
     adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     named = isinstance(model, str) or adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
     version = Version(trl_version)
@@ -166,13 +149,7 @@ def check_use(
 def check_datasets(
     train: Any, evaluation: Any, objectives: Sequence[Objective], options: Mapping[str, Any], *, needed: int = 0
 ) -> None:
-    """Refuse what is no dataset, datasets without the columns that training needs, and fewer prompts than a batch takes.
-
-    Example:
-        >>> check_datasets([{"prompt": "2+2="}], None, [], {})
-        Traceback (most recent call last):
-        spanwise.errors.DataError: train_dataset is a list; make a dataset of it: datasets.Dataset.from_list(rows).
-    """
+    """Refuse what is no dataset, datasets without the columns that training needs, and fewer prompts than a batch takes."""
     if train is None and options.get("environment_factory") is None:
         raise DataError("train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.")
     _check_dataset("train_dataset", train, objectives)
@@ -215,13 +192,7 @@ def _check_dataset(
 
 
 def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
-    """Refuse a dataset with a row that is no prompt.
-
-    Example:
-        >>> check_prompts(["2+2=", None], template=False)
-        Traceback (most recent call last):
-        spanwise.errors.DataError: Row 1 of the training dataset has the prompt None; a prompt is a text, or a list of...
-    """
+    """Refuse a dataset with a row that is no prompt."""
     for row, prompt in enumerate(prompts):
         fault = prompt_fault(prompt, template=template)
         if fault:
@@ -229,13 +200,7 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
 
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
-    """Refuse a prompt and a layout that disagree on whether the completion starts inside a tag, a channel or delimiters.
-
-    Example:
-        >>> check_prefilled("Think first. <reasoning>", Layout({"all": ["reasoning"]}))
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: The prompt already opens <reasoning>... Write Layout(..., prefilled='reasoning').
-    """
+    """Refuse a prompt and a layout that disagree on whether the completion starts inside a tag, a channel or delimiters."""
     end, prefilled = prompt.rstrip(), layout.prefilled or ""
     opens = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
     opening = {

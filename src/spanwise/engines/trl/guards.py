@@ -69,7 +69,7 @@ def check_own_advantage(
     *,
     factor_b1: Float[Tensor, "b 1"],
     accumulation: int,
-    height_bt: Float[Tensor, "b t"] | None = None,
+    height_bt: Float[Tensor, "b t"],
 ) -> None:
     r"""Raise unless the gradient of each trainable token is weighted with its own advantage, and with no other.
 
@@ -77,15 +77,15 @@ def check_own_advantage(
         d/dA_t of sum_s probe_s dL/dlogp_s  =  -height_t probe_t mask_t / (b accumulation factor)
 
     for every loss that is a mean over b rows of a sum over tokens after the fold factor; height is `surrogate_slope`, NaN where
-    nothing is looked at, None: 1. The loss stays usable for backward.
+    nothing is looked at. The loss stays usable for backward.
 
     Example:
         >>> logps, mask = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2)
         >>> advantages = torch.tensor([[2.0, -1.0]], requires_grad=True)
-        >>> one = torch.ones(1, 1)
-        >>> check_own_advantage(-(advantages * logps.exp()).sum(), logps, advantages, mask, factor_b1=one, accumulation=1)
+        >>> how = {"factor_b1": torch.ones(1, 1), "accumulation": 1, "height_bt": mask}
+        >>> check_own_advantage(-(advantages * logps.exp()).sum(), logps, advantages, mask, **how)
         >>> collapsed = advantages.mean(dim=1, keepdim=True)
-        >>> check_own_advantage(-(collapsed * logps.exp()).sum(), logps, advantages, mask, factor_b1=one, accumulation=1)
+        >>> check_own_advantage(-(collapsed * logps.exp()).sum(), logps, advantages, mask, **how)
         Traceback (most recent call last):
         spanwise.errors.SpanwiseError: The gradient of token 0 of completion 0 ... weighs 1.309 and must weigh 1...
     """
@@ -101,9 +101,7 @@ def check_own_advantage(
         raise SpanwiseError(f"The loss does not depend on the advantage of any token. {_CANARY}")
     rows = advantages_bt.shape[0]
     weight_bt = -found_bt * factor_b1 * rows * accumulation
-    right_bt = probe_bt * mask_bt
-    if height_bt is not None:
-        right_bt = torch.where(mask_bt.bool(), right_bt * height_bt, 0.0)
+    right_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
     # Loose enough for log-probabilities in bfloat16; the probe differs by more between most tokens. NaN compares as fine.
     wrong_bt = (weight_bt - right_bt).abs() > 0.05
     if bool(wrong_bt.any()):

@@ -12,7 +12,7 @@ import torch
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from spanwise.engines.checkpoints import MANIFEST, restore_estimator, whole_checkpoint, write_manifest
+from spanwise.engines.checkpoints import MANIFEST, read_manifest, restore_estimator, whole_checkpoint, write_manifest
 from spanwise.engines.trl.keeping import Keeping
 from spanwise.errors import DataError
 from spanwise.modes.parts import TrlPart
@@ -86,4 +86,4 @@ class Saving(GRPOTrainer):
         for part in self.parts.values():
             part.restore(Path(checkpoint))
         if self.scheme.entry.stateful:
-            restore_estimator(self.scheme.entry.estimator, Path(checkpoint), self.scheme.method)
+            restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))

@@ -72,8 +72,6 @@ class SpanGRPOTrainer(Saving):
     _tag_names = ["trl", "grpo", "spanwise"]  # noqa: RUF012 - TRL's own class attribute
     # TRL sets these; its annotations allow a None that a trainer never has.
     model: Any
-    args: Any
-    processing_class: Any
     max_completion_length: Any
     num_generations: Any
     num_generations_eval: Any
@@ -318,9 +316,8 @@ class SpanGRPOTrainer(Saving):
             old_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
             kl_bt = token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_bt)
             totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
-            sums: Any = self.accelerator.reduce(
-                totals, reduction="sum"
-            )  # logged as TRL does: over the tokens of all processes
+            # Logged as TRL does: over the tokens of all processes.
+            sums: Any = self.accelerator.reduce(totals, reduction="sum")
             self._note({"kl": float(sums[0] / sums[1].clamp(min=1))})
             loss = loss + beta * kl_term(kl_bt, mask_bt) / accumulation
         for part in self.parts.values():

@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from spanwise.disk import write_text
+from spanwise.engines.checkpoints import restore_estimator
 from spanwise.engines.keep import RunRecord, prompt_texts
 from spanwise.engines.verl.carry import Rows, credited
 from spanwise.engines.verl.estimators import CARRIED
 from spanwise.engines.verl.plugin import say
 from spanwise.engines.verl.weights import loss_factor
 from spanwise.engines.vocabulary import model_size
-from spanwise.errors import AlignmentError, DataError
+from spanwise.errors import AlignmentError
 from spanwise.modes.parts import RowPart, token_logp, with_token
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
@@ -118,15 +119,12 @@ class VerlRun:
         """Give the method what it remembered when the checkpoint was written that verl has just read."""
         if step == 0 or not self.scheme.entry.stateful:
             return
-        trainer, estimator = self.config.trainer, cast(Any, self.scheme.entry.estimator)
+        trainer = self.config.trainer
         named = trainer.resume_mode == "resume_path"
-        file = Path(trainer.resume_from_path if named else f"{trainer.default_local_dir}/global_step_{step}") / MEMORY
-        if not file.is_file():
-            raise DataError(
-                f"'{file.parent}' has no {MEMORY}, the state of the method '{self.scheme.method}', which remembers earlier "
-                f"batches; start anew."
-            )
-        estimator.load_state_dict(json.loads(file.read_text(encoding="utf-8")))
+        place = Path(trainer.resume_from_path if named else f"{trainer.default_local_dir}/global_step_{step}")
+        file = place / MEMORY
+        state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        restore_estimator(self.scheme, state, place)
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:

@@ -157,13 +157,7 @@ class CriticConfig(Mode):
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Any:
-        """The configuration that a recipe's `critic:` section says.
-
-        Example:
-            >>> CriticConfig.of({"gae_lambda_policy": 0.95})
-            Traceback (most recent call last):
-            spanwise.errors.RecipeError: critic.gae_lambda_policy belongs to the method... options: {gae_lambda_policy: 0.95}.
-        """
+        """The configuration that a recipe's `critic:` section says."""
         for name, value in written.items():
             if name in ("gae_lambda_policy", "length_adaptive_alpha"):
                 raise RecipeError(

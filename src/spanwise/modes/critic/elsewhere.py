@@ -19,16 +19,7 @@ from spanwise.scheme import Scheme
 def critic_faults(
     own: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """A method without the critic it needs, a critic that nobody reads, and what no critic of an engine gives.
-
-    Args:
-        own: the section of the recipe.
-        scheme: the rule.
-        engine: its name.
-        there: whether its critic is asked for.
-        option: what asks for it.
-        instead: what to do with completions that were cut off, in a sentence.
-    """
+    """The sentences about a method and a critic that do not fit; `option` asks for the engine's, which is `there` or not."""
     names, none = scheme.value_names, f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "

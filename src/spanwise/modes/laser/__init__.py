@@ -5,6 +5,6 @@
 """
 
 from spanwise.modes.laser.config import Laser
-from spanwise.modes.laser.score import class_weights, mixed_advantage, own_opinion, self_reward, verification_loss
+from spanwise.modes.laser.score import class_weights, own_opinion, self_reward, verification_loss
 
-__all__ = ["Laser", "class_weights", "mixed_advantage", "own_opinion", "self_reward", "verification_loss"]
+__all__ = ["Laser", "class_weights", "own_opinion", "self_reward", "verification_loss"]

@@ -77,9 +77,8 @@ def end_logp(
             width, where = max(map(len, here)), {}
             ids_nt = torch.tensor([[pad] * (width - len(row)) + list(row) for row in here], device=model.device)
             mask_nt = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in here], device=model.device)
-            if (
-                "position_ids" in signature(bare.forward).parameters
-            ):  # counted from the row's first token, as when it was sampled
+            # Counted from the row's first token, as when it was sampled.
+            if "position_ids" in signature(bare.forward).parameters:
                 where["position_ids"] = (mask_nt.cumsum(dim=1) - 1).clamp(min=0)
             said = model(input_ids=ids_nt, attention_mask=mask_nt, use_cache=False, logits_to_keep=1, **where)
             last_nv = said.logits[:, -1].float()

@@ -35,62 +35,32 @@ def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -
     return beta * (logp_n - reference)
 
 
-def mixed_advantage(
-    adv_n: Float[Tensor, " n"],
-    self_reward_n: Float[Tensor, " n"],
-    group_n: Int[Tensor, " n"],
-    *,
-    mix: float = 0.1,
-    threshold: float = 0.1,
-    scale: str = "std",
-) -> Float[Tensor, " n"]:
-    r"""The advantage of a verdict with a share of what the policy itself says, compared in the same group.
+def own_opinion(
+    self_reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, mix: float, threshold: float, scale: str
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    r"""What the policy itself says of its answers, compared in their groups, and the share it has in an advantage.
 
     Equation
-        A[i] = (1 - tau[i]) A_v[i] + tau[i] z[i]
+        A[i] = (1 - tau[i]) A_v[i] + tau[i] z[i],   A_v the advantage of the verdict, in the paper z of it
         z[i] = (s[i] - mean_G s) / std_G s,   s = clip(r_s, 0, 1), the standard deviation of the sample; scale "none": not divided
         tau[i] = mix; 0 where r_s is absent, fewer than two of the group ended, or std_G s is below the threshold or 0
 
     Args:
-        adv_n: A_v, the advantage of the verifier's reward; in the paper z of it.
         self_reward_n: r_s, NaN where it is absent: that completion keeps its advantage and is in no group's mean.
         group_n: prompt ids.
         mix, threshold, scale: see `Laser`.
 
     Returns:
-        (N,) float64.
-
-    Raises:
-        AlignmentError: sizes differ.
+        tau and z, (N,) float64.
 
     Source: LaSeR, arXiv 2510.14943.
 
     Example:
         >>> verdict_n, score_n = torch.tensor([1., 0., 0., 0.]), torch.tensor([.9, .7, .3, .1])
         >>> one_n = torch.zeros(4).long()
-        >>> [round(a, 7) for a in mixed_advantage(centred(verdict_n, one_n, scale="std"), score_n, one_n).tolist()]
+        >>> share_n, own_n = own_opinion(score_n, one_n, mix=0.1, threshold=0.1, scale="std")
+        >>> [round(a, 7) for a in ((1 - share_n) * centred(verdict_n, one_n, scale="std") + share_n * own_n).tolist()]
         [1.4595445, -0.3952277, -0.5047723, -0.5595445]
-    """
-    if not len(adv_n) == len(self_reward_n) == len(group_n):
-        raise AlignmentError(
-            f"{len(adv_n)} advantages, {len(self_reward_n)} scores and {len(group_n)} groups differ; give one to each completion."
-        )
-    share_n, own_n = own_opinion(self_reward_n, group_n, mix=mix, threshold=threshold, scale=scale)
-    return adv_n.double() + share_n * (own_n - adv_n.double())
-
-
-def own_opinion(
-    self_reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, mix: float, threshold: float, scale: str
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """The share tau and the compared score z: tau is 0 where the score is absent, or its group's scores do not differ by enough.
-
-    Args:
-        self_reward_n, group_n, mix, threshold, scale: see `mixed_advantage`.
-
-    Example:
-        >>> share_n, own_n = own_opinion(torch.tensor([1., 0.]), torch.tensor([0, 0]), mix=0.1, threshold=0.1, scale="none")
-        >>> share_n, own_n
-        (tensor([0.1000, 0.1000], dtype=torch.float64), tensor([ 0.5000, -0.5000], dtype=torch.float64))
     """
     score_n, dense_n = self_reward_n.double().clamp(0.0, 1.0), group_index(group_n)
     std_n = moments(score_n, dense_n).std_n(ddof=1)

@@ -153,12 +153,10 @@ class SelfRewarding(TrlPart):
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
             scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
             weight_n = class_weights(verdict_n, balanced=mode.balanced) * scale
-            lesson = {
-                "verdict": verdict_n[here].float(),
-                "weight": weight_n[here].float(),
-                "row": torch.arange(len(ended_n)),
-            }
-            output |= {f"laser_{name}": value_n.to(output["completion_ids"].device) for name, value_n in lesson.items()}
+            device = output["completion_ids"].device
+            output["laser_verdict"] = verdict_n[here].float().to(device)
+            output["laser_weight"] = weight_n[here].float().to(device)
+            output["laser_row"] = torch.arange(len(ended_n), device=device)
         mixed = replace(whole, score_n=self.gather(score_n)) if mode.mixes(self._generation) else whole
         return replace(batch, score_n=score_n), mixed
 
