@@ -79,7 +79,8 @@ def choose_arms(
             raise
         own = error
     schemes: dict[str, Scheme] = {}
-    failures: list[tuple[SpanwiseError, str]] = []
+    reasons: dict[str, list[str]] = {}
+    failure: SpanwiseError | None = None
     for asked in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
         name = own_name if asked == "recipe" else asked
         try:
@@ -91,19 +92,17 @@ def choose_arms(
         except (RecipeError, LayoutError, DataError) as error:
             if methods or (given and asked == "recipe"):
                 raise
-            failures.append((error, asked))
+            failure = error
+            reasons.setdefault(str(error), []).append(asked)
             continue
         if methods or name in USUAL or scheme not in schemes.values():
             schemes[name] = scheme
-    if failures and not schemes:
-        raise failures[-1][0]
+    if failure is not None and not schemes:
+        raise failure
     names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
     for objective in rewards:
         if objective not in names:
             raise RecipeError(unknown("objective", objective, names))
-    reasons: dict[str, list[str]] = {}
-    for error, asked in failures:
-        reasons.setdefault(str(error), []).append(asked)
     notes = [blocks.note, *(left_out(listed, reason) for reason, listed in reasons.items())]
     if schemes and texts:
         notes += _leave_out_tagless(schemes, table, texts, must=schemes if methods else [own_name] if given else [])
@@ -187,9 +186,9 @@ def _asked(
 ) -> Scheme:
     """The rule of `method` or `method:baseline`, if a file can be credited by it."""
     METHODS.load_plugins()
-    if name.partition(":")[0] not in METHODS:
+    chosen = METHODS.get(name.partition(":")[0])
+    if chosen is None:
         raise RecipeError(unknown("method", name, [*METHODS, "recipe", RECORDED]))
-    chosen = method(name.partition(":")[0])
     if ":" in name and "baseline" not in chosen.inputs:
         raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
     if lacking := [need for need in chosen.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]:
