@@ -58,33 +58,31 @@ def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequenc
     if table.folder is not None or _NAMING & recipe.model_fields_set:
         return usual
     tags, held = usual_tags(texts)
-    shown = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
+    others = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
     seen = census(texts, usual.layout.tags)
-    if shown is None or (not tags and any(seen.wanted.values())):
+    if others is None or (not tags and any(seen.wanted.values())):
         return usual
     if tags:
         opens = all(any(seen.wanted[tag] for tag in own) for _, own in usual.layout.blocks)
         if opens and set(tags) <= set(usual.layout.tags):
             return usual
-        told = f"No layout is given, and the usual one is not that of the file. {seen.sentence}".strip()
+        why = f"No layout is given, and the usual one is not that of the file. {seen.sentence}".strip()
         made = f"{held} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so"
         answer = census(texts, ["answer"]).sentence
         lack = f"Nothing says which completions of '{table.path}' are right: {answer}" if answer else ""
-        shown = replace(shown, note=f"{told} {made} {shown.note}", lack=lack)
-    return shown
+        others = replace(others, note=f"{why} {made} {others.note}", lack=lack)
+    return others
 
 
 def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:
     """A block per tag: correctness pays all, a confidence at the end has its own calibration, as in the preset of `bae_paper`."""
     layout = layout_of(tags)
-    names, note = (
-        layout.names,
-        f"the blocks are {', '.join(layout.names)}; to have others, give --set 'layout={_spoken(layout)}'",
-    )
+    names = layout.names
+    note = f"the blocks are {', '.join(names)}; to have others, give --set 'layout={_spoken(layout)}' changed."
     correct, report = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
     apart = len(names) > 1 and names[-1] == "confidence"
     objectives = (replace(correct, pays=names[:-1]), report) if apart else (replace(correct, pays=names),)
-    return Blocks(layout, longest, objectives, f"{note} changed.")
+    return Blocks(layout, longest, objectives, note)
 
 
 def _fields(fields: tuple[str, ...], table: RolloutTable, longest: int) -> Blocks | None:
