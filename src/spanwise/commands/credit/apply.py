@@ -244,19 +244,21 @@ def apply_arm(
             here, fields = reading.take(rows), dict[str, Any]()
             for mode in scheme.modes:
                 fields |= mode.recorded(table, rows)
-            fields["steps"] = None if table.rollout_n is None else Steps(table.rollout_n[rows], rows)
-            places = table.tokens.places(rows.numpy()) if by_token else None
-            if places is not None:
-                here = replace(here, spans=marked.spans(rows, places))
-                fields |= {"ids_nt": at(places, table.tokens.values, 0), "mask_nt": at(places, table.trainable, False)}
+            if by_token:
+                places = table.tokens.places(rows.numpy())
+                spans = marked.spans(rows, places)
                 for need, columns in token_columns(scheme).items():
                     streams = [at(places, table.token_values[column], 0.0) for column in columns]
                     fields[need] = torch.stack(streams, dim=2).squeeze(2)
-            credit = credit_batch(here, Batch(group_n[rows], **fields), scheme)
-            if places is not None:
+                batch = Batch(
+                    group_n[rows], at(places, table.tokens.values, 0), at(places, table.trainable, False), **fields
+                )
+                credit = credit_batch(replace(here, spans=spans), batch, scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(rows)))
-                flat[places[places >= 0]] = advantages(credit, here.spans, scheme).numpy()[places >= 0]
+                flat[places[places >= 0]] = advantages(credit, spans, scheme).numpy()[places >= 0]
             else:
+                turns = None if table.rollout_n is None else Steps(table.rollout_n[rows], rows)
+                credit = credit_batch(here, Batch(group_n[rows], steps=turns, **fields), scheme)
                 empty_n = ~here.present_nk.any(dim=1)  # without any token, nothing carries what stopping costs
                 credit = replace(credit, stop_n=credit.stop_n.masked_fill(empty_n, 0.0))
             parts.append((rows, credit))
