@@ -189,6 +189,7 @@ def test_sentences_before_anything_is_loaded(fields, sentence):
         ({"layout": {"solution": ["answer"], "confidence": []}}, "No tag opens block 'confidence'"),
         ({"layout": {"solution": ["answer"]}}, "confidence"),
         ({"prefilled": "answer"}, "must be the first tag of the first block"),
+        ({"options": {"baseline": "group"}}, "Method 'bae' has no option 'baseline'"),
         ({"layout": {"solution": ["<answer>"]}}, "must be a bare name"),
     ],
 )

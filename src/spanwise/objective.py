@@ -120,8 +120,8 @@ class Objective:
                 self.each is None or (isinstance(self.each, str) and self.each != ""),
                 "write a block or a pattern: 'items[*]'",
             ),
-            "weight": (_is_number(self.weight), "write a finite number"),
-            "if_missing": (self.if_missing is None or _is_number(self.if_missing), "write a finite number, or leave it out"),
+            "weight": (is_number(self.weight), "write a finite number"),
+            "if_missing": (self.if_missing is None or is_number(self.if_missing), "write a finite number, or leave it out"),
             "back_off": (self.back_off is None or isinstance(self.back_off, bool), "write true or false, or leave it out"),
             "scope": (self.scope in (None, "rollout", "turn"), "write 'rollout' or 'turn', or leave it out"),
             "options": (isinstance(self.options, Mapping), "write 'options: {name: value}'"),
@@ -187,5 +187,6 @@ def _all(values: Any, test: Callable[[Any], Any]) -> bool:
     return isinstance(values, tuple) and all(test(value) for value in values)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -361,23 +361,23 @@ def scheme_of(
     The rewards of `recorded` objectives need no tags in the layout, and their functions are not imported. Without `run_code` no
     function is: an objective that needs one is refused.
     """
-    layout = _layout(recipe, task_layout)
+    rule = rule_of(recipe, task_layout, recorded=recorded, run_code=run_code)
+    return limited(Scheme.preset(**rule, longest=longest, recorded=recorded), recipe.verifier)
+
+
+def rule_of(recipe: Recipe, task_layout: Layout, *, recorded: Collection[str], run_code: bool) -> dict[str, Any]:
+    """What `Scheme.preset` is to make of a recipe; see `scheme_of`."""
     entries = _of_task(recipe, task_layout) if recipe.objectives is None else recipe.objectives
-    scheme = Scheme.preset(
-        recipe.method,
-        layout,
-        objectives=None if entries is None else [_objective(n, recorded, run_code) for n in enumerate(entries, start=1)],
-        calibration=recipe.calibration,
-        baseline=recipe.baseline,
-        per=recipe.per,
-        longest=longest,
-        recorded=recorded,
-        values=recipe.values,
-        modes=recipe.scheme_modes,
-        refine=recipe.refinement,
-        **recipe.options,
-    )
-    return replace(scheme, objectives=_limited(scheme.objectives, recipe.verifier)) if recipe.verifier else scheme
+    rule = {
+        "name": recipe.method,
+        "layout": _layout(recipe, task_layout),
+        "objectives": entries and [_objective(n, recorded, run_code) for n in enumerate(entries, start=1)],
+        **{field: getattr(recipe, field) for field in ("calibration", "baseline", "per", "values")},
+        "modes": recipe.scheme_modes,
+        "refine": recipe.refinement,
+    }
+    method(recipe.method).check_names(rule.keys() & recipe.options.keys())
+    return {**rule, **recipe.options}
 
 
 def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
@@ -394,16 +394,20 @@ def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
     return [{"reward": "equals", "each": "*", "pays": pays, "if_missing": 0.0, **baseline}]
 
 
-def _limited(objectives: Sequence[Objective], limits: Mapping[str, Any]) -> list[Objective]:
-    """The objectives, those that compare answers within limits; what an objective says itself goes before them."""
-    known = {one.name: REWARDS.find(one.reward).options if isinstance(one.reward, str) else {} for one in objectives}
-    if not any(set(limits) <= set(options) for options in known.values()):
+def limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
+    """The rule whose objectives compare answers within limits; what an objective says itself goes before them."""
+
+    def compares(objective: Objective) -> bool:
+        return isinstance(objective.reward, str) and limits.keys() <= REWARDS.find(objective.reward).options.keys()
+
+    if not limits:
+        return scheme
+    if not any(map(compares, scheme.objectives)):
         raise RecipeError(
             f"No objective compares answers as mathematics, so verifier: {dict(limits)} would do nothing; leave it out."
         )
-    return [
-        replace(one, options={**limits, **one.options}) if set(limits) <= set(known[one.name]) else one for one in objectives
-    ]
+    within = [replace(one, options={**limits, **one.options}) if compares(one) else one for one in scheme.objectives]
+    return replace(scheme, objectives=within)
 
 
 def scheme_at(path: str | Path, *, longest: int) -> Scheme:

@@ -71,16 +71,17 @@ class Scheme:
     def __post_init__(self) -> None:
         _check_layout(self.layout)
         _check_parts(self.objectives, self.options)
-        object.__setattr__(self, "objectives", written_out(self.objectives, self.layout))
-        object.__setattr__(self, "per", _per(self.per))
-        object.__setattr__(self, "options", _named(self.options, self.entry))
-        object.__setattr__(self, "recorded", _names(self.recorded))
+        vars(self).update(
+            objectives=written_out(self.objectives, self.layout),
+            per=_per(self.per),
+            options=_named(self.options, self.entry),
+            recorded=_names(self.recorded),
+        )
         check_objectives(self.objectives, self.layout, recorded=self.recorded)
         _check_objectives_used(self)
         _check_values(self)
         check_modes(self.modes)
-        object.__setattr__(self, "modes", tuple(self.modes))
-        object.__setattr__(self, "refine", None if self.refine is None else Refinement.of(self.refine))
+        vars(self).update(modes=tuple(self.modes), refine=None if self.refine is None else Refinement.of(self.refine))
         for stage in self.stages:
             stage.check_scheme(self)
         says = {
@@ -352,20 +353,13 @@ def _check_objectives_used(scheme: Scheme) -> None:
                 f"Method '{chosen.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
                 f"'{other.name}' pays {', '.join(other.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
             )
-    if chosen.kind == "token":
-        _refuse(
-            objectives,
-            lambda o: o.scope == "turn",
-            f"has scope: turn, but {method_name} runs over the tokens of whole rollouts, with one reward at the end. Leave it out, "
-            f"or use method 'gigpo'.",
-        )
-    if chosen.kind == "block" and "voter_n" not in chosen.inputs:
-        _refuse(
-            objectives,
-            lambda o: o.scope == "turn",
-            f"has scope: turn, but {method_name} does not know whose rows it compares: a rollout of many turns would have many "
-            f"votes. Leave it out, or use method 'bae'.",
-        )
+    turns = {
+        "token": "runs over the tokens of whole rollouts, with one reward at the end. Leave it out, or use method 'gigpo'.",
+        "block": "does not know whose rows it compares: a rollout of many turns would have many votes. Leave it out, or use method "
+        "'bae'.",
+    }
+    if chosen.kind == "token" or (chosen.kind == "block" and "voter_n" not in chosen.inputs):
+        _refuse(objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {turns[chosen.kind]}")
     if chosen.kind != "block" and "reward_nm" in chosen.inputs and "weight_m" not in chosen.inputs:
         _refuse(
             objectives,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.layout import Layout
-from spanwise.objective import BaselineName, Objective
+from spanwise.objective import BaselineName, Objective, is_number
 from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
@@ -51,20 +50,14 @@ _WORDS = {
     "steps": "steps of trajectories (steps)",
     "ids_nt": "token ids (ids_nt)",
 }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_SHARE = (lambda value: _is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
+_SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
 #: What options must be in every method that has them, and what to write instead.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "min_stratum": (lambda v: _is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
+    "min_stratum": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
     "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
-    "eps": (lambda v: _is_number(v) and 0 <= v < math.inf, "it must be a finite number that is not negative"),
+    "eps": (lambda v: is_number(v) and v >= 0, "it must be a finite number that is not negative"),
     "length_adaptive_alpha": (
-        lambda v: v is None or (_is_number(v) and 0 < v < math.inf),
+        lambda v: v is None or (is_number(v) and v > 0),
         "it must be a positive number, such as 0.05 (VAPO)",
     ),
     "gamma": _SHARE,

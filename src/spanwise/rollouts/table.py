@@ -31,6 +31,8 @@ _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
 AT_ONCE = 256
 
 WORDS = "The file holds no token ids; credit is shown per word."
+#: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
+VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,15 @@ class RolloutTable:
     def has_ids(self) -> bool:
         """Whether the ids are the file's own; else its texts were cut into pieces or encoded again."""
         return self.tokenizer is not None
+
+    @property
+    def verdict(self) -> str | None:
+        """The first recorded reward of `VERDICTS` that holds nothing but 0 and 1."""
+        for name in VERDICTS:
+            value_n = self.rewards[name].value_n if name in self.rewards else None
+            if value_n is not None and bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
+                return name
+        return None
 
     @staticmethod
     def of(

@@ -30,9 +30,17 @@ def task_layout(recipe: Recipe) -> Layout:
         >>> task_layout(load(None)).names
         ('solution', 'confidence')
     """
-    if recipe.task == SCRIPT and recipe.own_layout is not None:
-        return recipe.own_layout
-    return embedded(task_start(recipe)).layout if recipe.task in EMBEDDED else LAYOUTS[recipe.task]
+    return task_shape(recipe)[0]
+
+
+def task_shape(recipe: Recipe) -> tuple[Layout, int]:
+    """`task_layout`, and the tokens of the longest completion there may be."""
+    if recipe.task in EMBEDDED:
+        start = task_start(recipe)
+        task = embedded(start)
+        return task.layout, recipe.max_completion_length or task.longest
+    own = recipe.own_layout if recipe.task == SCRIPT else None
+    return own or LAYOUTS[recipe.task], recipe.max_completion_length or 4096
 
 
 __all__ = [

@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file
-from spanwise.commands.credit.arms import choose_arms
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.errors import DataError, RecipeError
-from spanwise.recipe import load
-from spanwise.rollouts import read_rollouts
 
 BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
 OBJECTIVES = [
@@ -63,17 +60,18 @@ def test_a_baseline_that_no_objective_can_use_is_refused(file, tmp_path):
 
 def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
     """A run's recipe has the objectives of its preset in it; beside `rlcr` stands the same `bae` as without them."""
-    table = read_rollouts(verl_file(tmp_path / "1.jsonl", WELL_FORMED, gts=["4"] * 4))
+    file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, gts=["4"] * 4)
     both = ["solution", "confidence"]
     filled = [
         {"reward": "correct", "pays": both, "if_missing": 0.0},
         {"reward": "log_score", "pays": both[::-1], "given": "correct", "if_missing": -4.605170185988091},
         {"reward": "format", "pays": both, "weight": 0.25, "if_missing": 0.0, "options": {"empty": True}},
     ]
-    plain = load(None, {"layout": LAYOUT, "method": "rlcr", "calibration": "log_score"})
-    out = load(None, {"layout": LAYOUT, "method": "rlcr", "objectives": filled})
+    plain = {"layout": LAYOUT, "method": "rlcr", "calibration": "log_score"}
+    out = {"layout": LAYOUT, "method": "rlcr", "objectives": filled}
     for name in ("bae", "grpo", "rlcr", "bae:blended"):
-        assert choose_arms(table, out, [name]).schemes == choose_arms(table, plain, [name]).schemes
+        written_out, named = (credit_rollouts(file, methods=[name], overrides=fields) for fields in (out, plain))
+        assert written_out.arms.schemes == named.arms.schemes
 
 
 BROKEN = [*OBJECTIVES[1:2], {"reward": "train_of_nobody:code_correct", "pays": ["code"]}]

@@ -6,21 +6,19 @@ import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
-from spanwise.commands.credit.blocks import Blocks, blocks_of, remedy, verdict_of
+from spanwise.commands.credit.blocks import Blocks, made_of
 from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BASELINES, Objective
-from spanwise.recipe import EMBEDDED, Recipe, scheme_of
+from spanwise.recipe import Recipe, limited, rule_of
 from spanwise.rollouts import RolloutTable, schema
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, judge_of
 from spanwise.segment import Census, census, census_of
-from spanwise.tasks import task_start
-from spanwise.tasks.embedded import embedded
 
 #: What is shown beside the recipe's own method when nothing else is asked for.
 USUAL = ("grpo", "rlcr", "bae")
@@ -55,19 +53,23 @@ class Arms:
 def choose_arms(
     table: RolloutTable,
     recipe: Recipe,
+    blocks: Blocks,
     methods: Sequence[str] = (),
     rewards: Mapping[str, str] | None = None,
     *,
-    texts: Sequence[str] = (),
-    given: bool = False,
-    run_code: bool = True,
+    texts: Sequence[str],
+    given: bool,
+    run_code: bool,
 ) -> Arms:
     """The methods asked for, each once, else the usual ones and the recipe's own as far as they fit the file.
 
     `texts` is what the model wrote, where it has to show the blocks; a recipe that is `given` must fit.
     """
-    rewards, blocks = rewards or {}, blocks_of(recipe, table, texts)
+    rewards = rewards or {}
     taken = taken_rewards(table, rewards)
+    if blocks.lack:
+        helps = remedy(table, texts) if made_of(texts) else ""
+        blocks = replace(blocks, lack="" if "correct" in taken else f"{blocks.lack}{helps}")
     own: Scheme | SpanwiseError
     objectives, own_name = blocks.objectives, "recipe"
     try:
@@ -77,7 +79,8 @@ def choose_arms(
             raise
         own = error
     schemes: dict[str, Scheme] = {}
-    failures: list[tuple[SpanwiseError, str]] = []
+    reasons: dict[str, list[str]] = {}
+    failure: SpanwiseError | None = None
     for asked in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
         name = own_name if asked == "recipe" else asked
         try:
@@ -89,19 +92,17 @@ def choose_arms(
         except (RecipeError, LayoutError, DataError) as error:
             if methods or (given and asked == "recipe"):
                 raise
-            failures.append((error, asked))
+            failure = error
+            reasons.setdefault(str(error), []).append(asked)
             continue
         if methods or name in USUAL or scheme not in schemes.values():
             schemes[name] = scheme
-    if failures and not schemes:
-        raise failures[-1][0]
+    if failure is not None and not schemes:
+        raise failure
     names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
     for objective in rewards:
         if objective not in names:
             raise RecipeError(unknown("objective", objective, names))
-    reasons: dict[str, list[str]] = {}
-    for error, asked in failures:
-        reasons.setdefault(str(error), []).append(asked)
     notes = [blocks.note, *(left_out(listed, reason) for reason, listed in reasons.items())]
     if schemes and texts:
         notes += _leave_out_tagless(schemes, table, texts, must=schemes if methods else [own_name] if given else [])
@@ -121,7 +122,7 @@ def left_out(names: Sequence[str], reason: str) -> str:
 def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
     """Objective -> the recorded reward it is taken from: the one of its name, or the one that `rewards` gives.
 
-    `correct` is also taken from the column that says right and wrong (`verdict_of`): what a trainer has recorded goes
+    `correct` is also taken from the column that says right and wrong (`RolloutTable.verdict`): what a trainer has recorded goes
     before what the text would give. "text" in `rewards` means that it is computed all the same.
     """
     for objective, column in rewards.items():
@@ -133,7 +134,7 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
-    chosen = {"correct": verdict_of(table) or "text"} | {name: name for name in table.rewards} | dict(rewards)
+    chosen = {"correct": table.verdict or "text"} | {name: name for name in table.rewards} | dict(rewards)
     return {name: column for name, column in chosen.items() if column != "text"}
 
 
@@ -162,15 +163,22 @@ def _own(
             name, scheme = "recipe", replace(scheme, modes=modes)
         return name, scheme, blocks.objectives
 
+    rule = rule_of(recipe, blocks.layout, recorded=taken, run_code=run_code)
+    scheme = limited(_built(rule, blocks, taken), recipe.verifier)
+
     def presets(objectives: tuple[Objective, ...] | None) -> Iterator[tuple[str, Scheme]]:
         for name in (recipe.method, *(f"{recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
                 yield name, _preset(name, recipe, blocks, taken, objectives)
 
-    scheme = scheme_of(recipe, blocks.layout, _longest(recipe), recorded=taken, run_code=run_code)
     usual = recipe.objectives is None or any(preset.objectives == scheme.objectives for _, preset in presets(None))
     objectives = None if usual else tuple(scheme.objectives)
     return next((name for name, preset in presets(objectives) if preset == scheme), "recipe"), scheme, objectives
+
+
+def _built(rule: Mapping[str, Any], blocks: Blocks, taken: Mapping[str, str]) -> Scheme:
+    """A rule on the completions of the file."""
+    return Scheme.preset(**rule, longest=blocks.longest, recorded=taken)
 
 
 def _asked(
@@ -178,9 +186,9 @@ def _asked(
 ) -> Scheme:
     """The rule of `method` or `method:baseline`, if a file can be credited by it."""
     METHODS.load_plugins()
-    if name.partition(":")[0] not in METHODS:
+    chosen = METHODS.get(name.partition(":")[0])
+    if chosen is None:
         raise RecipeError(unknown("method", name, [*METHODS, "recipe", RECORDED]))
-    chosen = method(name.partition(":")[0])
     if ":" in name and "baseline" not in chosen.inputs:
         raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
     if lacking := [need for need in chosen.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]:
@@ -244,16 +252,16 @@ def _preset(
     wanted, _, baseline = name.partition(":")
     if baseline and baseline not in BASELINES:
         raise RecipeError(f"Baseline '{baseline}' of '{name}' is none of {', '.join(BASELINES)}.")
-    if blocks.lack and "correct" not in taken:
+    if blocks.lack:
         raise RecipeError(blocks.lack)
     chosen, layout = method(wanted), blocks.layout
-    choices: dict[str, Any] = {"baseline": cast(Any, baseline or None)}
+    choices: dict[str, Any] = {"baseline": baseline or None}
     if objectives is not None:
         choices = {"objectives": _compared(chosen, objectives, layout.names, baseline)}
     elif chosen.preset is not None and chosen.preset.calibrated and states_confidence(layout):
         choices["calibration"] = recipe.rule
     own = recipe.options if wanted == recipe.method else {}
-    return Scheme.preset(wanted, layout, longest=_longest(recipe), recorded=taken, **choices, **own)
+    return _built({"name": wanted, "layout": layout, **choices, **own}, blocks, taken)
 
 
 def _compared(
@@ -289,11 +297,6 @@ def _compared(
     return tuple(made)
 
 
-def _longest(recipe: Recipe) -> int:
-    """The tokens of the longest completion there may be."""
-    return recipe.max_completion_length or (embedded(task_start(recipe)).longest if recipe.task in EMBEDDED else 4096)
-
-
 def _leave_out_tagless(
     schemes: dict[str, Scheme], table: RolloutTable, texts: Sequence[str], *, must: Collection[str]
 ) -> list[str]:
@@ -318,6 +321,17 @@ def _leave_out_tagless(
     for name in lost:
         del schemes[name]
     return [left_out(list(lost), lack), *rest]
+
+
+def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
+    """What to do where the tags are not there; it must run as it stands."""
+    records = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
+    made = f" (most are made of {layout})" if (layout := made_of(texts)) else ""
+    whole = f"{records} Give the layout they were sampled with{made}, or credit whole completions with"
+    if table.rewards:
+        return f"{whole} --methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
+    objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
+    return f"{whole} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"
 
 
 def _lacking_marks(scheme: Scheme, seen: Census) -> list[str]:

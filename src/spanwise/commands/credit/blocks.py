@@ -7,8 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +16,12 @@ from torch import Tensor
 from spanwise.credit import group_index, method, preset_objectives
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.recipe import Recipe, answer_layout, load
+from spanwise.recipe import Recipe
 from spanwise.rollouts import RolloutTable
 from spanwise.score import written_out
 from spanwise.segment import census
 from spanwise.segment.json_fields import paths
-from spanwise.tasks import task_layout
 
-#: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
-VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 #: Fields of a recipe that say what the blocks are.
 _NAMING = {"layout", "objectives", "prefilled", "segmenter", "task"}
 _SIGN = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
@@ -40,77 +35,72 @@ class Blocks:
 
     Attributes:
         layout: its blocks.
+        longest: the tokens of the longest completion there may be.
         objectives: what is rewarded there, where the blocks were read from the file; None: the recipe says it.
         note: what the user should know about it; may be empty.
-        lack: why the text does not say what is right, and what helps; empty if it does.
+        lack: why the text does not say what is right; empty if it does.
     """
 
     layout: Layout
+    longest: int
     objectives: tuple[Objective, ...] | None = None
     note: str = ""
     lack: str = ""
 
 
-def blocks_of(recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Blocks:
-    """The blocks of the recipe where it names any, or the file is of a run of ours; else those that the file shows.
+def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Blocks:
+    """The `usual` blocks where the recipe names them, or the file is of a run of ours; else those that the file shows.
 
     Those of the task stay where each of them opens somewhere in the file and the completions are not made of other tags. A file
-    that shows no blocks keeps them as well: `fitting` then says which methods they are enough for. `texts` is what the model
+    that shows no blocks keeps them as well: `choose_arms` then says which methods they are enough for. `texts` is what the model
     wrote.
     """
-    usual = answer_layout(recipe, task_layout(recipe))
     if table.folder is not None or _NAMING & recipe.model_fields_set:
-        return Blocks(usual)
-    seen, (tags, held) = census(texts, usual.tags), usual_tags(texts)
-    opens = all(any(seen.wanted[tag] for tag in own) for _, own in usual.blocks)
-    if not tags and not any(seen.wanted.values()) and (fields := usual_fields(texts)):
-        return _fields(fields, table)
-    if not tags or (opens and set(tags) <= set(usual.tags)):
-        return Blocks(usual)
+        return usual
+    tags, held = usual_tags(texts)
+    others = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
+    seen = census(texts, usual.layout.tags)
+    if others is None or (not tags and any(seen.wanted.values())):
+        return usual
+    if tags:
+        opens = all(any(seen.wanted[tag] for tag in own) for _, own in usual.layout.blocks)
+        if opens and set(tags) <= set(usual.layout.tags):
+            return usual
+        why = f"No layout is given, and the usual one is not that of the file. {seen.sentence}".strip()
+        made = f"{held} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so"
+        answer = census(texts, ["answer"]).sentence
+        lack = f"Nothing says which completions of '{table.path}' are right: {answer}" if answer else ""
+        others = replace(others, note=f"{why} {made} {others.note}", lack=lack)
+    return others
+
+
+def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:
+    """A block per tag: correctness pays all, a confidence at the end has its own calibration, as in the preset of `bae_paper`."""
     layout = layout_of(tags)
-    told = f"No layout is given, and the usual one is not that of the file. {seen.sentence}".strip()
-    made = f"{held} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so the blocks are"
-    note = f"{told} {made} {', '.join(layout.names)}; to have others, give --set 'layout={_spoken(layout)}' changed."
-    answer = census(texts, ["answer"]).sentence
-    lack = f"Nothing says which completions of '{table.path}' are right: {answer}{remedy(table, texts)}" if answer else ""
-    return Blocks(layout, _objectives(layout, recipe), note, lack)
+    names = layout.names
+    note = f"the blocks are {', '.join(names)}; to have others, give --set 'layout={_spoken(layout)}' changed."
+    correct, report = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
+    apart = len(names) > 1 and names[-1] == "confidence"
+    objectives = (replace(correct, pays=names[:-1]), report) if apart else (replace(correct, pays=names),)
+    return Blocks(layout, longest, objectives, note)
 
 
-def _fields(fields: tuple[str, ...], table: RolloutTable) -> Blocks:
+def _fields(fields: tuple[str, ...], table: RolloutTable, longest: int) -> Blocks | None:
     """A block per field of the JSON that most completions hold, each paid for what the dataset says of it, if it does."""
-    layout = Layout(fields, segmenter="json")
+    if not fields:
+        return None
+    layout, golds, lack = Layout(fields, segmenter="json"), table.columns.get("answer", ()), ""
     note = (
         f"No layout is given, and most completions hold JSON, so the blocks are its fields {', '.join(fields)}; to have others, "
         f"give --set 'layout=[{', '.join(fields)}]' --set segmenter=json changed."
     )
-    golds = table.columns.get("answer", ())
     if golds and all(isinstance(gold, Mapping) or str(gold).lstrip().startswith("{") for gold in golds):
-        return Blocks(layout, written_out([Objective("equals", each="*", if_missing=0.0)], layout), note)
-    lack = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' of JSON objects."
-    objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
-    return Blocks(layout, written_out([objective], layout), note, "" if verdict_of(table) else lack)
-
-
-def verdict_of(table: RolloutTable) -> str | None:
-    """The first column of `VERDICTS` that the file has and that holds nothing but 0 and 1."""
-    for name in VERDICTS:
-        if name in table.rewards:
-            value_n = table.rewards[name].value_n
-            if bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
-                return name
-    return None
-
-
-def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
-    """What to do where the tags are not there; it must run as it stands."""
-    tags, _ = usual_tags(texts)
-    made = f" (most are made of {_spoken(layout_of(tags))})" if tags else ""
-    records = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
-    whole = f"{records} Give the layout they were sampled with{made}, or credit whole completions with"
-    if table.rewards:
-        return f"{whole} --methods grpo --reward {name}={verdict_of(table) or next(iter(table.rewards))}"
-    objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
-    return f"{whole} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"
+        objective = Objective("equals", each="*", if_missing=0.0)
+    else:
+        objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
+        if table.verdict is None:
+            lack = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' of JSON objects."
+    return Blocks(layout, longest, written_out([objective], layout), note, lack)
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
@@ -154,6 +144,12 @@ def _pairs(text: str) -> tuple[str, ...]:
     return tuple(pairs)
 
 
+def made_of(texts: Sequence[str]) -> str:
+    """The layout that most texts have, as `--set layout=` takes it; empty without a majority."""
+    tags, _ = usual_tags(texts)
+    return _spoken(layout_of(tags)) if tags else ""
+
+
 def layout_of(tags: Sequence[str]) -> Layout:
     """A block for each tag. One tag is the whole completion; what stands before a confidence alone is a block of its own.
 
@@ -175,35 +171,19 @@ def sampled_texts(table: RolloutTable) -> list[str]:
     return texts
 
 
-def _objectives(layout: Layout, recipe: Recipe) -> tuple[Objective, ...]:
-    """Correctness pays all blocks; a confidence at the end has its own calibration, as in the preset of `bae_paper`."""
-    names = layout.names
-    if len(names) == 1 or names[-1] != "confidence":
-        return (replace(preset_objectives(method("bae_paper"), layout)[0], pays=names),)
-    correct, report = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
-    return replace(correct, pays=names[:-1]), report
-
-
 def _spoken(layout: Layout) -> str:
     return json.dumps({name: list(tags) for name, tags in layout.blocks})
 
 
-def compared_groups(
-    table: RolloutTable, recipe: Recipe, own: Path | None, overrides: Mapping[str, Any]
-) -> tuple[Int[Tensor, " n"], list[str]]:
+def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> tuple[Int[Tensor, " n"], list[str]]:
     """The groups as they are compared, and what the user should know about them.
 
-    A run of ours is cut by its own group size, whatever recipe it is credited with; a file of another trainer by the group
+    A `run` of ours is cut by its own group size, whatever recipe it is credited with; a file of another trainer by the group
     size that the recipe or the user names, if one does.
     """
     part_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
     first_j = torch.from_numpy(np.unique(part_n.numpy(), return_index=True)[1])  # a rollout of several rows is one member
     group_j, step_j = table.group_n[first_j], table.step_n[first_j]
-    run = (
-        None
-        if own is None
-        else load(own, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
-    )
     if run is None and "group_size" not in recipe.model_fields_set:
         return group_j[part_n], [] if table.keyed else _uneven(step_j, group_j)
     size, notes = (run or recipe).group_size, []

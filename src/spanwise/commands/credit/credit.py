@@ -10,15 +10,16 @@ from rich.console import Console
 
 from spanwise.commands.credit.apply import CreditResult, apply_arms
 from spanwise.commands.credit.arms import choose_arms
-from spanwise.commands.credit.blocks import compared_groups, sampled_texts
+from spanwise.commands.credit.blocks import Blocks, blocks_of, compared_groups, sampled_texts
 from spanwise.commands.credit.write import write_result
 from spanwise.commands.shared.again import MOST
 from spanwise.commands.shared.folder import check_no_run
 from spanwise.errors import DataError, RecipeError
-from spanwise.recipe import load
+from spanwise.recipe import answer_layout, load
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.folder import sole_writer
 from spanwise.rollouts.schema import RECORDED
+from spanwise.tasks import task_shape
 
 
 def credit_rollouts(
@@ -51,13 +52,18 @@ def credit_rollouts(
     table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns)
     if not table.trainable.any():
         raise DataError(f"None of the {len(table)} completions of '{rollouts}' says anything. {table.note}".strip())
-    own = None if table.folder is None else table.folder / "recipe.yaml"
-    loaded = load(recipe or own, overrides)
-    given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides or {})  # then it must fit
+    own, overrides = None if table.folder is None else table.folder / "recipe.yaml", overrides or {}
+    loaded = run = load(recipe or own, overrides)
+    if recipe is not None and own is not None:
+        run = load(own, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
+    given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)  # then it must fit
+    task, longest = task_shape(loaded)
+    usual = answer_layout(loaded, task)
     texts = sampled_texts(table) if given or own is None else []  # a run of ours may babble, and have no tags at first
-    group_n, counted = compared_groups(table, loaded, own, overrides or {})
-    named = recipe is not None or "objectives" in (overrides or {})  # by the user: what lies in the folder runs no code
-    arms = choose_arms(table, loaded, methods, reward, texts=texts, given=given, run_code=named)
+    group_n, counted = compared_groups(table, loaded, None if own is None else run)
+    blocks = blocks_of(Blocks(usual, longest), loaded, table, texts)
+    named = recipe is not None or "objectives" in overrides  # by the user: what lies in the folder runs no code
+    arms = choose_arms(table, loaded, blocks, methods, reward, texts=texts, given=given, run_code=named)
     recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
     return apply_arms(table, arms, group_n, counted, recorded=recorded, must=bool(methods))
 

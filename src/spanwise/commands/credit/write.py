@@ -33,11 +33,11 @@ from spanwise.types import Status
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
     """Write the completions with their credit, the figures, and the page where the packages for it are installed; print both."""
     table, figures = result.table, summary(result, options)
-    shown = figures_table(figures["methods"], result.title)
+    short = figures_table(figures["methods"], result.title)
     pieces = None if table.has_ids else table.vocabulary.pieces
     write_rollouts(folder / EXPORT, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
     RunFolder(folder).write_summary(figures)
-    say(console, shown, *result.notes, keep=2)
+    say(console, short, *result.notes, keep=2)
     written = [str(folder / EXPORT)]
     try:
         from spanwise.commands.credit.page import credit_page
