@@ -13,7 +13,7 @@ from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BASELINES, Objective
-from spanwise.recipe import EMBEDDED, Recipe, scheme_of
+from spanwise.recipe import Recipe, scheme_of
 from spanwise.rollouts import RolloutTable, schema
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
@@ -291,7 +291,8 @@ def _compared(
 
 def _longest(recipe: Recipe) -> int:
     """The tokens of the longest completion there may be."""
-    return recipe.max_completion_length or (embedded(task_start(recipe)).longest if recipe.task in EMBEDDED else 4096)
+    start = task_start(recipe)
+    return recipe.max_completion_length or (4096 if start is None else embedded(start).longest)
 
 
 def _leave_out_tagless(
