@@ -442,6 +442,18 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     return layout
 
 
+def check_written(recipe: Recipe, task_layout: Layout) -> None:
+    """Refuse tags that the embedded model does not know: it has learnt its own before, and its prompts name none."""
+    own, known = recipe.own_layout, task_layout.tags
+    strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in known]
+    if strange:
+        raise RecipeError(
+            f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(known))} and "
+            f"nothing else, so no completion would hold {', '.join(strange)}. Use its tags in the layout, or train a --model on a "
+            "--dataset."
+        )
+
+
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     """The recipe as plain data with its scheme written out, ready for YAML; loading it again gives the same run."""
     plain = scheme.plain()

@@ -1,7 +1,7 @@
 """What to train on: an embedded task with its tiny warm-started model, or a model and a dataset by name."""
 
 from spanwise.layout import Layout
-from spanwise.recipe import EMBEDDED, SCRIPT, Recipe
+from spanwise.recipe import SCRIPT, Recipe
 from spanwise.tasks.digits import DIGITS_LAYOUT, is_refusal
 from spanwise.tasks.digits_long import LONG_LAYOUT
 from spanwise.tasks.digits_twice import TWICE_LAYOUT
@@ -14,12 +14,12 @@ from spanwise.tasks.warm_cache import default_cache_folder
 from spanwise.tasks.warm_start import Phase, WarmStartSettings, warm_start
 
 
-def task_start(recipe: Recipe) -> Start | Fields:
-    """The warm start of a recipe's embedded task, or its fields."""
+def task_start(recipe: Recipe) -> Start | Fields | None:
+    """The warm start of a recipe's embedded task, or its fields; None where the task is not embedded."""
     starts: dict[str, Start | Fields] = {
         "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
     }  # fmt: skip
-    return starts[recipe.task]
+    return starts.get(recipe.task)
 
 
 def task_layout(recipe: Recipe) -> Layout:
@@ -35,8 +35,7 @@ def task_layout(recipe: Recipe) -> Layout:
 
 def task_shape(recipe: Recipe) -> tuple[Layout, int]:
     """`task_layout`, and the tokens of the longest completion there may be."""
-    if recipe.task in EMBEDDED:
-        start = task_start(recipe)
+    if (start := task_start(recipe)) is not None:
         task = embedded(start)
         return task.layout, recipe.max_completion_length or task.longest
     own = recipe.own_layout if recipe.task == SCRIPT else None

@@ -34,8 +34,7 @@ def command(
     """
     from spanwise.commands.compare.compare import compare as run
 
-    names = listed(arms)
     run(
-        arms=names, seeds=seed_numbers(seeds), output=output, shared=recipe, choices=recipe_fields(set_), reference=reference,
-        processes=processes,
+        arms=listed(arms), seeds=seed_numbers(seeds), output=output, shared=recipe, choices=recipe_fields(set_),
+        reference=reference, processes=processes,
     )  # fmt: skip

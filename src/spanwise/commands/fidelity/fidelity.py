@@ -250,10 +250,8 @@ def reference_words(segments: SaeSegments | None) -> str:
 def _correlations(fidelity: TokenFidelity, kind: str) -> Table:
     """A row per estimator and a column per critic; first the error of the critic's own values."""
     rows = []
-    for label, name, figure in [
-        ("RMSE of the values", VALUES, "rmse"),
-        *((e, e, "correlation") for e in fidelity.estimators),
-    ]:
+    estimators = ((name, name, "correlation") for name in fidelity.estimators)
+    for label, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimators]:
         cells = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
         rows.append([label, *map(_decimals, cells)])
     ceiling = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)

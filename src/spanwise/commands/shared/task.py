@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spanwise.commands.shared.display import quiet, warm_up_progress
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError
-from spanwise.layout import Layout
-from spanwise.recipe import EMBEDDED, SCRIPT, Recipe, answer_layout, load
+from spanwise.recipe import EMBEDDED, SCRIPT, Recipe, answer_layout, check_written, load
 from spanwise.tasks import Task, digits_task, load_task, task_layout, task_start
 from spanwise.tasks.embedded import embedded
 from spanwise.tasks.warm_start import shortened
@@ -32,11 +31,11 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
             "The recipe is of a run that a script drove, and only the script knows its prompts. Say what is to be asked: "
             "--set task=confidence --set dataset=FILE, or --recipe FILE."
         )
-    layout = task_layout(recipe)
-    if recipe.task in EMBEDDED:
-        _check_written(recipe, layout)
+    start, layout = task_start(recipe), task_layout(recipe)
+    if start is not None:
+        check_written(recipe, layout)
         task = digits_task(
-            task_start(recipe),
+            start,
             seed=recipe.seed,
             start_seed=recipe.start_seed,
             settings=None if recipe.start_steps is None else shortened(recipe.start_steps),
@@ -48,7 +47,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         task = load_task(
             str(model or recipe.model),
             str(recipe.dataset),
-            prompt_format=recipe.task,
+            prompt_format=cast(Any, recipe.task),  # one that is not embedded, as it has no start
             layout=recipe.own_layout,
             instruction=recipe.instruction,
             split=recipe.split,
@@ -58,18 +57,6 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
             eval_limit=recipe.eval_prompts,
         )
     return replace(task, layout=answer_layout(recipe, layout))
-
-
-def _check_written(recipe: Recipe, task_layout: Layout) -> None:
-    """Refuse tags that the embedded model does not know: it has learnt its own before, and its prompts name none."""
-    own, known = recipe.own_layout, task_layout.tags
-    strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in known]
-    if strange:
-        raise RecipeError(
-            f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(known))} and "
-            f"nothing else, so no completion would hold {', '.join(strange)}. Use its tags in the layout, or train a --model on a "
-            "--dataset."
-        )
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
@@ -98,9 +85,10 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
     """Model and tokenizer of a local folder, and the task of a recipe, prompted as this model is; on as many threads as it says."""
     torch.set_num_threads(recipe.threads)
     model, tokenizer = load_model(folder)
-    if recipe.task not in EMBEDDED:
+    start = task_start(recipe)
+    if start is None:
         return model, tokenizer, make_task(recipe, console, model=folder)
-    known = embedded(task_start(recipe)).course.tokenizer()
+    known = embedded(start).course.tokenizer()
     if tokenizer.get_vocab() != known.get_vocab():
         raise DataError(
             f"The model in '{folder}' is not of the embedded task '{recipe.task}': its tokenizer has {len(tokenizer)} ids and not "

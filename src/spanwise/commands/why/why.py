@@ -39,9 +39,8 @@ def why(
     console = console or Console()
     result = credit_rollouts(rollouts, **options)
     own = result.arms.own
-    if (
-        not options.get("methods") and own is not None and result.table.folder is not None
-    ):  # a run's own method speaks for it
+    # A run's own method speaks for it.
+    if not options.get("methods") and own is not None and result.table.folder is not None:
         result = replace(result, applied=tuple(one for one in result.applied if one.name == own))
     if completion is not None and not 0 <= completion < len(result.table):
         last = len(result.table) - 1
