@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 import trl_small
 from spanwise import errors
-from spanwise.commands.shared.files import read_fields
+from spanwise.commands.shared.folder import read_fields
 from spanwise.credit import grpo, method
 from spanwise.errors import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.layout import Layout

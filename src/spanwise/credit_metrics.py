@@ -89,18 +89,9 @@ def _dead_strata(batch: CreditedBatch) -> dict[str, float]:
 
 
 def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
-    """Per comparison, how many strata there are and in how many of them nobody gets any credit.
+    """Comparison -> how many strata it has, and in how many of them nobody gets credit; what is compared with nothing has none.
 
-    A comparison is an objective of a method that credits blocks, and all objectives together of any other. What is compared
-    with nothing has no stratum and is left out.
-
-    Args:
-        found: what was credited.
-        scheme: the rule.
-        group_n: what all objectives together are looked at in; None: what was compared.
-
-    Returns:
-        name of the comparison -> (strata, dead ones).
+    A comparison is an objective of a method that credits blocks, else all objectives together; these too in groups that are given.
     """
     if found.adv_nm is None or found.comparison is None:
         return {}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spanwise.tasks.muon import Float32Muon, matrix_optimizer, orthogonalised
+from spanwise.tasks.warm_start import Float32Muon, matrix_optimizer, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 48), (48, 16)])

@@ -13,9 +13,8 @@ import numpy as np
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts.cells import chats, prompt_fault, typed
 from spanwise.rollouts.files import SUFFIXES, read_delimited
+from spanwise.tasks.problems import HELD_OUT
 
-#: Rows that are set aside for evaluation, or a fifth of them if that is less.
-HELD_OUT = 512
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
 

@@ -20,7 +20,7 @@ from spanwise import cli
 from spanwise.commands.credit.credit import credit
 from spanwise.commands.credit.write import outcome_of
 from spanwise.commands.report.report import report_folder
-from spanwise.commands.shared.again import again_command
+from spanwise.commands.shared.folder import again_command
 from spanwise.commands.shared.options import recipe_fields
 from spanwise.commands.shared.task import run_or_model
 from spanwise.layout import Layout

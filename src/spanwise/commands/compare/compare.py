@@ -20,9 +20,8 @@ from rich.table import Column
 from rich.text import Text
 
 from spanwise.commands.compare.side_by_side import side_by_side
-from spanwise.commands.shared.files import without_nan
 from spanwise.commands.shared.fitted import Fitted, plain_table, say
-from spanwise.commands.shared.folder import check_no_run
+from spanwise.commands.shared.folder import check_no_run, without_nan
 from spanwise.commands.shared.runs import ArmRun, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
 from spanwise.disk import write_text

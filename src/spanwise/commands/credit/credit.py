@@ -12,8 +12,7 @@ from spanwise.commands.credit.apply import CreditResult, apply_arms
 from spanwise.commands.credit.arms import choose_arms
 from spanwise.commands.credit.blocks import Blocks, blocks_of, compared_groups, sampled_texts
 from spanwise.commands.credit.write import write_result
-from spanwise.commands.shared.again import MOST
-from spanwise.commands.shared.folder import check_no_run
+from spanwise.commands.shared.folder import MOST, check_no_run
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import answer_layout, load
 from spanwise.rollouts import read_rollouts
@@ -44,10 +43,6 @@ def credit_rollouts(
         columns: role -> column of a table, see `read_rollouts`.
         reward: objective -> the recorded reward it is taken from, "text" to compute it; see `taken_rewards`.
         overrides: recipe fields; `group_size` cuts the groups of a file that does not say where a prompt was drawn twice.
-
-    Raises:
-        DataError: the file cannot be read or lacks what a reward needs.
-        RecipeError: a method, an objective or a layout that does not fit the file.
     """
     table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns)
     if not table.trainable.any():

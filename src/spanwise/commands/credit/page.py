@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from spanwise.commands.shared.again import MOST, again_command
-from spanwise.commands.shared.files import EXPORT, read_fields
+from spanwise.commands.shared.folder import EXPORT, MOST, again_command, read_fields
 from spanwise.commands.shared.view import credited_view
 from spanwise.report import credit_report
 from spanwise.rollouts import schema

@@ -16,10 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spanwise.commands.credit.apply import AT_A_TIME, CreditResult
-from spanwise.commands.shared.again import MOST
-from spanwise.commands.shared.files import EXPORT
 from spanwise.commands.shared.fitted import plain_table, say
-from spanwise.commands.shared.folder import write_page
+from spanwise.commands.shared.folder import EXPORT, MOST, write_page
 from spanwise.errors import lacking
 from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.folder import RunFolder

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from spanwise.commands.report.report import report_folder
-from spanwise.commands.shared.files import FIDELITY, without_nan
 from spanwise.commands.shared.fitted import plain_table, say
+from spanwise.commands.shared.folder import FIDELITY, without_nan
 from spanwise.commands.shared.task import model_and_task
 from spanwise.disk import write_text
 from spanwise.errors import DataError, RecipeError, unknown

@@ -13,9 +13,7 @@ from torch import Tensor
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.page import credit_page
 from spanwise.commands.credit.write import credited_parts, outcome_of
-from spanwise.commands.shared.again import MOST, again_command
-from spanwise.commands.shared.files import EXPORT, FIDELITY, read_fields
-from spanwise.commands.shared.folder import write_page
+from spanwise.commands.shared.folder import EXPORT, FIDELITY, MOST, again_command, read_fields, write_page
 from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
 from spanwise.commands.shared.view import credited_view, several
 from spanwise.errors import DataError, SpanwiseError

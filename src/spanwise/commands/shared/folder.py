@@ -1,9 +1,15 @@
-"""Where runs of the command line go, and what else their commands write into a folder."""
+"""Folders of the command line: where runs go, the files that reports are made of, and the command that makes a report again."""
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from spanwise.disk import write_text
 from spanwise.errors import DataError
@@ -36,3 +42,56 @@ def write_page(folder: Path, html: str) -> Path:
     target = folder / "report.html"
     write_text(target, html)
     return target
+
+
+#: The file of `spanwise credit`.
+EXPORT = "credit.parquet"
+FIDELITY = "fidelity.json"
+
+
+def read_fields(file: Path) -> dict[str, Any]:
+    """Read the fields of a JSON or YAML file; a DataError if it cannot be read."""
+    is_json = file.suffix == ".json"
+    try:
+        text = file.read_text(encoding="utf-8")
+        return dict((json.loads if is_json else yaml.safe_load)(text) or {})
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"'{file}' cannot be read: {error}.") from error
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        kind = "a JSON object" if is_json else "YAML"
+        raise DataError(f"'{file}' is not {kind}: {str(error).splitlines()[0]}.") from error
+
+
+def without_nan(value: Any) -> Any:
+    """The same with null for NaN, which JSON does not know."""
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+
+
+#: Most completions in a token view, if nothing else is asked for.
+MOST = 500
+
+
+def again_command(command: str, *places: str | Path, folder: Path, options: Mapping[str, Any] | None = None) -> str:
+    """A command of ours on some files with options as they were asked for: what is None, False or empty was not given.
+
+    Example:
+        >>> options = {"methods": ["bae"], "reward": {"correct": "acc"}, "overrides": {"prefilled": None}}
+        >>> again_command("credit", "1.jsonl", folder=Path("runs/credit"), options=options)
+        'spanwise credit 1.jsonl --methods bae --reward correct=acc --set prefilled=null --output runs/credit-again'
+    """
+    words = [str(place) for place in places]
+    for name, value in (options or {}).items():
+        option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
+        if isinstance(value, Mapping):
+            pairs = {key: _yaml(field) if name == "overrides" else field for key, field in value.items()}
+            words += [word for key, field in pairs.items() for word in (option, f"{key}={field}")]
+        elif isinstance(value, list):
+            words += [option, ",".join(map(str, value))] if value else []
+        elif value is not None and value is not False:
+            words += [option] if value is True else [option, str(value)]
+    return shlex.join(["spanwise", command, *words, "--output", f"{folder}-again" if folder.name else "again"])
+
+
+def _yaml(value: Any) -> str:
+    """A value in one line that `--set` reads back as the same."""
+    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31).strip()[1:-1]

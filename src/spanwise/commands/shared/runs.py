@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spanwise.commands.shared.files import read_fields
+from spanwise.commands.shared.folder import read_fields
 from spanwise.credit import METHODS
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.objective import BASELINES
