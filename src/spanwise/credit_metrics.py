@@ -22,21 +22,14 @@ from spanwise.types import Credit
 
 @dataclass(frozen=True)
 class CreditedBatch:
-    """A batch of all processes as its metrics see it: what it was credited with, and what was compared.
-
-    Attributes:
-        credit: of its completions.
-        fault_n, present_nk, reward_nm: of its reading.
-        scheme: the rule.
-        group_n: prompt ids; None: nothing is said of groups.
-    """
+    """A batch of all processes as its metrics see it: what it was credited with, and what was compared."""
 
     credit: Credit
     fault_n: Int[Tensor, " n"]
     present_nk: Bool[Tensor, "n k"]
     reward_nm: Float[Tensor, "n m"]
     scheme: Scheme
-    group_n: Shaped[Tensor, " n"] | None = None
+    group_n: Shaped[Tensor, " n"] | None = None  # prompt ids; None: nothing is said of groups
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:

@@ -53,21 +53,13 @@ class Marked:
 
 @dataclass(frozen=True)
 class Applied:
-    """What one method credits the completions of a file with, or its trainer.
-
-    Attributes:
-        name: of the method.
-        marked: the spans of its layout.
-        credit: per block, of all completions; NaN where nothing is recorded. What is known per token has the mean over the block.
-        tokens: advantages of each token, as those of the table lie.
-        dead: comparison -> share of its strata in which nobody gets any credit.
-    """
+    """What one method credits the completions of a file with, or its trainer."""
 
     name: str
     marked: Marked
-    credit: Credit
-    tokens: Float[np.ndarray, " v"]
-    dead: dict[str, float]
+    credit: Credit  # NaN where nothing is recorded; what is known per token has the mean over the block
+    tokens: Float[np.ndarray, " v"]  # advantages, as the tokens of the table lie
+    dead: dict[str, float]  # comparison -> share of its strata in which nobody gets any credit
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
         """The advantages of the tokens of the rows first..last - 1, end to end."""
