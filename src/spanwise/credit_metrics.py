@@ -82,10 +82,7 @@ def _dead_strata(batch: CreditedBatch) -> dict[str, float]:
 
 
 def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
-    """Comparison -> how many strata it has, and in how many of them nobody gets credit; what is compared with nothing has none.
-
-    A comparison is an objective of a method that credits blocks, else all objectives together; these too in groups that are given.
-    """
+    """Comparison (an objective of a block method, else all together) -> its strata, and those in which nobody gets credit."""
     if found.adv_nm is None or found.comparison is None:
         return {}
     compared = {" + ".join(scheme.names): 0}

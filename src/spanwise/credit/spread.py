@@ -286,11 +286,9 @@ def spread(
     share_nk = torch.where(length_nk > 0, credit.block_nk / size_nk, 0.0)
     table_nk = pad(share_nk, (1, 0)).to(dtype)  # the first column serves the tokens of no block (-1)
     advantage_nt = fresh(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
-    parts = (
-        table.split(_ROWS) for table in (table_nk, spans.block_nt, advantage_nt)
-    )  # a few rows at a time stay in the cache
+    parts = (table.split(_ROWS) for table in (table_nk, spans.block_nt, advantage_nt))  # a few at a time stay in the cache
     for part_nk, block_nt, out_nt in zip(*parts, strict=True):
-        torch.gather(part_nk, 1, block_nt.long() + 1, out=out_nt)
+        torch.gather(part_nk, 1, (block_nt + 1).long(), out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
 
 

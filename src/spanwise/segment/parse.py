@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from spanwise.errors import LayoutError
@@ -15,6 +16,8 @@ from spanwise.types import Fault
 
 _TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
 #: Special tokens of tokenizers that look like tags.
+#: Longer sequences of tags are worked out each time: they hardly come twice, and would fill the memory.
+_REPEATED = 64
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
 
 
@@ -53,6 +56,7 @@ class TagParser:
         self._before = [_Mark(layout.prefilled, False, 0, 0)] if layout.prefilled in tags else []
         names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
         self._pattern = re.compile(b"<(/?)(" + names + b")>" if tags else rb"(?!)")
+        self._known = lru_cache(4096)(self._work_out)
 
     def parse(self, text: bytes) -> Pieces:
         """Find the blocks of a text: the layout's tags in order, the first opening at or after the last match wins.
@@ -71,9 +75,23 @@ class TagParser:
         )
 
     def _read(self, text: bytes) -> tuple[Pieces, list[int | None]]:
-        """The pieces of a text, and where each part opens."""
-        matches = self._pattern.finditer(text)
-        marks = [*self._before, *(_Mark(match[2].decode(), bool(match[1]), *match.span()) for match in matches)]
+        """The pieces of a text, and where each part opens; a sequence of tags that came before is not worked out again."""
+        matches = list(self._pattern.finditer(text))
+        edges, tags = [0, 0], tuple([match[0] for match in matches])
+        for match in matches:
+            edges += match.span()
+        read = self._known if len(tags) <= _REPEATED else self._work_out
+        pieces, starts = read(tags, edges[2:3] == [0])
+        contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in pieces.contents.items()}
+        placed = Pieces(pieces.blocks, tuple([edges[at] for at in pieces.starts]), pieces.fault, contents)
+        return placed, [None if at is None else edges[at] for at in starts]
+
+    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
+        """What a sequence of tags means, in places: 0 is the first byte, tag i lies at [2i + 2, 2i + 3)."""
+        marks = [*self._before]
+        for i, match in enumerate(map(self._pattern.fullmatch, tags)):
+            assert match is not None
+            marks.append(_Mark(match[2].decode(), bool(match[1]), 0 if at_start and not i else 2 * i + 2, 2 * i + 3))
         matched: dict[Part, int] = {}  # each part's first opening after the match before
         cursor = 0
         for part in self._parts:
