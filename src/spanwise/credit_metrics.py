@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from spanwise.credit.strata import group_index, moments
+from spanwise.credit.strata import group_index
 from spanwise.metric import Alarm, Metric
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
@@ -37,10 +37,15 @@ class CreditedBatch:
         if self.group_n is None or self.scheme.value_names:
             return {}
         index_n, found = group_index(self.group_n).cpu(), {}
+        nothing_g = torch.zeros_like(torch.bincount(index_n), dtype=torch.float64)
         for m, objective in enumerate(self.scheme.objectives):
             if objective.baseline not in ("none", "batch"):
-                within = moments(self.reward_nm[:, m].cpu(), index_n)
-                found[objective.name] = within.square_s == 0, within.count_s > 1
+                reward_n = self.reward_nm[:, m].cpu().double()
+                group_i, reward_i = index_n[~reward_n.isnan()], reward_n[~reward_n.isnan()]
+                low_g, high_g = (
+                    nothing_g.scatter_reduce(0, group_i, reward_i, end, include_self=False) for end in ("amin", "amax")
+                )
+                found[objective.name] = low_g == high_g, torch.bincount(group_i, minlength=len(nothing_g)) > 1
         return found
 
 

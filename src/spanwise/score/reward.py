@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -202,7 +203,7 @@ class BuiltIn:
     judged_by: str | None = None
     check: Callable[[Mapping[str, Any]], object] | None = None
 
-    @property
+    @cached_property
     def options(self) -> dict[str, Any]:
         """The options the reward takes, with their defaults."""
         parameters = inspect.signature(self.function).parameters

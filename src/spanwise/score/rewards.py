@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, check_known
@@ -357,6 +358,12 @@ def _well_formed(block: Mapping[str, str | None], counted: frozenset[str], empty
         return False
     if not counted:
         return True
-    signs = re.findall("</?(?:" + "|".join(map(re.escape, sorted(counted))) + ")>", block.get("") or "")
+    signs = _signs_of(counted).findall(block.get("") or "")
     expected = [sign for name in names for sign in (f"<{name}>", f"</{name}>")]
     return signs in (expected, expected[1:])
+
+
+@lru_cache(maxsize=256)
+def _signs_of(tags: frozenset[str]) -> re.Pattern[str]:
+    """Compile the pattern of the opening and closing signs of some tags, once for all completions that have them."""
+    return re.compile("</?(?:" + "|".join(map(re.escape, sorted(tags))) + ")>")

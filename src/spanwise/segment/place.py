@@ -194,9 +194,10 @@ def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, 
         pieces[k].append(source[start:stop])
     text: dict[str, dict[str, str | None] | None] = {}
     for k, (name, own) in enumerate(keys.items()):
-        contents = {key: _said(source, one.contents.get((k, key))) for key in own}
-        contents[""] = _spelled(source[:0].join(pieces[k]))  # pyright: ignore[reportArgumentType] - all of one kind
-        text[name] = contents if present[k] else None
+        text[name] = None
+        if present[k]:
+            text[name] = block = {key: _said(source, one.contents.get((k, key))) for key in own}
+            block[""] = _spelled(source[:0].join(pieces[k]))  # pyright: ignore[reportArgumentType] - all of one kind
     in_order = all(before < after for before, after in pairwise(one.blocks))
     return text if in_order else PiecewiseText(text, data.decode(errors="replace"))
 
