@@ -20,7 +20,7 @@ from rich.table import Column
 from rich.text import Text
 
 from spanwise.commands.compare.side_by_side import side_by_side
-from spanwise.commands.shared.fitted import Fitted, plain_table, say
+from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import check_no_run, without_nan
 from spanwise.commands.shared.runs import ArmRun, planned
 from spanwise.commands.shared.samples import check_protocol, read_samples
@@ -94,7 +94,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     title = Text(f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval", style="italic")
     headings = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
     rows = ([arm, *comparison.row(arm, seeds)] for arm in comparison.methods)
-    yield Fitted(plain_table("", *headings, rows=rows, title=title))
+    yield plain_table("", *headings, rows=rows, title=title)
     yield from (Text(f"! {sentence}", style="bold red") for sentence in comparison.warnings())
     if not comparison.differences:
         return
@@ -108,7 +108,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
             size = f"{i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}]" if i.low == i.low else f"{i.value:+.3f}"
             lines.append([f"  {d.a} - {d.b}", size, d.verdict, needed])
     columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
-    yield Fitted(plain_table(Column("", overflow="fold"), *columns, rows=lines))
+    yield plain_table(Column("", overflow="fold"), *columns, rows=lines)
 
 
 def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:

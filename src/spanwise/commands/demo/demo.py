@@ -133,7 +133,7 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
     for seed, arms in result["seeds"].items():
         title = f"correctness + log score from the same hard warm start, seed {seed}"
         verdicts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
-        say(console, figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
+        say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
     for one in trained:
         rates = {"refusals": "refusal_rate", "accuracy": "accuracy"}
         curves = {name: [point.get(rate) for point in one.summary["curve"]] for name, rate in rates.items()}
@@ -159,7 +159,7 @@ def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
 
 def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     title = f"fields right in the batches, means of {WINDOW}: {trained[-1].recipe.fields} fields"
-    say(console, figure_table(title, result["arms"]), text_plot(result["curves"]))
+    say(console, *figure_table(title, result["arms"]), text_plot(result["curves"]))
 
 
 def running_mean(values: Sequence[float]) -> list[float]:

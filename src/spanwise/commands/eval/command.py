@@ -46,7 +46,7 @@ def command(
     there = len(found.prompt_n.unique())
     fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
     title = f"{model}: {there} prompts x {samples} samples{fewer}"
-    say(console, interval_table(title, found.intervals(), absent=absent), *unmeasured_sentences(absent))
+    say(console, *interval_table(title, found.intervals(), absent=absent), *unmeasured_sentences(absent))
     votes = {block: found.votes(block) for block in found.correct if found.most_votes(block)}
     if votes and found.score_n is not None and not found.stated:
         say(console, VOTES_BY_SCORE)

@@ -108,7 +108,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
     if absent and summary["batches"]:  # the rewards say what these figures cannot
         for column, batch in zip(columns.values(), (summary["batches"][0], summary["batches"][-1]), strict=True):
             column.update({f"mean reward, {k.split('/')[1]}": v for k, v in batch.items() if k.startswith("rewards/")})
-    say(console, figure_table(title, columns, absent=absent), *unmeasured_sentences(absent))
+    say(console, *figure_table(title, columns, absent=absent), *unmeasured_sentences(absent))
     if not summary["tokens_per_second"]:
         console.print("No step was left to train.")
         return
