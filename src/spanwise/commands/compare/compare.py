@@ -23,7 +23,7 @@ from spanwise.commands.compare.side_by_side import side_by_side
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import check_no_run, without_nan
 from spanwise.commands.shared.runs import ArmRun, planned
-from spanwise.commands.shared.samples import check_protocol, read_samples
+from spanwise.commands.shared.samples import ended_runs
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, unknown
@@ -62,7 +62,7 @@ def compare(
             except (KeyboardInterrupt, SystemExit):
                 say(console, "Stopped. The same command goes on with what is missing.")
                 raise
-        figures = figures_by_arm(runs)
+        *_, figures = ended_runs({run.arm: {one.seed: one.folder for one in runs if one.arm == run.arm} for run in runs})
         comparison = compare_arms(figures, figures=_present(figures), reference=reference)
         asked = {
             "places": [] if shared is None else [str(shared)],
@@ -76,16 +76,6 @@ def compare(
 
         say(console, f"Report: {report_folder(folder)}")
     return comparison
-
-
-def figures_by_arm(runs: Sequence[ArmRun]) -> dict[str, dict[int, dict[str, float | None]]]:
-    """Arm -> seed -> the final figures, with the accuracy of a vote over all samples of a prompt, at most 16."""
-    samples = {str(run.folder): read_samples(run.folder) for run in runs}
-    check_protocol(samples)
-    figures: dict[str, dict[int, dict[str, float | None]]] = {}
-    for run in runs:
-        figures.setdefault(run.arm, {})[run.seed] = samples[str(run.folder)].figures_and_votes()
-    return figures
 
 
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
