@@ -92,13 +92,11 @@ def figure_table(
         run: alarms({name: figures.get(name) for name in names if not isinstance(figures.get(name), str)})
         for run, figures in columns.items()
     }
-    rows = [
-        [
-            name.replace("_", " "),
-            *(_short(figures.get(name)) + (" !" if name in wrong[run] else "") for run, figures in columns.items()),
-        ]
-        for name in names
-    ]
+
+    def cell(run: str, name: str) -> str:
+        return _short(columns[run].get(name)) + " !" * (name in wrong[run])
+
+    rows = [[name.replace("_", " "), *(cell(run, name) for run in columns)] for name in names]
     yield Text(title, style="italic")
     yield plain_table("", *columns, rows=rows, right=range(1, len(columns) + 1))
     for run, sentences in wrong.items():
