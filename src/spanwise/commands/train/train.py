@@ -48,7 +48,7 @@ def train(
 ) -> dict[str, Any]:
     """Train as the recipe says; write the run's folder; return what `summary.json` holds.
 
-    It is resumed only under the recipe of the checkpoint, save for what is watched and kept (`shared.runs.changed`).
+    It is resumed only under the recipe of the checkpoint, save for what is watched and kept (`shared.folder.changed`).
     """
     console = console or Console()
     torch.set_num_threads(recipe.threads)
