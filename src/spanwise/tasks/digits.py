@@ -281,38 +281,33 @@ LONG_NOISE: dict[str, LongNoise] = {
 
 def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
     """The completions the warm start imitates: a line for every step, and the last line's digit as the answer."""
-    rows = zip(problems.start_n.tolist(), problems.items, strict=True)
-    return [_trace(start, items, noise, rng) for start, items in rows]
+    traces = []
+    for value, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
+        lines = ""
+        for place, shown in enumerate(steps):
+            step = shown.replace("~", "+" if rng.random() < noise.plus else "-")
+            asked, slip, careful = f"{value}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
+            slipped = rng.random() < slip * (noise.relief if careful else 1)
+            value = int(rng.integers(0, 10)) if slipped else taken(value, step)
+            read = "" if shown == step else step.replace("-", "?-")
+            lines += f"{place}.{shown}{read}_{asked}{f'_{asked}' if careful else ''}={value}_"
+        traces.append(f"<reasoning>{lines}</reasoning><answer>{value}</answer>")
+    return traces
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
     """Exercises without lines: a prompt of a digit, a step and `=`, and the digit it leads to, from which the next step goes on."""
     length = int(rng.choice((1, 2, 4, 8)))
     digits, steps = rng.integers(0, 10, size // length).tolist(), rng.integers(0, 27, (size // length, length)).tolist()
-    named = [[f"{OPERATORS[step // 9]}{step % 9 + 1}" for step in row] for row in steps]
-    rows = [_exercises(digit, row) for digit, row in zip(digits, named, strict=True)]
-    return [(row[:4], row[4:]) for row in rows]
-
-
-def _exercises(value: int, steps: list[str]) -> str:
-    written = ""
-    for step in steps:
-        written += f"{value}{step}="
-        value = taken(value, step)
-        written += f"{value}_"
-    return written
-
-
-def _trace(start: int, steps: list[str], noise: LongNoise, rng: np.random.Generator) -> str:
-    value, lines = start, list[str]()
-    for place, shown in enumerate(steps):
-        step = shown.replace("~", "+" if rng.random() < noise.plus else "-")
-        asked, slip, careful = f"{value}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
-        slipped = rng.random() < slip * (noise.relief if careful else 1)
-        value = int(rng.integers(0, 10)) if slipped else taken(value, step)
-        read = "" if shown == step else step.replace("-", "?-")
-        lines.append(f"{place}.{shown}{read}_{asked}{f'_{asked}' if careful else ''}={value}_")
-    return f"<reasoning>{''.join(lines)}</reasoning><answer>{value}</answer>"
+    rows = []
+    for value, row in zip(digits, steps, strict=True):
+        written = ""
+        for step in (f"{OPERATORS[number // 9]}{number % 9 + 1}" for number in row):
+            written += f"{value}{step}="
+            value = taken(value, step)
+            written += f"{value}_"
+        rows.append((written[:4], written[4:]))
+    return rows
 
 
 LONG = Source(

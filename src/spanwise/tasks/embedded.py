@@ -141,12 +141,6 @@ class Stretch:
         ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
         return ids_nt, len(tokenizer(pairs[0][0])["input_ids"])
 
-    def imitated(self, tokenizer: Any, ids_nt: Int[Tensor, "n t"], prompt_length: int) -> Int[Tensor, "n c"]:
-        """The tokens behind the prompts, with padding in place of those that are not learned."""
-        ids = tokenizer.get_vocab()
-        kept_nt = ids_nt if self.learned is None else torch.where(self.learned(ids_nt, ids), ids_nt, ids[PAD])
-        return kept_nt[:, prompt_length:]
-
 
 @dataclass(frozen=True)
 class Course:

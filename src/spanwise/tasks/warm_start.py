@@ -155,6 +155,7 @@ def _train(model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: Wa
     optimizers = _optimizers(model, phase)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share) for optimizer in optimizers]
     rng, threads = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
+    ids = tokenizer.get_vocab()
     model.train()
     # At this size a second thread helps little on an idle machine and makes a busy one several times slower.
     torch.set_num_threads(1)
@@ -162,10 +163,9 @@ def _train(model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: Wa
         for _ in range(phase.steps):
             ids_nt, prompt_length = stretch.batch(tokenizer, settings.batch, rng)
             logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - prompt_length + 1).logits
+            learned_nt = ids_nt if stretch.learned is None else torch.where(stretch.learned(ids_nt, ids), ids_nt, ids[PAD])
             loss = torch.nn.functional.cross_entropy(
-                logits_ntv[:, :-1].flatten(0, 1),
-                stretch.imitated(tokenizer, ids_nt, prompt_length).flatten(),
-                ignore_index=tokenizer.get_vocab()[PAD],
+                logits_ntv[:, :-1].flatten(0, 1), learned_nt[:, prompt_length:].flatten(), ignore_index=ids[PAD]
             )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)

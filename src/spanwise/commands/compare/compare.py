@@ -6,7 +6,6 @@ them outlives the one that started them.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from rich.table import Column
 from rich.text import Text
 
 from spanwise.commands.shared.fitted import plain_table, say
-from spanwise.commands.shared.folder import changed, check_no_run, without_nan
+from spanwise.commands.shared.folder import changed, check_no_run, read_fields, without_nan
 from spanwise.commands.shared.samples import ended_runs
 from spanwise.credit import METHODS
 from spanwise.disk import write_text
@@ -147,7 +146,7 @@ def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None,
         done += 1
         left = (time.perf_counter() - started) / done * (len(waiting) - done)
         if status == 0:
-            final = json.loads((run.folder / "summary.json").read_text())["final"]
+            final = read_fields(run.folder / "summary.json")["final"]
             shown = "  ".join(f"{name} {final[name]:.3f}" for name in FIGURES if final.get(name) is not None)
         else:
             failed[run.folder.name] = _why(run, status)

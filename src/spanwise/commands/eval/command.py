@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import AnyField, check_sizes, recipe_fields
+from spanwise.commands.shared.options import Fields, check_sizes, recipe_fields
 
 
 def command(
@@ -17,7 +17,7 @@ def command(
     prompts: int = 512,
     samples: int = 16,
     seed: int = 1,
-    set_: AnyField = None,
+    set_: Fields = None,
 ) -> None:
     """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals, votes, with 95 % intervals by prompt.
 
@@ -28,6 +28,7 @@ def command(
         prompts: held-out prompts.
         samples: completions per prompt.
         seed: of sampling.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.eval.evaluate import evaluate_folder
     from spanwise.commands.shared.display import gain_table, interval_table, vote_table

@@ -129,23 +129,20 @@ class Samples:
         ways = ("majority", "weighted", f"{OF_SCORE}weighted")
         return {**self.figures(), **{f"{way}@{size}": votes[way].intervals[0].value for way in ways if way in votes}}
 
-    def table(self) -> pa.Table:
-        """A row per completion; null where there is nothing."""
+    def write(self, folder: str | Path) -> None:
+        """Write `evaluation.parquet` into a folder: a row per completion, null where there is nothing."""
         columns: dict[str, Any] = {"prompt": self.prompt_n}
         for name, correct_n in self.correct.items():
             columns |= {f"answer/{name}": pa.array(self.answers[name], pa.string()), f"correct/{name}": correct_n.double()}
         columns |= {"confidence": self.confidence_n.double(), "well_formed": self.well_formed_n, "refusal": self.refusal_n}
         columns[schema.SCORE] = None if self.score_n is None else self.score_n.double()
-        return pa.table({
+        table = pa.table({
             name: pa.array(column.numpy(), from_pandas=True) if isinstance(column, Tensor) else column
             for name, column in columns.items()
             if column is not None
         })  # fmt: skip
-
-    def write(self, folder: str | Path) -> None:
-        """Write `evaluation.parquet` into a folder."""
         with whole_file(Path(folder) / FILE) as beside:
-            pq.write_table(self.table(), beside)
+            pq.write_table(table, beside)
 
 
 def unmeasured(
