@@ -32,7 +32,7 @@ from spanwise.commands.shared.samples import ended_runs
 from spanwise.credit import METHODS
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import newest_checkpoint
-from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.errors import DataError, RecipeError, check_known, unknown
 from spanwise.explain import OF_SCORE
 from spanwise.measure import ArmComparison, Interval, compare_arms
 from spanwise.objective import BASELINES
@@ -71,8 +71,8 @@ def compare(
     """Train every arm with every seed, as far as it is not there yet, and compare them."""
     console = console or Console()
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
-    if reference is not None and reference not in {run.arm for run in runs}:
-        raise RecipeError(unknown("reference arm", reference, {run.arm for run in runs}))
+    if reference is not None:
+        check_known("reference arm", reference, {run.arm for run in runs})
     check_no_run(output)
     folder = Path(output)
     with sole_writer(output):

@@ -71,17 +71,12 @@ def changed(file: Path, asked: Mapping[str, Any], *, but: Sequence[str] = _WATCH
     """What a recipe file says otherwise than it is asked for now, but for some fields; nothing if the file is not there."""
     if not file.is_file():
         return []
-    found = read_fields(file)
-    found = {**defaults(found), **found}
-    names = [name for name in asked if name not in but and found.get(name) != asked[name]]
-    said = [f"{name} was {found.get(name)!r} and is {asked[name]!r} now" for name in names]
-    return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, said, strict=True)]
-
-
-def defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What `load` fills in where a recipe of the same task says nothing."""
+    written = read_fields(file)
     plain = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
-    return plain if recipe.get("task", EMBEDDED[0]) in EMBEDDED else {**plain, **HUB}
+    before = {**plain, **({} if written.get("task", EMBEDDED[0]) in EMBEDDED else HUB), **written}
+    names = [name for name in asked if name not in but and before.get(name) != asked[name]]
+    sentences = [f"{name} was {before.get(name)!r} and is {asked[name]!r} now" for name in names]
+    return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, sentences, strict=True)]
 
 
 def without_nan(value: Any) -> Any:
