@@ -14,8 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from chain_agent import Chain, Episode, taken
 from spanwise.errors import DataError
 from spanwise.tasks import Phase, WarmStartSettings, warm_start
-from spanwise.tasks.embedded import Course, Pairs, Stretch
-from spanwise.tasks.tiny import END
+from spanwise.tasks.embedded import END, Course, Pairs, Stretch
 
 OPERATORS = "+-*"
 #: The turns of an episode that is not broken off.

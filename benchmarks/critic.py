@@ -36,8 +36,8 @@ import torch
 import yaml
 from rich.console import Console
 
+from spanwise.commands.compare.compare import ArmRun
 from spanwise.commands.shared.display import quiet
-from spanwise.commands.shared.runs import ArmRun
 from spanwise.errors import SpanwiseError
 from spanwise.measure import Interval, compare_arms, mean_interval
 from spanwise.recipe import load

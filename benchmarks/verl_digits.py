@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spanwise.commands.demo.demo import DIGITS
 from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.shared.display import figure_table, text_plot
+from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.folder import new_folder
 from spanwise.measure import figures
 from spanwise.recipe import load
@@ -112,7 +113,7 @@ def main() -> None:
         console.print(f"{arm}: {seconds:.0f} s", highlight=False)
     told = {key: value if isinstance(value, int | float | str) else str(value) for key, value in vars(choice).items()}
     (choice.output / "summary.json").write_text(json.dumps({"options": told, "arms": found, "curves": curves}, indent=2))
-    console.print(figure_table(f"correctness + log score from the same hard warm start, verl, seed {choice.seed}", found))
+    say(console, *figure_table(f"correctness + log score from the same hard warm start, verl, seed {choice.seed}", found))
     for arm, points in curves.items():
         console.print(f"\n{arm}, every {SMOOTH} steps", highlight=False)
         shown = {"refusals": "refusal_rate", "accuracy": "accuracy"}

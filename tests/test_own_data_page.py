@@ -11,7 +11,7 @@ from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.recipe import load
 from spanwise.rollouts.readers.plain import NAMES
-from spanwise.tasks.rows import check_cells, find_columns, read_rows
+from spanwise.tasks.hub import check_cells, find_columns, read_rows
 
 PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "own_data.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^```(?:text|json) (\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))

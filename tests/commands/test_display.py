@@ -8,6 +8,7 @@ from rich.console import Console
 
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.shared.display import figure_table, interval_table, vote_table
+from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.measure import Interval, compare_arms, voting
 
@@ -16,8 +17,7 @@ TAGS = {"answer": "answer", "confidence": "confidence"}
 
 def shown(*parts, width=80):
     console = Console(width=width, file=io.StringIO())
-    for part in parts:
-        console.print(part)
+    say(console, *parts)
     return console.file.getvalue()
 
 
@@ -48,15 +48,15 @@ def test_a_comparison_fits_whatever_the_terminal(width):
 
 def test_tables_of_one_run_mark_what_is_wrong():
     good = {"accuracy": 0.85, "ece": 0.03}
-    text = shown(figure_table("train: a", {"start": good, "end": {"accuracy": 0.0, "ece": 0.001}}))
+    text = shown(*figure_table("train: a", {"start": good, "end": {"accuracy": 0.0, "ece": 0.001}}))
     assert "! end: hardly any answer is right (accuracy, ece)" in text
     assert next(line.split() for line in text.splitlines() if "ece" in line) == ["ece", "0.030", "0.001", "!"]
-    assert "!" not in shown(figure_table("train: a", {"start": good}))
+    assert "!" not in shown(*figure_table("train: a", {"start": good}))
     some = Interval(0.001, 0.0, 0.01, 0.001, 0.95, 4)
-    text = shown(interval_table("a", {"accuracy": some, "auroc": None}))
+    text = shown(*interval_table("a", {"accuracy": some, "auroc": None}))
     assert "0.001 !" in text
     assert "! hardly any answer is right (accuracy)" in text
-    assert "auroc" not in shown(interval_table("a", {"accuracy": some, "auroc": None}, absent=["auroc"]))
+    assert "auroc" not in shown(*interval_table("a", {"accuracy": some, "auroc": None}, absent=["auroc"]))
 
 
 def test_a_vote_table_of_sixteen_samples_fits():

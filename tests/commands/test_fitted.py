@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from rollout_files import said, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
@@ -15,7 +16,7 @@ from spanwise.commands.credit.write import figures_table, summary
 from spanwise.commands.fidelity.fidelity import fixed_point_table
 from spanwise.commands.methods.methods import _table as methods_table
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, vote_table
-from spanwise.commands.shared.fitted import Fitted
+from spanwise.commands.shared.fitted import say
 from spanwise.commands.why.why import _counts, _one, reasons
 from spanwise.fidelity.fixed_point import fixed_point_rows
 from spanwise.measure import Interval, compare_arms, curve_difference, voting
@@ -25,15 +26,15 @@ WIDTHS = (60, 80, 200)
 LONG = "a_method_with_a_name_of_its_own"
 
 
-def printed(thing, width):
+def printed(*things, width, keep=1):
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(thing)
+    say(console, *things, keep=keep)
     return console.file.getvalue()
 
 
 def check(table, width, *, keep=1):
     """No line is wider than the console, no cell of numbers is broken, no word is, and no part lacks a row."""
-    text = printed(Fitted(table, keep), width)
+    text = printed(table, width=width, keep=keep)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     console = Console()
@@ -69,7 +70,7 @@ def test_a_path_of_any_length_stands_above_the_table(width, tmp_path):
     folder = tmp_path / ("deep" * 20)
     folder.mkdir()
     result = credit_rollouts(verl_file(folder / "1.jsonl", [said("4", "0.9"), said("5", "0.1")], acc=[1, 0]))
-    text = printed(Fitted(figures_table(summary(result, {})["methods"], result.title), 2), width)
+    text = printed(figures_table(summary(result, {})["methods"], result.title), width=width, keep=2)
     assert str(folder) in re.sub(r"\s", "", text).replace("\n", "")
 
 
@@ -83,9 +84,9 @@ def test_compare(width):
     }
     comparison = compare_arms(found)
     for thing in comparison_tables(comparison):
-        if isinstance(thing, Fitted):
-            check(thing.table, width, keep=thing.keep)
-    text = " ".join("".join(printed(thing, width) for thing in comparison_tables(comparison)).split())
+        if isinstance(thing, Table):
+            check(thing, width)
+    text = " ".join(printed(*comparison_tables(comparison), width=width).split())
     for name in FIGURES:
         assert name.replace("_", " ") in text
     for arm in arms:
@@ -115,14 +116,14 @@ def test_figures_of_training_evaluation_and_demo(width):
         "seconds",
     )
     columns = {arm: dict(zip(names, numbers(len(names)), strict=True)) for arm in ("scalar", "blockwise", LONG)}
-    text = printed(figure_table("the same start", columns), width)
+    text = printed(*figure_table("the same start", columns), width=width)
     assert max(map(len, text.splitlines())) <= width
     for name in names:
         assert name.replace("_", " ") in text
     for found in columns.values():
         assert all(f"{value:.3f}" in text for value in found.values())
     intervals = {name: Interval(0.123, 0.1, 0.15, 0.01, 0.95, 512) for name in names}
-    text = printed(interval_table("runs/a", intervals), width)
+    text = printed(*interval_table("runs/a", intervals), width=width)
     assert text.count("0.100 to 0.150") == len(names)
 
 
@@ -133,8 +134,8 @@ def test_votes(width):
         prompts=[n // 64 for n in range(256)], resamples=5,
     )  # fmt: skip
     shown = vote_table("accuracy of a vote", votes)
-    check(shown.table, width)
-    check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])).table, width)
+    check(shown, width)
+    check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import LONG_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
-from spanwise.tasks.digits_long import (
+from spanwise.tasks.digits import (
     LONG,
     LONG_NOISE,
     LONG_POSITIONS,

@@ -13,8 +13,7 @@ from spanwise.errors import RecipeError
 from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
-from spanwise.tasks.digits import DIGITS, Problems
-from spanwise.tasks.digits_twice import TWICE_NOISE, TwiceNoise, twice_traces
+from spanwise.tasks.digits import DIGITS, TWICE_NOISE, Problems, TwiceNoise, twice_traces
 from spanwise.tasks.embedded import STARTS
 from spanwise.tasks.warm_start import shortened
 

@@ -184,10 +184,10 @@ class RunRecord:
 
 def _make_report(folder: Path) -> None:
     """Make the report of a run folder as `spanwise report` does, in a process of its own; a failure is a warning."""
-    command = [sys.executable, "-m", "spanwise.commands.report", str(folder)]
+    command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1].removeprefix("Error: ")
         warnings.warn(
             f"report.html of '{folder}' could not be made: {why} All data is there; try again with: spanwise report {folder}",
             UserWarning,

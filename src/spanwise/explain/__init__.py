@@ -1,8 +1,7 @@
 """What is said of a batch, a run and an evaluation: one table of rules, and the sentences that follow from it."""
 
-from spanwise.explain.alarms import alarms, batch_alarms, end_alarms
+from spanwise.explain.alarms import CALIBRATION, CAUSES, OF_SCORE, SCORE_FIGURES, SHOWN_BY, alarms, batch_alarms, end_alarms
 from spanwise.explain.remarks import setup_warnings
-from spanwise.explain.rules import CALIBRATION, CAUSES, OF_SCORE, SCORE_FIGURES, SHOWN_BY
 
 __all__ = [
     "CALIBRATION",

@@ -99,11 +99,13 @@ class Roller:
         """Where the blocks of completions lie, and what they say."""
         return find_blocks(ids_nt, mask_nt, layout=self.task.layout, vocabulary=self.vocabulary)
 
-    def rewards(self, rows: Any, text: list[BlockText], row_n: Sequence[int]) -> Float[Tensor, " n"]:
-        """Whether first blocks are right; NaN where a completion has none."""
+    def rewards(
+        self, rows: Any, text: list[BlockText], row_n: Sequence[int], objective: Objective | None = None
+    ) -> Float[Tensor, " n"]:
+        """What an objective says of completions, by default whether first blocks are right; NaN where a completion has none."""
         cells = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
         columns = {name: [column[row] for row in row_n] for name, column in cells.items()}
-        objective = Objective("correct", pays=(self.task.layout.names[0],))
+        objective = objective or Objective("correct", pays=(self.task.layout.names[0],))
         return score_all([objective], text, columns=columns).reward_nm[:, 0]
 
     def blocks(self, rows: Any, *, samples: int, seed: int) -> FirstBlocks:

@@ -2,16 +2,12 @@
 
 from spanwise.layout import Layout
 from spanwise.recipe import SCRIPT, Recipe
-from spanwise.tasks.digits import DIGITS_LAYOUT, is_refusal
-from spanwise.tasks.digits_long import LONG_LAYOUT
-from spanwise.tasks.digits_twice import TWICE_LAYOUT
-from spanwise.tasks.embedded import Start, embedded
+from spanwise.tasks.digits import DIGITS_LAYOUT, LONG_LAYOUT, TWICE_LAYOUT, is_refusal
+from spanwise.tasks.embedded import Start, build_fields_tokenizer, build_model, build_tokenizer, embedded
 from spanwise.tasks.fields import Fields
 from spanwise.tasks.hub import LAYOUTS, load_task
 from spanwise.tasks.task import Task, digits_task
-from spanwise.tasks.tiny import build_fields_tokenizer, build_model, build_tokenizer
-from spanwise.tasks.warm_cache import default_cache_folder
-from spanwise.tasks.warm_start import Phase, WarmStartSettings, warm_start
+from spanwise.tasks.warm_start import Phase, WarmStartSettings, default_cache_folder, warm_start
 
 
 def task_start(recipe: Recipe) -> Start | Fields | None:

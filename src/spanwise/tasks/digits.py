@@ -3,11 +3,39 @@
 A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six, so that
 every prompt has the same number of tokens. Steps are taken from left to right, modulo 10. `~` is a smudged operator: in truth
 `+` with probability 0.7 and `-` with 0.3, drawn once per prompt and visible to nobody, so that no model can know every answer.
+
+Two attempts at the smudged digit chain: an answer at once, then a reflection that has room for the steps, and a second answer.
+
+    7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
+
+The first attempt is one digit without any working. A transformer of two layers cannot take many steps at once, so beyond the
+first step its answer is a guess, and a vote over guesses is a guess too. The reflection may write a digit per step, which the
+same model can learn, or nothing. The warm start has the habit of an untrained model: most of its reflections are empty and repeat
+the first answer, and those that write the steps out slip so often that the second attempt starts about as accurate as the first.
+Nothing but the reward says that writing them out pays.
+
+The long digit chain: completions of some seventy tokens, in which a few decisions open segments of tokens that follow from them.
+
+    70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
+
+A prompt is a start digit and eight numbered places: 4 to 8 steps (an operator and an operand 1..9), then fillers. Steps are taken
+from left to right, modulo 10. A line of the completion takes one of them:
+
+    0.+3_7+3=0_           its number, the step copied, the value so far and the step, the new value
+    0.~3+3_7+3=0_         a smudged operator is copied, then read as a plus,
+    0.~3?-3_7-3=4_        or, with a question mark, as a minus
+    0.+3_7+3_7+3=0_       with care: value and step are written twice, and slips are rarer
+
+What a line decides is how a smudged operator is read, whether care is taken, and which digit comes out. Everything else follows
+from what stands before it. In truth a smudge is a plus 19 times in 20, each for itself, and the warm start reads it either way
+like a coin. So the chance to be right changes at a few places, and the only reward comes at the end. A reading is a token that a
+critic can see; a slip is one only to a critic that can calculate.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -170,3 +198,121 @@ def draw_chains(
 
 
 DIGITS = Source(draw_chains, 20_260)
+
+
+#: The two attempts. The first has no tag for reasoning: it has no room for any.
+TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
+
+
+@dataclass(frozen=True)
+class TwiceNoise:
+    """What the traces of a warm start with two attempts are like."""
+
+    slip: tuple[float, float, float, float]  # a digit of the reflection becomes a random one, by operator
+    repeat: float  # share of reflections that are empty and give the first answer again
+    refusal: float = 0.02  # share of first answers that are `?`
+    glance: float = 0.8  # a first answer takes one more step right: glance**(k - 1) of k steps; the others are random digits
+
+
+TWICE_NOISE: dict[str, TwiceNoise] = {
+    "twice_early": TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.2),
+    "twice": TwiceNoise(slip=(0.15, 0.25, 0.45, 0.20), repeat=0.85),
+}
+
+
+def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Generator) -> list[str]:
+    """The completions the warm start imitates: a first answer, a reflection that is empty or has slips, a second answer."""
+    size = len(problems)
+    digit_ns = slipping_chain(problems, noise.slip, rng)
+    repeat_n = rng.random(size) < noise.repeat
+    seen_n = rng.random(size) < noise.glance ** (problems.length_n - 1)
+    first_n = np.where(seen_n, np.array(problems.answers), rng.integers(0, 10, size).astype(str))
+    first_n = np.where(rng.random(size) < noise.refusal, "?", first_n)
+    traces = []
+    rows = zip(first_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), repeat_n.tolist(), strict=True)
+    for first, digits, length, repeat in rows:
+        reasoning, second = ("", first) if repeat else ("".join(map(str, digits[:length])), str(digits[length - 1]))
+        traces.append(f"<answer>{first}</answer><reasoning>{reasoning}</reasoning><answer>{second}</answer>")
+    return traces
+
+
+#: The steps of the long chain.
+FEWEST, MOST = 4, 8
+LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
+#: How often a smudged operator of the long chain is a plus.
+LONG_PLUS = 0.95
+#: Tokens of the longest completion of this form: eight lines, all smudges read as minuses with care, then tags, answer and end.
+LONGEST = MOST * 14 + 6
+#: Room for a prompt and the longest completion.
+LONG_POSITIONS = 160
+
+#: The one block of a completion of the long chain.
+LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
+
+
+@dataclass(frozen=True)
+class LongProblems(Problems):
+    """N problems of eight places each, of which 4 to 8 hold a step; see `Problems`. `plus_n` (N, 8) speaks of each place."""
+
+    @property
+    def prompts(self) -> list[str]:
+        """The prompt texts: the start digit, the numbered steps and fillers, and `=`."""
+        filled = [items + [FILLER] * (MOST - len(items)) for items in self.items]
+        pairs = zip(self.start_n.tolist(), filled, strict=True)
+        return [f"{start}{''.join(f'{place}{step}' for place, step in enumerate(steps))}=" for start, steps in pairs]
+
+
+@dataclass(frozen=True)
+class LongNoise:
+    """What the traces of a warm start on the long chain are like."""
+
+    slip: tuple[float, float, float]  # a new value becomes a random digit, for `+`, `-` and `*`
+    careful: float = 0.3  # share of lines that are taken with care
+    relief: float = 0.2  # slips with care, as a share of the others
+    plus: float = 0.5  # how often a smudge is read as a plus
+
+
+LONG_NOISE: dict[str, LongNoise] = {
+    "long_tables": LongNoise(slip=(0.0, 0.0, 0.0)),
+    "long_early": LongNoise(slip=(0.0, 0.0, 0.0)),
+    "long": LongNoise(slip=(0.04, 0.06, 0.15)),
+}
+
+
+def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
+    """The completions the warm start imitates: a line for every step, and the last line's digit as the answer."""
+    traces = []
+    for value, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
+        lines = ""
+        for place, shown in enumerate(steps):
+            step = shown.replace("~", "+" if rng.random() < noise.plus else "-")
+            asked, slip, careful = f"{value}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
+            slipped = rng.random() < slip * (noise.relief if careful else 1)
+            value = int(rng.integers(0, 10)) if slipped else taken(value, step)
+            read = "" if shown == step else step.replace("-", "?-")
+            lines += f"{place}.{shown}{read}_{asked}{f'_{asked}' if careful else ''}={value}_"
+        traces.append(f"<reasoning>{lines}</reasoning><answer>{value}</answer>")
+    return traces
+
+
+def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """Exercises without lines: a prompt of a digit, a step and `=`, and the digit it leads to, from which the next step goes on."""
+    length = int(rng.choice((1, 2, 4, 8)))
+    digits, steps = rng.integers(0, 10, size // length).tolist(), rng.integers(0, 27, (size // length, length)).tolist()
+    rows = []
+    for value, row in zip(digits, steps, strict=True):
+        written = ""
+        for step in (f"{OPERATORS[number // 9]}{number % 9 + 1}" for number in row):
+            written += f"{value}{step}="
+            value = taken(value, step)
+            written += f"{value}_"
+        rows.append((written[:4], written[4:]))
+    return rows
+
+
+LONG = Source(
+    partial(
+        draw_chains, kind=LongProblems, lengths=(FEWEST, MOST), operator_share=LONG_SHARE, plus=LONG_PLUS, each_step=True
+    ),
+    20_262,
+)

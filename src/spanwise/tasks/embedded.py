@@ -1,6 +1,7 @@
 """The embedded tasks: where their problems come from, the shape of a completion, and what their models learned before.
 
-A warm start is a `Course`: stretches of training on noisy traces, one after the other.
+A warm start is a `Course`: stretches of training on noisy traces, one after the other. Tokenizers have some forty or sixty ids
+and models at most 0.6 million parameters; all are real `transformers` classes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,106 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.layout import Layout
-from spanwise.tasks.digits import DIGITS, DIGITS_LAYOUT, NOISE, noisy_traces
-from spanwise.tasks.digits_long import LONG, LONG_LAYOUT, LONG_NOISE, LONG_POSITIONS, LONGEST, long_traces, tables
-from spanwise.tasks.digits_twice import TWICE_LAYOUT, TWICE_NOISE, twice_traces
-from spanwise.tasks.fields import FIELDS_NOISE, Fields
+from spanwise.tasks import digits
+from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.tasks.problems import Source
-from spanwise.tasks.tiny import END, PAD, build_fields_tokenizer, build_tokenizer
+
+PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
+# At the usual 0.02 the blocks' outputs swamp the digits and arithmetic is learned much later.
+_EMBEDDING_STD = 0.5
+
+
+def build_tokenizer() -> Any:
+    """The tokenizer of the digit chain: one token per tag, per operator with its operand, and per other character.
+
+    It adds no special tokens by itself, pads on the left, and decodes what it encoded to the same text.
+
+    Example:
+        >>> tokenizer = build_tokenizer()
+        >>> tokenizer.tokenize("7+3*4____=<answer>0</answer>")
+        ['7', '+3', '*4', '_', '_', '_', '_', '=', '<answer>', '0', '</answer>']
+        >>> len(tokenizer), tokenizer.pad_token, tokenizer.eos_token
+        (61, '<pad>', '<eos>')
+    """
+    tags = [mark for tag in digits.DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
+    steps = [f"{operator}{operand}" for operator in digits.OPERATORS for operand in range(1, 10)]
+    words = [*tags, *"0123456789", digits.FILLER, "=", ".", "?", *steps]
+    return _word_tokenizer(words, r"</?[a-z]+>|[-+*~][1-9]|.")
+
+
+def build_fields_tokenizer() -> Any:
+    """The tokenizer of the fields: one token per key with its punctuation, per digit and per brace; for the rest as above.
+
+    Example:
+        >>> tokenizer = build_fields_tokenizer()
+        >>> tokenizer.tokenize('3_8_={"a": 1, "total": 6}')[4:]
+        ['=', '{"a": ', '1', ', "total": ', '6', '}']
+        >>> len(tokenizer)
+        33
+    """
+    return _word_tokenizer([*"0123456789", digits.FILLER, "=", *field_words()], r"""\{"a": |, "[a-z]+": |.""")
+
+
+def _word_tokenizer(words: list[str], pattern: str) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    ids = {word: index for index, word in enumerate([PAD, END, UNKNOWN, *words])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 64, width: int = 128, heads: int = 4) -> Any:
+    """A Llama with random weights; the global random state stays as it was.
+
+    Positions are rotary: prompts have one length, so step i always stands the same distance before the digit it leads to.
+
+    Args:
+        tokenizer: of the embedded tasks.
+        seed: of the weights.
+        layers: two are enough for short chains.
+        positions: room for prompt and completion.
+        width: of the residual stream, a multiple of 16.
+        heads: of attention; each has an even share of the width.
+
+    Example:
+        >>> model = build_model(build_tokenizer(), 0)
+        >>> type(model).__name__, model.num_parameters()
+        ('LlamaForCausalLM', 403712)
+        >>> build_model(build_tokenizer(), 0, layers=3, positions=256).num_parameters()
+        601600
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ids = tokenizer.get_vocab()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=width * 43 // 16,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+        pad_token_id=ids[PAD],
+        eos_token_id=ids[END],
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=_EMBEDDING_STD)
+    return model
+
 
 #: Prompts, none of them held out, and what is written behind them.
 Pairs = list[tuple[str, str]]
@@ -45,12 +140,6 @@ class Stretch:
         texts = [f"{prompt}{trace}{END}" for prompt, trace in pairs]
         ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
         return ids_nt, len(tokenizer(pairs[0][0])["input_ids"])
-
-    def imitated(self, tokenizer: Any, ids_nt: Int[Tensor, "n t"], prompt_length: int) -> Int[Tensor, "n c"]:
-        """The tokens behind the prompts, with padding in place of those that are not learned."""
-        ids = tokenizer.get_vocab()
-        kept_nt = ids_nt if self.learned is None else torch.where(self.learned(ids_nt, ids), ids_nt, ids[PAD])
-        return kept_nt[:, prompt_length:]
 
 
 @dataclass(frozen=True)
@@ -99,23 +188,24 @@ def _course(
 
 def _long_course() -> Course:
     """Arithmetic alone, of which the model learns nothing but what a step leads to; then long traces."""
-    noises = dict(LONG_NOISE)
+    noises = dict(digits.LONG_NOISE)
     exercises = Stretch(
-        "long_tables", 6, noises.pop("long_tables"), lambda size, rng: tables(4 * size, rng=rng),
+        "long_tables", 6, noises.pop("long_tables"), lambda size, rng: digits.tables(4 * size, rng=rng),
         lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
     )  # fmt: skip
-    traces = _course(7, noises, LONG, long_traces, share=2)  # half as many long chains as there are short ones in a step
-    return Course((exercises, *traces.stretches), shape={"layers": 3, "positions": LONG_POSITIONS})
+    # Half as many long chains as there are short ones in a step.
+    traces = _course(7, noises, digits.LONG, digits.long_traces, share=2)
+    return Course((exercises, *traces.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
 
 
-_HARD = _course(0, NOISE, DIGITS, noisy_traces)
+_HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
 #: 4 and 5 are the places of another warm start (benchmarks/agent_start.py).
-_TWICE = _course(2, TWICE_NOISE, DIGITS, twice_traces)
+_TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
 STARTS: Mapping[Start, Embedded] = {
-    "easy": Embedded("digits-easy", DIGITS_LAYOUT, 32, DIGITS, Course(_HARD.stretches[:1])),
-    "hard": Embedded("digits-hard", DIGITS_LAYOUT, 32, DIGITS, _HARD),
-    "twice": Embedded("digits-twice", TWICE_LAYOUT, 32, DIGITS, _TWICE),
-    "long": Embedded("digits-long", LONG_LAYOUT, LONGEST, LONG, _long_course()),
+    "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),
+    "hard": Embedded("digits-hard", digits.DIGITS_LAYOUT, 32, digits.DIGITS, _HARD),
+    "twice": Embedded("digits-twice", digits.TWICE_LAYOUT, 32, digits.DIGITS, _TWICE),
+    "long": Embedded("digits-long", digits.LONG_LAYOUT, digits.LONGEST, digits.LONG, _long_course()),
 }
 
 

@@ -1,11 +1,19 @@
-"""The warm start: a tiny model that has read noisy traces of an embedded task, trained once and cached."""
+"""The warm start: a tiny model that has read noisy traces of an embedded task, trained once and cached.
+
+Models are kept as whole folders or not at all, and each file is known by its digest.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spanwise.disk import refusal
 from spanwise.errors import DataError
-from spanwise.tasks.embedded import Course, Start, Stretch, embedded
+from spanwise.tasks.embedded import PAD, Course, Start, Stretch, build_model, embedded
 from spanwise.tasks.fields import Fields
-from spanwise.tasks.tiny import PAD, build_model
-from spanwise.tasks.warm_cache import default_cache_folder, is_intact, load, save
 
+_RECORD = "warm_start.json"
+_logger = logging.getLogger(__name__)
 Progress = Callable[[int, int, float], None]
 
 
@@ -100,7 +109,7 @@ def warm_start(
 
     Args:
         start: "easy" solves about 58 % of the held-out prompts, "hard" about 33 % and refuses twice as often (9 %); "twice" makes
-            two attempts, each of which solves about 18 %, see `digits_twice`; "long" writes some seventy tokens, see `digits_long`,
+            two attempts, each of which solves about 18 %, and "long" writes some seventy tokens, see `tasks.digits`,
             and solves about half. `Fields` write a JSON object, see `fields`; every kind and
             number of fields has a start of its own.
         seed: of the weights and the traces.
@@ -146,6 +155,7 @@ def _train(model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: Wa
     optimizers = _optimizers(model, phase)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share) for optimizer in optimizers]
     rng, threads = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
+    ids = tokenizer.get_vocab()
     model.train()
     # At this size a second thread helps little on an idle machine and makes a busy one several times slower.
     torch.set_num_threads(1)
@@ -153,10 +163,9 @@ def _train(model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: Wa
         for _ in range(phase.steps):
             ids_nt, prompt_length = stretch.batch(tokenizer, settings.batch, rng)
             logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - prompt_length + 1).logits
+            learned_nt = ids_nt if stretch.learned is None else torch.where(stretch.learned(ids_nt, ids), ids_nt, ids[PAD])
             loss = torch.nn.functional.cross_entropy(
-                logits_ntv[:, :-1].flatten(0, 1),
-                stretch.imitated(tokenizer, ids_nt, prompt_length).flatten(),
-                ignore_index=tokenizer.get_vocab()[PAD],
+                logits_ntv[:, :-1].flatten(0, 1), learned_nt[:, prompt_length:].flatten(), ignore_index=ids[PAD]
             )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -205,6 +214,84 @@ def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings
 def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSettings) -> str:
     key = hashlib.sha256(json.dumps(_identity(course, index, seed, settings), sort_keys=True).encode()).hexdigest()
     return f"{course.folder.format(course.stretches[index].name)}-{seed}-{key[:12]}"
+
+
+def default_cache_folder() -> Path:
+    """`$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", {"SPANWISE_CACHE": "/data/warm"}):
+        ...     default_cache_folder().as_posix()
+        '/data/warm'
+    """
+    if own := os.environ.get("SPANWISE_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spanwise"
+
+
+def is_intact(folder: Path) -> bool:
+    """Whether a cached folder is there and every file is as it was written; logs a notice if it is there and is not."""
+    if not folder.exists():
+        return False
+    try:
+        files = json.loads((folder / _RECORD).read_text())["files"]
+        broken = [name for name, digest in files.items() if _digest(folder / name) != digest]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        broken = [f"{_RECORD} ({type(error).__name__})"]
+    if broken:
+        _logger.warning("The cached warm start '%s' is damaged (%s); it is built again.", folder, ", ".join(broken))
+    return not broken
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
+
+
+def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) -> None:
+    """Write beside the target and rename, so that a reader sees the whole folder or none."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-", ignore_cleanup_errors=True) as scratch:
+            fresh = Path(scratch) / folder.name
+            with _quiet():
+                model.save_pretrained(fresh)
+                tokenizer.save_pretrained(fresh)
+            files = {file.name: _digest(file) for file in sorted(fresh.iterdir())}
+            (fresh / _RECORD).write_text(json.dumps({**record, "files": files}, indent=2))
+            shutil.rmtree(folder, ignore_errors=True)
+            fresh.rename(folder)
+    except Exception as error:
+        reason = refusal(error) or (error.strerror or str(error) if isinstance(error, OSError) else None)
+        if reason is None:
+            raise
+        if is_intact(folder):  # another process finished the same warm start first
+            return
+        raise DataError(
+            f"The warm start cannot be written to '{folder}' ({reason}); set SPANWISE_CACHE to a folder you may write to."
+        ) from error
+
+
+def load(folder: Path) -> Any:
+    """The model of a cached folder."""
+    from transformers import AutoModelForCausalLM
+
+    with _quiet():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the progress bars of transformers, which would cut through ours."""
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 #: Of the quintic iteration; see torch.optim.Muon.

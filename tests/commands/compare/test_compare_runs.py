@@ -15,8 +15,7 @@ from rich.console import Console
 from scipy import stats
 
 from spanwise.commands.compare import compare as room
-from spanwise.commands.compare.compare import compare
-from spanwise.commands.shared.runs import arm_fields, planned
+from spanwise.commands.compare.compare import arm_fields, compare, planned
 from spanwise.commands.shared.samples import Samples, read_samples
 from spanwise.commands.train import recorder as recorder_room
 from spanwise.commands.train.train import train

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from spanwise.commands.compare.side_by_side import side_by_side
+from spanwise.commands.compare.compare import side_by_side
 
 SLEEP = "import time; time.sleep(60)"
 

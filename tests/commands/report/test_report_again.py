@@ -284,7 +284,7 @@ def test_the_command_of_a_comparison_asks_for_the_same(case, tmp_path, monkeypat
     pages = []
     monkeypatch.setattr(compare_module, "_train_waiting", lambda *_: None)
     monkeypatch.setattr(
-        compare_module, "figures_by_arm", lambda runs: {run.arm: {3: {"ece": 0.1}, 4: {"ece": 0.2}} for run in runs}
+        compare_module, "ended_runs", lambda places: ({}, {}, {arm: {3: {"ece": 0.1}, 4: {"ece": 0.2}} for arm in places})
     )
     monkeypatch.setattr("spanwise.commands.report.report.report_folder", lambda folder: pages.append(folder))
     compare_module.compare(output=str(tmp_path / "out"), console=quiet(), **asked)

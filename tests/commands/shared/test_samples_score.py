@@ -45,7 +45,7 @@ def test_both_ways_of_weighing_a_vote_are_there_and_one_where_there_is_one():
     for name, stated in (("both", (0.9, 0.9, 0.1)), ("score alone", (NAN,) * 3)):
         curves = samples([0.2, 0.3, 1.7], stated=stated, **hand).votes(budgets=(3,), resamples=2)
         last[name] = {way: float(curve.value_pb) for way, curve in curves.items()}
-        table = vote_table("", curves).table
+        table = vote_table("", curves)
     both = last["both"]  # spoken: a 1.8 > b .1; score: a .5 < b 1
     assert (both["majority"], both["weighted"], both["maxconf"]) == (0.0, 0.0, 0.0)
     assert (both["laser_weighted"], both["laser_maxconf"]) == (1.0, 1.0)

@@ -11,10 +11,10 @@ import yaml
 from rich.console import Console
 
 from full_disk import full_disk
+from spanwise.commands.compare.compare import planned
 from spanwise.commands.demo.demo import DIGITS, run_demo
 from spanwise.commands.report.report import report_folder
-from spanwise.commands.shared.folder import new_folder, newest_folder
-from spanwise.commands.shared.runs import changed, planned
+from spanwise.commands.shared.folder import changed, new_folder, newest_folder
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError

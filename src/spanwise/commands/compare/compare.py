@@ -1,17 +1,24 @@
-"""`compare`: several arms, several seeds each, from one start; a table with intervals, and what it can and cannot say."""
+"""`compare`: several arms, several seeds each, from one start; a table with intervals, and what it can and cannot say.
+
+A run is one arm with one seed: what it trains, where, and whether that is done. Processes are trained side by side, and none of
+them outlives the one that started them.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -19,21 +26,35 @@ from rich.console import Console, RenderableType
 from rich.table import Column
 from rich.text import Text
 
-from spanwise.commands.compare.side_by_side import side_by_side
-from spanwise.commands.shared.fitted import Fitted, plain_table, say
-from spanwise.commands.shared.folder import check_no_run, without_nan
-from spanwise.commands.shared.runs import ArmRun, planned
-from spanwise.commands.shared.samples import check_protocol, read_samples
+from spanwise.commands.shared.fitted import plain_table, say
+from spanwise.commands.shared.folder import changed, check_no_run, read_fields, without_nan
+from spanwise.commands.shared.samples import ended_runs
+from spanwise.credit import METHODS
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import newest_checkpoint
-from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.errors import DataError, RecipeError, check_known, unknown
 from spanwise.explain import OF_SCORE
 from spanwise.measure import ArmComparison, Interval, compare_arms
-from spanwise.rollouts.folder import RunFolder, sole_writer
+from spanwise.objective import BASELINES
+from spanwise.recipe import Recipe, load
+from spanwise.rollouts.folder import RunFolder, is_filled, sole_writer
 
 #: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
 _PLACE = ("output", "seed")
+COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
+#: What says from where a run starts and how it is evaluated: arms that differ in it have no figures to compare.
+_SAME = (
+    "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
+    "start_steps", "temperature", "eval_prompts", "eval_samples",
+)  # fmt: skip
+#: What a run has at its end only.
+_ENDED = ("summary.json", "evaluation.parquet")
+#: The fields that a run's own recipe.yaml has filled in from the preset (`recipe.resolved`).
+_FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
+_LOOK_SECONDS = 0.1
+_END_SECONDS = 10.0
+_Item = TypeVar("_Item")
 
 
 def compare(
@@ -50,8 +71,8 @@ def compare(
     """Train every arm with every seed, as far as it is not there yet, and compare them."""
     console = console or Console()
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
-    if reference is not None and reference not in {run.arm for run in runs}:
-        raise RecipeError(unknown("reference arm", reference, {run.arm for run in runs}))
+    if reference is not None:
+        check_known("reference arm", reference, {run.arm for run in runs})
     check_no_run(output)
     folder = Path(output)
     with sole_writer(output):
@@ -62,7 +83,7 @@ def compare(
             except (KeyboardInterrupt, SystemExit):
                 say(console, "Stopped. The same command goes on with what is missing.")
                 raise
-        figures = figures_by_arm(runs)
+        *_, figures = ended_runs({run.arm: {one.seed: one.folder for one in runs if one.arm == run.arm} for run in runs})
         comparison = compare_arms(figures, figures=_present(figures), reference=reference)
         asked = {
             "places": [] if shared is None else [str(shared)],
@@ -78,23 +99,13 @@ def compare(
     return comparison
 
 
-def figures_by_arm(runs: Sequence[ArmRun]) -> dict[str, dict[int, dict[str, float | None]]]:
-    """Arm -> seed -> the final figures, with the accuracy of a vote over all samples of a prompt, at most 16."""
-    samples = {str(run.folder): read_samples(run.folder) for run in runs}
-    check_protocol(samples)
-    figures: dict[str, dict[int, dict[str, float | None]]] = {}
-    for run in runs:
-        figures.setdefault(run.arm, {})[run.seed] = samples[str(run.folder)].figures_and_votes()
-    return figures
-
-
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     """The table of figures with what is wrong in it, then that of paired differences."""
     seeds = max(interval.count for interval in comparison.cells.values())
     title = Text(f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval", style="italic")
     headings = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
     rows = ([arm, *comparison.row(arm, seeds)] for arm in comparison.methods)
-    yield Fitted(plain_table("", *headings, rows=rows, title=title))
+    yield plain_table("", *headings, rows=rows, title=title)
     yield from (Text(f"! {sentence}", style="bold red") for sentence in comparison.warnings())
     if not comparison.differences:
         return
@@ -108,7 +119,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
             size = f"{i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}]" if i.low == i.low else f"{i.value:+.3f}"
             lines.append([f"  {d.a} - {d.b}", size, d.verdict, needed])
     columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
-    yield Fitted(plain_table(Column("", overflow="fold"), *columns, rows=lines))
+    yield plain_table(Column("", overflow="fold"), *columns, rows=lines)
 
 
 def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
@@ -135,7 +146,7 @@ def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None,
         done += 1
         left = (time.perf_counter() - started) / done * (len(waiting) - done)
         if status == 0:
-            final = json.loads((run.folder / "summary.json").read_text())["final"]
+            final = read_fields(run.folder / "summary.json")["final"]
             shown = "  ".join(f"{name} {final[name]:.3f}" for name in FIGURES if final.get(name) is not None)
         else:
             failed[run.folder.name] = _why(run, status)
@@ -205,3 +216,166 @@ def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, opti
 
 def _interval(interval: Interval) -> dict[str, float]:
     return {"mean": interval.value, "low": interval.low, "high": interval.high}
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One arm with one seed: what it trains and where."""
+
+    arm: str
+    seed: int
+    recipe: Recipe
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return Path(self.recipe.output or "")
+
+    @property
+    def file(self) -> Path:
+        """The recipe as it was asked for, beside the folder."""
+        return self.folder.with_name(f"{self.folder.name}.yaml")
+
+    def asked(self) -> dict[str, Any]:
+        """What `file` holds."""
+        return self.recipe.model_dump(mode="json")
+
+    def finished(self) -> bool:
+        """Whether the run ended under this recipe; a DataError if the folder holds a run of another one, or of an unknown one."""
+        if not any(is_filled(self.folder / name) for name in ("metrics.jsonl", *_ENDED)):
+            return False
+        if not self.file.is_file():
+            raise DataError(
+                f"'{self.folder}' holds a run, and '{self.file}' is not there to say which: give another --output, or delete "
+                f"'{self.folder}'."
+            )
+        asked, resolved = self.asked(), self.folder / "recipe.yaml"
+        changes = changed(self.file, asked, but=("output",)) or changed(resolved, asked, but=("output", *_FILLED))
+        if changes:
+            raise DataError(
+                f"'{self.folder}' holds a run of another recipe ({', '.join(changes[:3])}). Give another --output, or delete "
+                f"'{self.folder}' and '{self.file}'."
+            )
+        return all(is_filled(self.folder / name) for name in _ENDED)
+
+
+def arm_fields(name: str) -> dict[str, Any]:
+    """The recipe fields an arm stands for: a baseline (of `bae`), a method, or a recipe file.
+
+    >>> arm_fields("blended"), arm_fields("rlcr")
+    ({'method': 'bae', 'baseline': 'blended'}, {'method': 'rlcr'})
+    """
+    if name in BASELINES:
+        return {"method": "bae", "baseline": name}
+    METHODS.load_plugins()
+    if name in METHODS:
+        return {"method": name}
+    if name.endswith((".yaml", ".yml")):
+        return load(name).model_dump(exclude_unset=True, mode="json")
+    raise RecipeError(unknown("arm (a baseline, a method or a recipe file)", name, [*BASELINES, *METHODS]))
+
+
+def planned(
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    choices: Mapping[str, Any],
+    output: str,
+    *,
+    shared: str | Path | None = None,
+) -> list[ArmRun]:
+    """Every run of a comparison, seed by seed, so that an early look has whole pairs.
+
+    What an arm says wins over the `shared` recipe file, and `choices` win over both.
+    """
+    for field, option in (("seed", "seeds"), ("output", "output")):
+        if field in choices:
+            raise RecipeError(f"Every run of a comparison has its own {field}; give --{option} in place of --set {field}.")
+    names = [Path(arm).stem if arm.endswith((".yaml", ".yml")) else arm for arm in arms]
+    for kind, listed in (("arm", names), ("seed", seeds)):
+        if not listed or len(set(listed)) < len(listed):
+            raise RecipeError(f"Give each {kind} once, and at least one; got {', '.join(map(str, listed)) or 'none'}.")
+    fields = {name: arm_fields(arm) for name, arm in zip(names, arms, strict=True)}
+    for name, own in fields.items():
+        for field in ("method", "baseline"):
+            if field in own and choices.get(field, own[field]) != own[field]:
+                raise RecipeError(
+                    f"Arm '{name}' has the {field} {own[field]}, and --set {field}={choices[field]} would make it another arm; "
+                    f"leave that out, or give it as an arm."
+                )
+    written = set() if shared is None else load(shared).model_fields_set
+    common = {field: value for field, value in COMMON.items() if field not in written}
+
+    def recipe(name: str, seed: int) -> Recipe:
+        place = str(Path(output) / f"{name}-{seed}")
+        return load(shared, {**common, **fields[name], **choices, "seed": seed, "output": place})
+
+    runs = [ArmRun(name, seed, recipe(name, seed)) for seed in seeds for name in names]
+    first = runs[0]
+    for run in runs[: len(names)]:
+        for field in _SAME:
+            value, other = getattr(first.recipe, field), getattr(run.recipe, field)
+            if value != other:
+                raise RecipeError(
+                    f"Arm '{first.arm}' has the {field} {value} and arm '{run.arm}' {other}, so that their figures cannot be "
+                    f"compared; give all arms one, as with --set {field}={value}."
+                )
+    return runs
+
+
+def side_by_side(
+    items: Iterable[_Item],
+    processes: int,
+    *,
+    start: Callable[[_Item], subprocess.Popen[bytes]],
+    ended: Callable[[_Item, int], None],
+) -> None:
+    """Start a process for each item, so many at a time, and wait for all of them.
+
+    Edge cases:
+        Ctrl-C, SIGTERM (as SystemExit with status 143) and any error of `start` or `ended`: nothing more is started, what runs is
+        ended, and the exception goes on. Outside of the main thread, where Python knows no signals, SIGTERM does what it did.
+    """
+    waiting, running = list(items)[::-1], dict[subprocess.Popen[bytes], _Item]()
+    with _sigterm_raises():
+        try:
+            while waiting or running:
+                while waiting and len(running) < max(1, processes):
+                    item = waiting.pop()
+                    running[start(item)] = item
+                for process in list(running):
+                    if (status := process.poll()) is not None:
+                        ended(running.pop(process), status)
+                time.sleep(_LOOK_SECONDS)
+        finally:
+            _end(running)
+
+
+def _end(running: Collection[subprocess.Popen[bytes]]) -> None:
+    """Ask the processes to end, and after some seconds or a second Ctrl-C make them."""
+    for process in running:
+        process.terminate()
+    until = time.monotonic() + _END_SECONDS
+    for process in running:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM ends the block as an exception would, so that what must be cleaned up is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not break off the cleaning up
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import AnyField, read_options
+from spanwise.commands.shared.options import Fields, read_options
 
 #: The extra of pip that brings what this command needs.
 EXTRA = "report"
@@ -23,7 +23,7 @@ def command(
     reward: list[str] | None = None,
     output: Path = Path("runs/credit"),
     rows: int = 500,
-    set_: AnyField = None,
+    set_: Fields = None,
 ) -> None:
     """Show what several methods would have credited to every token of rollouts that exist already. Nothing is trained.
 
@@ -46,6 +46,7 @@ def command(
             reward, if they hold nothing but 0 and 1.
         output: folder for what is written.
         rows: at most so many completions in the report.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.credit.credit import credit as run
     from spanwise.commands.shared.display import quiet

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rich.console import Console
-
 from spanwise.commands.shared.options import Fields, Flag, recipe_fields, seed_numbers
 
 
@@ -33,4 +31,4 @@ def command(
 
     choices = recipe_fields(set_) | ({} if steps is None else {"steps": steps})
     demo = DIGITS if task == "digits" else FIELDS
-    run_demo(demo, output=output, seeds=seed_numbers(seeds), choices=choices, overwrite=overwrite, console=Console())
+    run_demo(demo, output=output, seeds=seed_numbers(seeds), choices=choices, overwrite=overwrite)

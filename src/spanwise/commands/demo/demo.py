@@ -33,7 +33,6 @@ class Trained:
     """One arm with one seed: its recipe and what `train` returned; `title` names the seed if there are several."""
 
     arm: str
-    seed: int
     title: str
     recipe: Recipe
     summary: Mapping[str, Any]
@@ -86,7 +85,7 @@ def run_demo(
             own = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(place)}
             recipe, title = load(None, own), f"{arm}, seed {seed}" if several else arm
             summary = train(recipe, console=console, title=title, overwrite=overwrite)
-            trained.append(Trained(arm, seed, title, recipe, summary))
+            trained.append(Trained(arm, title, recipe, summary))
         result = {**demo.result(trained), "seconds": time.perf_counter() - started}
         RunFolder(folder).write_summary(result)
     demo.show(console, trained, result)
@@ -99,7 +98,7 @@ def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
     seeds: dict[str, dict[str, dict[str, Any]]] = {}
     for one in trained:
         curve, final = one.summary["curve"], one.summary["final"]
-        seeds.setdefault(str(one.seed), {})[one.arm] = {
+        seeds.setdefault(str(one.recipe.seed), {})[one.arm] = {
             **{name: final[name] for name in ("accuracy", "refusal_rate")},
             "peak_refusal_rate": max(point["refusal_rate"] for point in curve),
             "mean_accuracy": sum(point["accuracy"] for point in curve) / len(curve),
@@ -133,7 +132,7 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
     for seed, arms in result["seeds"].items():
         title = f"correctness + log score from the same hard warm start, seed {seed}"
         verdicts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
-        say(console, figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
+        say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
     for one in trained:
         rates = {"refusals": "refusal_rate", "accuracy": "accuracy"}
         curves = {name: [point.get(rate) for point in one.summary["curve"]] for name, rate in rates.items()}
@@ -159,7 +158,7 @@ def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
 
 def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     title = f"fields right in the batches, means of {WINDOW}: {trained[-1].recipe.fields} fields"
-    say(console, figure_table(title, result["arms"]), text_plot(result["curves"]))
+    say(console, *figure_table(title, result["arms"]), text_plot(result["curves"]))
 
 
 def running_mean(values: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import AnyField, check_sizes, recipe_fields
+from spanwise.commands.shared.options import Fields, check_sizes, recipe_fields
 
 
 def command(
@@ -17,7 +17,7 @@ def command(
     prompts: int = 512,
     samples: int = 16,
     seed: int = 1,
-    set_: AnyField = None,
+    set_: Fields = None,
 ) -> None:
     """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals, votes, with 95 % intervals by prompt.
 
@@ -28,6 +28,7 @@ def command(
         prompts: held-out prompts.
         samples: completions per prompt.
         seed: of sampling.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.eval.evaluate import evaluate_folder
     from spanwise.commands.shared.display import gain_table, interval_table, vote_table
@@ -46,7 +47,7 @@ def command(
     there = len(found.prompt_n.unique())
     fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
     title = f"{model}: {there} prompts x {samples} samples{fewer}"
-    say(console, interval_table(title, found.intervals(), absent=absent), *unmeasured_sentences(absent))
+    say(console, *interval_table(title, found.intervals(), absent=absent), *unmeasured_sentences(absent))
     votes = {block: found.votes(block) for block in found.correct if found.most_votes(block)}
     if votes and found.score_n is not None and not found.stated:
         say(console, VOTES_BY_SCORE)

@@ -10,12 +10,11 @@ from rich.console import Console
 
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.commands.shared.task import model_and_task, run_above
-from spanwise.engines.sample import end_ids, prompt_ids, sample
+from spanwise.engines.sample import end_ids, prompt_ids
+from spanwise.fidelity.rerolls import Roller
 from spanwise.mode import Mode, part_class
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe
-from spanwise.score import score_all
-from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task, is_refusal
 from spanwise.tasks.task import stated_confidences
 
@@ -38,35 +37,27 @@ def evaluate(
     Edge cases:
         Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no verdict, NaN.
     """
-    tags = recipe.answer_tags
+    tags, inside = recipe.answer_tags, task.layout.keys
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
-    asked = rows["prompt"][:]
     longest = recipe.max_completion_length or task.max_completion_length
-    ids_nt, mask_nt = sample(
-        model, tokenizer, asked, samples=samples, max_new_tokens=longest, temperature=recipe.temperature, seed=seed
-    )
-    spans, text = find_blocks(ids_nt, mask_nt, layout=task.layout, vocabulary=Vocabulary.of(tokenizer, model))
-    columns = {
-        name: [value for value in rows[name] for _ in range(samples)] for name in rows.column_names if name != "prompt"
-    }
-    inside = task.layout.keys
+    roller = Roller(model, tokenizer, task, recipe.temperature, longest)
+    ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
+    spans, text = roller.read(ids_nt, mask_nt)
     answering = [name for name in task.layout.names if tags["answer"] in inside[name]] or [task.layout.names[0]]
     options = {"tag": tags["answer"], **recipe.verifier}
-    correct = {}
+    correct = dict.fromkeys(answering, torch.full((len(text),), torch.nan, dtype=torch.float64))
     for name in answering:
-        right_n = torch.full((len(text),), torch.nan, dtype=torch.float64)
-        if options["tag"] in inside[name] and "answer" in columns:
-            objective = Objective("correct", pays=(name,), options=options)
+        if options["tag"] in inside[name] and "answer" in rows.column_names:
+            right_n = roller.rewards(rows, text, row_n.tolist(), Objective("correct", pays=(name,), options=options))
             there_n = torch.tensor([entry.get(name) is not None for entry in text])  # without the block nothing is solved
-            right_n = torch.where(there_n, score_all([objective], text, columns=columns).reward_nm[:, 0], 0.0).double()
-        correct[name] = right_n
+            correct[name] = torch.where(there_n, right_n, 0.0)
     score_n = None
     if scored is not None:
         reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
-        starts = [ids for ids in prompt_ids(tokenizer, asked) for _ in range(samples)]
+        starts = [ids for ids in prompt_ids(tokenizer, rows["prompt"][:]) for _ in range(samples)]
         score_n = reader.scores(starts, ids_nt, mask_nt, temperature=recipe.temperature).double()
     return Samples(
-        torch.arange(len(rows)).repeat_interleave(samples),
+        row_n,
         {name: [(entry.get(name) or {}).get(tags["answer"]) for entry in text] for name in answering},
         correct,
         stated_confidences(text, task.layout.names[-1], task.layout, tag=tags["confidence"]),

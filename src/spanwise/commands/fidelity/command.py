@@ -7,7 +7,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import AnyField, Flag, check_sizes, recipe_fields
+from spanwise.commands.shared.options import Fields, Flag, check_sizes, recipe_fields
 from spanwise.errors import RecipeError
 
 
@@ -26,7 +26,7 @@ def command(
     reference: Literal["token", "segment"] | None = None,
     seed: int = 0,
     output: Path = Path("runs/fidelity"),
-    set_: AnyField = None,
+    set_: Fields = None,
 ) -> None:
     """Compare the advantages of every baseline with Monte Carlo, and show where each drives a confidence (docs/fidelity.md).
 
@@ -44,6 +44,7 @@ def command(
         reference: of --tokens: what Monte Carlo says of each token (default), or of each segment of SAE, which favours SAE.
         seed: of sampling.
         output: folder for fidelity.json and report.html.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.fidelity.fidelity import show
     from spanwise.commands.shared.folder import check_no_run

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 
 def command(name: str | None = None, /) -> None:
     """List the methods with what each needs and its paper, or print one preset in full.
@@ -13,4 +11,4 @@ def command(name: str | None = None, /) -> None:
     """
     from spanwise.commands.methods.methods import show_methods
 
-    show_methods(name, console=Console())
+    show_methods(name)

@@ -12,9 +12,9 @@ from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT
 
 
-def show_methods(name: str | None = None, *, console: Console | None = None) -> None:
+def show_methods(name: str | None = None) -> None:
     """List the methods with what each needs, its paper and its source, or print one preset in full."""
-    console = console or Console()
+    console = Console()
     if name is None:
         METHODS.load_plugins()
         say(console, _table())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import AnyField, check_sizes, recipe_fields
+from spanwise.commands.shared.options import Fields, check_sizes, recipe_fields
 
 
 def command(
@@ -17,7 +17,7 @@ def command(
     dataset: str | None = None,
     prompts: int = 16,
     samples: int = 16,
-    set_: AnyField = None,
+    set_: Fields = None,
 ) -> None:
     """Measure the reference of a self-rewarding score (laser) on the policy that a recipe starts from (docs/laser.md).
 
@@ -27,6 +27,7 @@ def command(
         dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
         prompts: training prompts.
         samples: completions per prompt.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.reference.reference import reference as measure
     from spanwise.recipe import load

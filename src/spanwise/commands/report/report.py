@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -14,7 +14,7 @@ from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.page import credit_page
 from spanwise.commands.credit.write import credited_parts, outcome_of
 from spanwise.commands.shared.folder import EXPORT, FIDELITY, MOST, again_command, read_fields, write_page
-from spanwise.commands.shared.samples import FILE, Samples, check_protocol, read_samples, unmeasured
+from spanwise.commands.shared.samples import FILE, Samples, ended_runs, read_samples, unmeasured
 from spanwise.commands.shared.view import credited_view, several
 from spanwise.errors import DataError, SpanwiseError
 from spanwise.fidelity.page import fidelity_report
@@ -29,7 +29,6 @@ from spanwise.rollouts.rows import read_rows, recorded_credit
 
 #: Budgets of the voting curves; those between cost more than they show.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
-_Value = TypeVar("_Value")
 
 
 def report_folder(folder: str | Path) -> Path:
@@ -90,36 +89,24 @@ def compare_page(folder: Path) -> str:
     if not isinstance(summary.get("arms"), list) or not isinstance(summary.get("figures"), dict):
         raise DataError(f"'{folder / 'summary.json'}' is not of a comparison: it lists no arms and figures.")
     arms, seeds, asked = summary["arms"], summary["seeds"], summary.get("options")
-    places = {(arm, seed): folder / f"{arm}-{seed}" for arm in arms for seed in seeds}
-    ended = {run: read_fields(place / "summary.json") for run, place in places.items() if (place / "summary.json").is_file()}
-    samples = {run: read_samples(places[run]) for run in ended if (places[run] / FILE).is_file()}
-    check_protocol({str(places[run]): one for run, one in samples.items()})
-    figures = {
-        run: end["final"] | (samples[run].figures_and_votes() if run in samples else {}) for run, end in ended.items()
-    }
-    there = {name for values in figures.values() for name in values}
+    ended, samples, figures = ended_runs({arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arms})
+    there = {name for by_seed in figures.values() for values in by_seed.values() for name in values}
     if not there:
         raise DataError("None of the runs of this comparison is there; run spanwise compare again.")
     named = [name for name in next(iter(summary["figures"].values()), {}) if name in there]
-    by_arm = _by_arm(samples, arms)
     return compare_report(
         title=f"Comparison of {len(arms)} arms",
         recipe=summary.get("recipe", {}),
-        comparison=compare_arms(_by_arm(figures, arms), figures=named, reference=summary.get("reference")),
-        curves=_by_arm({run: end["curve"] for run, end in ended.items()}, arms),
-        samples={arm: pooled([*by_seed.values()]) for arm, by_seed in by_arm.items() if by_seed},
+        comparison=compare_arms(figures, figures=named, reference=summary.get("reference")),
+        curves={arm: {seed: end["curve"] for seed, end in by_seed.items()} for arm, by_seed in ended.items()},
+        samples={arm: pooled([*by_seed.values()]) for arm, by_seed in samples.items() if by_seed},
         votes={
             arm: over_seeds({seed: _votes(one, one.first, resamples=1) for seed, one in by_seed.items()})
-            for arm, by_seed in by_arm.items()
+            for arm, by_seed in samples.items()
             if by_seed
         },
         command="" if asked is None else again_command("compare", *asked.pop("places"), folder=folder, options=asked),
     )
-
-
-def _by_arm(values: Mapping[tuple[str, int], _Value], arms: Sequence[str]) -> dict[str, dict[int, _Value]]:
-    """Arm -> seed -> value."""
-    return {arm: {seed: value for (of, seed), value in values.items() if of == arm} for arm in arms}
 
 
 def fidelity_page(folder: Path) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
-from rich.console import Console, Group
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
-from spanwise.commands.shared.fitted import Fitted, plain_table
+from spanwise.commands.shared.fitted import plain_table
 from spanwise.explain import OF_SCORE, alarms
 from spanwise.explain.alarms import by_sentence
 from spanwise.fidelity import ScoreName, fixed_point
@@ -80,8 +80,10 @@ def warm_up_progress(console: Console) -> Any:
     return show
 
 
-def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()) -> Group:
-    """A table with a row per figure and a column per run, narrow enough for a terminal of 80 characters.
+def figure_table(
+    title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()
+) -> Iterator[RenderableType]:
+    """A table with a row per figure and a column per run, narrow enough for a terminal of 80 characters, for `say`.
 
     A "!" stands beside a figure that must not be read calmly (`explain.alarms`), and under the table why.
     """
@@ -90,27 +92,24 @@ def figure_table(title: str, columns: Mapping[str, Mapping[str, Any]], *, absent
         run: alarms({name: figures.get(name) for name in names if not isinstance(figures.get(name), str)})
         for run, figures in columns.items()
     }
-    rows = [
-        [
-            name.replace("_", " "),
-            *(_short(figures.get(name)) + (" !" if name in wrong[run] else "") for run, figures in columns.items()),
-        ]
-        for name in names
-    ]
-    lines = [
-        f"! {f'{run}: ' if run and len(columns) > 1 else ''}{why} ({', '.join(figures).replace('_', ' ')})"
-        for run, sentences in wrong.items()
-        for why, figures in by_sentence(sentences).items()
-    ]
-    return Group(
-        Text(title, style="italic"),
-        Fitted(plain_table("", *columns, rows=rows, right=range(1, len(columns) + 1))),
-        *(Text(line, style="bold red") for line in lines),
-        *[Text(_OF_SCORE)] * any(name.startswith(OF_SCORE) for name in names),
-    )
+
+    def cell(run: str, name: str) -> str:
+        return _short(columns[run].get(name)) + " !" * (name in wrong[run])
+
+    rows = [[name.replace("_", " "), *(cell(run, name) for run in columns)] for name in names]
+    yield Text(title, style="italic")
+    yield plain_table("", *columns, rows=rows, right=range(1, len(columns) + 1))
+    for run, sentences in wrong.items():
+        of_run = f"{run}: " if run and len(columns) > 1 else ""
+        for why, figures in by_sentence(sentences).items():
+            yield Text(f"! {of_run}{why} ({', '.join(figures).replace('_', ' ')})", style="bold red")
+    if any(name.startswith(OF_SCORE) for name in names):
+        yield Text(_OF_SCORE)
 
 
-def interval_table(title: str, intervals: Mapping[str, Interval | None], *, absent: Collection[str] = ()) -> Group:
+def interval_table(
+    title: str, intervals: Mapping[str, Interval | None], *, absent: Collection[str] = ()
+) -> Iterator[RenderableType]:
     """A row per figure: the value and its interval; marks and `absent` as in `figure_table`."""
     values = {name: None if i is None else i.value for name, i in intervals.items()}
     bounds = {name: "" if i is None else f"{i.low:.3f} to {i.high:.3f}" for name, i in intervals.items()}
@@ -121,7 +120,7 @@ def interval_table(title: str, intervals: Mapping[str, Interval | None], *, abse
 _OF_SCORE = "laser: of the score that the model gives its own answer, by one reserved token after its end, clipped to 0 to 1"
 
 
-def vote_table(title: str, votes: Mapping[str, Curve]) -> Fitted:
+def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     """A row per way of choosing among n samples, a column per n (1, 2, 4, ... of the budgets there are)."""
     budgets = next(iter(votes.values())).budgets
     shown = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
@@ -133,14 +132,14 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Fitted:
         for name, curve in votes.items()
     ]
     headings = (Column(name, no_wrap=True) for name in ("n", *(str(budgets[i]) for i in shown)))
-    return Fitted(plain_table(*headings, rows=rows, title=title, padding=(0, 1, 0, 0)))
+    return plain_table(*headings, rows=rows, title=title, padding=(0, 1, 0, 0))
 
 
-def gain_table(title: str, gain: Curve) -> Fitted:
+def gain_table(title: str, gain: Curve) -> Table:
     """A row per budget of a difference of two curves, with its interval."""
     points = zip(gain.budgets, gain.intervals, strict=True)
     rows = ([str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}"] for n, i in points)
-    return Fitted(plain_table("n", "", "95 %", rows=rows, title=title))
+    return plain_table("n", "", "95 %", rows=rows, title=title)
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from dataclasses import replace
 from typing import Any
 
 from rich import box
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Column, Table
-from rich.text import Text
+from rich.text import Text, TextType
 
 
 def say(console: Console, *parts: RenderableType, keep: int = 1) -> None:
-    """Print sentences as they are written, and tables so that they fit."""
+    """Print sentences as they are written, and tables so that they fit; `keep`: see `fitted`."""
     for part in parts:
         if isinstance(part, str):
             console.print(part, highlight=False, soft_wrap=True, markup=False)
         else:
-            console.print(Fitted(part, keep) if isinstance(part, Table) else part)
+            console.print(*(fitted(part, console, keep) if isinstance(part, Table) else (part,)))
 
 
 def plain_table(
@@ -35,16 +34,16 @@ def plain_table(
     return table
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A table that is at most as wide as what it is printed to.
+def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
+    """Cut a table into parts that are at most as wide as what they are printed to.
 
     Text wraps between words, and what is still too wide becomes several tables under each other. Title and caption stand above and
     below, over the whole width.
 
-    Attributes:
+    Args:
         table: headings and cells are texts, or strings of markup. Heading and cells of a column with `no_wrap` stay in one line,
             and so do the cells of one that is set to the right, as numbers are.
+        console: what the parts are printed to.
         keep: how many of the first columns stand in each part.
 
     Edge cases:
@@ -55,32 +54,33 @@ class Fitted:
         >>> narrow = Console(width=20, file=io.StringIO())
         >>> table = Table("arm", "accuracy", "coverage", box=None)
         >>> table.add_row("bae", "0.812", "0.5")
-        >>> narrow.print(Fitted(table))
+        >>> narrow.print(*fitted(table, narrow))
         >>> [line.split() for line in narrow.file.getvalue().splitlines() if line.strip()]
         [['arm', 'accuracy'], ['bae', '0.812'], ['arm', 'coverage'], ['bae', '0.5']]
     """
+    room, keep = console.width, min(keep, max(len(table.columns) - 1, 0))
+    least, widest = list[int](), list[int]()
+    for column in table.columns:
+        sizes = [Measurement.get(console, console.options.update(max_width=_ANY), c) for c in (column.header, *column.cells)]
+        lines = [column.no_wrap, *[column.no_wrap or column.justify == "right"] * (len(sizes) - 1)]
+        least.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, lines, strict=True)))
+        widest.append(max(size.maximum for size in sizes))
+    parts: list[list[int]] = [list(range(keep))]
+    for c in range(keep, len(table.columns)):
+        if len(parts[-1]) > keep and sum(least[i] for i in (*parts[-1], c)) + _between(table, len(parts[-1]) + 1) > room:
+            parts.append(list(range(keep)))
+        parts[-1].append(c)
+    if table.title:
+        yield _line(table.title, "table.title", console)
+    for shown in parts:
+        widths = [widest[c] for c in shown]
+        yield _part(table, shown, _shrunk(widths, [least[c] for c in shown], room - _between(table, len(shown))))
+    if table.caption:
+        yield _line(table.caption, "table.caption", console)
 
-    table: Table
-    keep: int = 1
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
-        """The parts, for rich."""
-        table, room = self.table, options.max_width
-        keep = min(self.keep, max(len(table.columns) - 1, 0))
-        cells = [[_text(cell, console) for cell in (column.header, *column.cells)] for column in table.columns]
-        least = [_least(column, texts) for column, texts in zip(table.columns, cells, strict=True)]
-        parts: list[list[int]] = [list(range(keep))]
-        for c in range(keep, len(table.columns)):
-            if len(parts[-1]) > keep and sum(least[i] for i in (*parts[-1], c)) + _between(table, len(parts[-1]) + 1) > room:
-                parts.append(list(range(keep)))
-            parts[-1].append(c)
-        if table.title:
-            yield Text("", style="table.title").append_text(_text(table.title, console))
-        for shown in parts:
-            widest = [max(map(_width, cells[c])) for c in shown]
-            yield _part(table, shown, _shrunk(widest, [least[c] for c in shown], room - _between(table, len(shown))))
-        if table.caption:
-            yield Text("", style="table.caption").append_text(_text(table.caption, console))
+#: No text of a table is wider.
+_ANY = 2**31
 
 
 def _shrunk(widths: list[int], least: Sequence[int], room: int) -> list[int]:
@@ -96,13 +96,10 @@ def _shrunk(widths: list[int], least: Sequence[int], room: int) -> list[int]:
 def _part(table: Table, shown: Sequence[int], widths: Sequence[int]) -> Table:
     """Some columns of a table."""
     columns = [
-        replace(table.columns[c], width=wide, no_wrap=False, overflow="fold", _index=n, _cells=[])
-        for n, (c, wide) in enumerate(zip(shown, widths, strict=True))
+        replace(table.columns[c], width=wide, no_wrap=False, overflow="fold") for c, wide in zip(shown, widths, strict=True)
     ]
     part = Table(*columns, box=table.box, padding=table.padding, show_header=table.show_header)
-    cells = zip_longest(*(list(table.columns[c].cells) for c in shown), fillvalue="")
-    for row, how in zip(cells, table.rows, strict=True):
-        part.add_row(*row, style=how.style, end_section=how.end_section)
+    part.rows = table.rows
     return part
 
 
@@ -111,15 +108,6 @@ def _between(table: Table, count: int) -> int:
     return count * (table.padding[3] + table.padding[1]) + (count + 1 if table.box else 0)
 
 
-def _text(cell: RenderableType, console: Console) -> Text:
-    return console.render_str(cell) if isinstance(cell, str) else cell if isinstance(cell, Text) else Text(str(cell))
-
-
-def _width(cell: Text, *, words: bool = False) -> int:
-    return max(map(cell_len, cell.plain.split() if words else cell.plain.splitlines()), default=0)
-
-
-def _least(column: Column, cells: Sequence[Text]) -> int:
-    """What heading and cells need so that no word of them is cut, or no line, if they do not wrap."""
-    wraps = not (column.no_wrap or column.justify == "right")
-    return max(_width(cells[0], words=not column.no_wrap), *(_width(cell, words=wraps) for cell in cells[1:]), 0)
+def _line(words: TextType, style: str, console: Console) -> Text:
+    """A title or a caption over the whole width."""
+    return Text("", style=style).append_text(console.render_str(words) if isinstance(words, str) else words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import yaml
 
 from spanwise.disk import write_text
 from spanwise.errors import DataError
+from spanwise.recipe import EMBEDDED, HUB, Recipe
 from spanwise.rollouts.folder import is_run
 
 #: Where runs go that name no folder.
@@ -60,6 +61,22 @@ def read_fields(file: Path) -> dict[str, Any]:
     except (ValueError, TypeError, yaml.YAMLError) as error:
         kind = "a JSON object" if is_json else "YAML"
         raise DataError(f"'{file}' is not {kind}: {str(error).splitlines()[0]}.") from error
+
+
+#: What is watched and kept of a run, and where; it moves no weight, so that a run may go on with other values.
+_WATCHED = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads")
+
+
+def changed(file: Path, asked: Mapping[str, Any], *, but: Sequence[str] = _WATCHED) -> list[str]:
+    """What a recipe file says otherwise than it is asked for now, but for some fields; nothing if the file is not there."""
+    if not file.is_file():
+        return []
+    written = read_fields(file)
+    plain = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
+    before = {**plain, **({} if written.get("task", EMBEDDED[0]) in EMBEDDED else HUB), **written}
+    names = [name for name in asked if name not in but and before.get(name) != asked[name]]
+    sentences = [f"{name} was {before.get(name)!r} and is {asked[name]!r} now" for name in names]
+    return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, sentences, strict=True)]
 
 
 def without_nan(value: Any) -> Any:

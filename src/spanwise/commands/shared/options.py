@@ -12,13 +12,8 @@ from cyclopts import Parameter
 from spanwise.errors import RecipeError
 
 Flag = Annotated[bool, Parameter(negative="")]
-#: `--set`, where the command says itself which fields it takes.
+#: `--set`; the command says itself which fields it takes.
 Fields = Annotated[list[str] | None, Parameter(name="--set")]
-#: `--set` with its usual help.
-AnyField = Annotated[
-    list[str] | None,
-    Parameter(name="--set", help="any recipe field, as field=value (spanwise train --help lists them); may be repeated."),
-]
 
 
 def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:

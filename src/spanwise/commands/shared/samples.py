@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.commands.shared.folder import read_fields
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
 from spanwise.explain import CALIBRATION, OF_SCORE, SCORE_FIGURES
@@ -24,6 +25,8 @@ FILE = "evaluation.parquet"
 #: The largest budget of a vote.
 MOST_VOTES = 16
 _Figure = TypeVar("_Figure")
+#: Arm -> seed -> what there is of that run.
+ByArm = dict[str, dict[int, _Figure]]
 
 
 @dataclass(frozen=True)
@@ -82,27 +85,22 @@ class Samples:
 
         Coverage and calibration of the score, if there is one, as `laser_<figure>`.
         """
-        values = figures(self.confidence_n, self.correct[self.first], **self._marks)
-        later = {f"{name}_accuracy": _mean(c) for name, c in self.correct.items() if name != self.first}
-        return {**values, **later, **self._of_score(Samples.figures)}
+        return self._each(figures)
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
         """The figures with bootstrap intervals by prompt (`measure.figure_intervals`)."""
-        options: dict[str, Any] = {"prompts": self.prompt_n.tolist(), "resamples": resamples, "seed": seed, **self._marks}
-        found = {name: figure_intervals(self.confidence_n, correct_n, **options) for name, correct_n in self.correct.items()}
-        later = {f"{name}_accuracy": values["accuracy"] for name, values in found.items() if name != self.first}
-        by_score = partial(Samples.intervals, resamples=resamples, seed=seed)
-        return {**found[self.first], **later, **self._of_score(by_score)}
+        prompts = self.prompt_n.tolist()
+        return self._each(partial(figure_intervals, prompts=prompts, resamples=resamples, seed=seed))
 
-    @property
-    def _marks(self) -> dict[str, Any]:
-        return {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
-
-    def _of_score(self, work: Callable[[Samples], Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Of figures by the score those that are about it, under their own names; none where there is no score."""
+    def _each(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
+        """What is worked out of the first answer; of later ones the accuracy, and of the score what is about it."""
+        marks = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
+        by_block = {name: work(self.confidence_n, correct_n, **marks) for name, correct_n in self.correct.items()}
+        later = {f"{name}_accuracy": values["accuracy"] for name, values in by_block.items() if name != self.first}
         scored = self.by_score()
-        found = {} if scored is None else work(scored)
-        return {name: found[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES if found}
+        of_score = {} if scored is None else scored._each(work)
+        by_score = {name: of_score[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES if of_score}
+        return {**by_block[self.first], **later, **by_score}
 
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
@@ -131,23 +129,20 @@ class Samples:
         ways = ("majority", "weighted", f"{OF_SCORE}weighted")
         return {**self.figures(), **{f"{way}@{size}": votes[way].intervals[0].value for way in ways if way in votes}}
 
-    def table(self) -> pa.Table:
-        """A row per completion; null where there is nothing."""
+    def write(self, folder: str | Path) -> None:
+        """Write `evaluation.parquet` into a folder: a row per completion, null where there is nothing."""
         columns: dict[str, Any] = {"prompt": self.prompt_n}
         for name, correct_n in self.correct.items():
             columns |= {f"answer/{name}": pa.array(self.answers[name], pa.string()), f"correct/{name}": correct_n.double()}
         columns |= {"confidence": self.confidence_n.double(), "well_formed": self.well_formed_n, "refusal": self.refusal_n}
         columns[schema.SCORE] = None if self.score_n is None else self.score_n.double()
-        return pa.table({
+        table = pa.table({
             name: pa.array(column.numpy(), from_pandas=True) if isinstance(column, Tensor) else column
             for name, column in columns.items()
             if column is not None
         })  # fmt: skip
-
-    def write(self, folder: str | Path) -> None:
-        """Write `evaluation.parquet` into a folder."""
         with whole_file(Path(folder) / FILE) as beside:
-            pq.write_table(self.table(), beside)
+            pq.write_table(table, beside)
 
 
 def unmeasured(
@@ -213,12 +208,31 @@ def read_samples(folder: str | Path) -> Samples:
         raise DataError(f"'{place}' cannot be read as an evaluation: {str(error).splitlines()[0]}") from error
 
 
-def check_protocol(samples: Mapping[str, Samples]) -> None:
-    """Refuse to compare evaluations of different sizes.
+def ended_runs(
+    places: Mapping[str, Mapping[int, Path]],
+) -> tuple[ByArm[dict[str, Any]], ByArm[Samples], ByArm[dict[str, float | None]]]:
+    """Summaries, samples and final figures of the runs that have ended, by arm and seed.
+
+    The figures have the accuracy of a vote beside them, where there is an evaluation file (`Samples.figures_and_votes`).
 
     Raises:
-        DataError: naming two runs, how many prompts and samples each has, and how to make them alike.
+        DataError: evaluations of different sizes: two runs, how many prompts and samples each has, and how to make them alike.
     """
+    ended, samples, figures = ({arm: {} for arm in places} for _ in range(3))
+    files = [(arm, seed, place, place / "summary.json") for arm, seeds in places.items() for seed, place in seeds.items()]
+    for arm, seed, place, file in files:
+        if file.is_file():
+            ended[arm][seed] = read_fields(file)
+            figures[arm][seed] = ended[arm][seed]["final"]
+            if (place / FILE).is_file():
+                samples[arm][seed] = read_samples(place)
+                figures[arm][seed] = figures[arm][seed] | samples[arm][seed].figures_and_votes()
+    _check_protocol({str(places[arm][seed]): one for arm, seeds in samples.items() for seed, one in seeds.items()})
+    return ended, samples, figures
+
+
+def _check_protocol(samples: Mapping[str, Samples]) -> None:
+    """Refuse to compare evaluations of different sizes."""
     sizes = {run: (len(one.prompt_n.unique()), len(one.prompt_n)) for run, one in samples.items()}
     most = max(sizes, key=lambda run: sizes[run][1], default="")
     for run, size in sizes.items():
@@ -229,8 +243,3 @@ def check_protocol(samples: Mapping[str, Samples]) -> None:
                 f"The evaluation of '{run}' has {shapes[0]} and that of '{most}' has {shapes[1]}, so their figures cannot be "
                 f"compared. Write it again: spanwise eval {run} --prompts {prompts} --samples {count // max(prompts, 1)}"
             )
-
-
-def _mean(correct_n: Tensor) -> float | None:
-    mean = float(correct_n.nanmean())
-    return None if mean != mean else mean

@@ -49,12 +49,8 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
             str(recipe.dataset),
             prompt_format=cast(Any, recipe.task),  # one that is not embedded, as it has no start
             layout=recipe.own_layout,
-            instruction=recipe.instruction,
-            split=recipe.split,
-            question_column=recipe.question_column,
-            prompt_column=recipe.prompt_column,
-            answer_column=recipe.answer_column,
             eval_limit=recipe.eval_prompts,
+            **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),
         )
     return replace(task, layout=answer_layout(recipe, layout))
 

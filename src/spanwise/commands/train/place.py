@@ -13,8 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from spanwise.commands.shared.fitted import say
-from spanwise.commands.shared.folder import new_folder, newest_folder
-from spanwise.commands.shared.runs import changed
+from spanwise.commands.shared.folder import changed, new_folder, newest_folder
 from spanwise.disk import refusal, unwritten
 from spanwise.engines.checkpoints import find_checkpoint, newest_checkpoint
 from spanwise.errors import DataError, RecipeError, SpanwiseError

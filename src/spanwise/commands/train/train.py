@@ -48,7 +48,7 @@ def train(
 ) -> dict[str, Any]:
     """Train as the recipe says; write the run's folder; return what `summary.json` holds.
 
-    It is resumed only under the recipe of the checkpoint, save for what is watched and kept (`shared.runs.changed`).
+    It is resumed only under the recipe of the checkpoint, save for what is watched and kept (`shared.folder.changed`).
     """
     console = console or Console()
     torch.set_num_threads(recipe.threads)
@@ -108,7 +108,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
     if absent and summary["batches"]:  # the rewards say what these figures cannot
         for column, batch in zip(columns.values(), (summary["batches"][0], summary["batches"][-1]), strict=True):
             column.update({f"mean reward, {k.split('/')[1]}": v for k, v in batch.items() if k.startswith("rewards/")})
-    say(console, figure_table(title, columns, absent=absent), *unmeasured_sentences(absent))
+    say(console, *figure_table(title, columns, absent=absent), *unmeasured_sentences(absent))
     if not summary["tokens_per_second"]:
         console.print("No step was left to train.")
         return

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spanwise.commands.shared.options import AnyField, check_sizes, read_options
+from spanwise.commands.shared.options import Fields, check_sizes, read_options
 
 #: The extra of pip that brings what this command needs.
 EXTRA = "report"
@@ -23,7 +23,7 @@ def command(
     reward: list[str] | None = None,
     completion: int | None = None,
     examples: int = 3,
-    set_: AnyField = None,
+    set_: Fields = None,
 ) -> None:
     """Say why tokens of rollouts train with 0: masked, all right or all wrong, alone, absent, failed, ... with counts that add up.
 
@@ -38,6 +38,7 @@ def command(
         reward: see `spanwise credit`.
         completion: show this completion token by token, counted from 0 in the order of the file.
         examples: rows that are named for each reason.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.shared.display import quiet
     from spanwise.commands.why.why import why as run

@@ -23,7 +23,7 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
     """The id of the reserved token, which the policy must never write.
 
     Example:
-        >>> from spanwise.tasks.tiny import build_tokenizer
+        >>> from spanwise.tasks import build_tokenizer
         >>> reserved_id(Laser("<unk>"), build_tokenizer(), size=61, ends=[1])
         2
         >>> reserved_id(Laser("7"), build_tokenizer(), size=61, ends=[1])
