@@ -7,7 +7,7 @@ from itertools import groupby, product
 from operator import itemgetter
 from typing import Any
 
-from spanwise.fidelity.baselines import Fidelity
+from spanwise.fidelity.baselines import Fidelity, Rerolls
 from spanwise.fidelity.tokens import TokenFidelity
 from spanwise.report.charts import Rows, dodged, fixed_points, forest
 from spanwise.report.page import Headline, Panel, render
@@ -24,6 +24,15 @@ PANELS: Mapping[str, tuple[str, str]] = {
     "rmse_scaled": ("Distance at the best scale", "RMSE after scaling"),
     "gradient_noise": ("Noise added to the gradient", "relative to the exact gradient"),
 }
+
+
+def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
+    """What `fidelity.json` holds of the baselines."""
+    counts = {
+        "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
+        "prefixes": len(rolled.again_dm), "share": fidelity.share,
+    }  # fmt: skip
+    return {"counts": counts, "figures": fidelity_rows(fidelity), "differences": difference_rows(fidelity)}
 
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
@@ -46,11 +55,11 @@ def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outc
 
 def token_rows(fidelity: TokenFidelity) -> list[Row]:
     """Correlations with Monte Carlo over the decision tokens: `critic`, `estimator`, `value`, `low`, `high`."""
-    rows = []
-    for critic, name in product(fidelity.critics, fidelity.estimators):
-        interval = fidelity.interval(critic, name, "correlation", kind="decision")
-        rows.append({"critic": critic, "estimator": name} | _numbers(interval.value, interval.low, interval.high))
-    return rows
+    return [
+        {"critic": critic, "estimator": name}
+        | _numbers(**vars(fidelity.interval(critic, name, "correlation", kind="decision")))
+        for critic, name in product(fidelity.critics, fidelity.estimators)
+    ]
 
 
 def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
