@@ -142,8 +142,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules.items()],
         "why": [[explained(row, method, rule) for method, rule in rules.items()] for row in rows],
         "credits": [
-            [{block: float(f"{value:.{DIGITS}g}") for block, value in credits(row, method).items()} for method in rules]
-            for row in rows
+            [{block: _number(value) for block, value in credits(row, method).items()} for method in rules] for row in rows
         ],
         "units": [unit(rows, method) for method in rules],
         "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],
