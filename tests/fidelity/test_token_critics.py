@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from spanwise.errors import DataError, RecipeError
-from spanwise.fidelity.critics import own_critic, own_critic_folder, values
-from spanwise.fidelity.rerolls import FirstBlocks
+from spanwise.fidelity.rerolls import FirstBlocks, own_critic, own_critic_folder, values
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import ValueModel
 from spanwise.tasks import build_model, build_tokenizer

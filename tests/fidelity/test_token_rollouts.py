@@ -18,9 +18,8 @@ from spanwise.commands.fidelity.fidelity import rolled_tokens, show_tokens
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
-from spanwise.fidelity import SaeSegments, critics, monte_carlo_advantage, rerolls, token_fidelity
-from spanwise.fidelity.critics import fitted_critics, values
-from spanwise.fidelity.rerolls import Roller, collect_tokens, picked
+from spanwise.fidelity import SaeSegments, monte_carlo_advantage, rerolls, token_fidelity
+from spanwise.fidelity.rerolls import Roller, collect_tokens, fitted_critics, picked, values
 from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import ValueModel
@@ -220,8 +219,8 @@ def test_log_probabilities_are_those_of_the_temperature(tabular):
 
 
 def test_a_critic_learns_the_values_of_the_states_it_can_tell_apart(tabular, monkeypatch):
-    monkeypatch.setattr(critics, "CRITIC_BATCH", 64)
-    monkeypatch.setattr(critics, "LEARNING_RATE", 0.03)
+    monkeypatch.setattr(rerolls, "CRITIC_BATCH", 64)
+    monkeypatch.setattr(rerolls, "LEARNING_RATE", 0.03)
     before = {name: weight.clone() for name, weight in tabular[0].state_dict().items()}
     one = roller(tabular)
     rows = ROWS.select([0, 1])  # one answer, so that the last token says all but how a closed answer reads

@@ -12,7 +12,7 @@ from spanwise import Batch, Layout, RecipeError, Scheme, Vocabulary, credit_batc
 from spanwise.modes import MODES
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.registry import register
-from spanwise.report.batches import mode_headlines, mode_sections
+from spanwise.report.train import mode_headlines, mode_sections
 from spanwise.rollouts import read_rollouts
 from trl_small import GROUP, SAID, THIRD_PARTY, largest_difference, log_probs, policy, questions, scheme, step, trainer
 

@@ -7,7 +7,7 @@ import pytest
 from helpers import NAN
 from report_pages import Page, batch, train_page
 from spanwise.explain import end_alarms
-from spanwise.report.batches import mode_headlines, mode_sections
+from spanwise.report.train import mode_headlines, mode_sections
 
 
 def lines(explained, *, stream="", **more):

@@ -78,8 +78,9 @@ def block(one, name, method="bae", *, rules=MappingProxyType({})):
     return found, found["blocks"].get(name)
 
 
-PAYS = {"solution": ["correct", "form"], "confidence": ["brier"]}
-RULES = {"bae": Rule(pays=PAYS)}
+PAYS = {"correct": ["solution"], "form": ["solution"], "brier": ["confidence"]}
+LISTED = {name: {"pays": blocks} for name, blocks in PAYS.items()}
+RULES = {"bae": Rule(objectives=LISTED)}
 
 
 def test_terms_add_up_and_what_does_not_is_said():
@@ -106,7 +107,7 @@ def test_a_score_of_its_own_is_a_term():
     """0.9 · 0.75 + 0.1 · 1.1 = 0.785."""
     one = row(parts={"bae": [CreditPart("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0)]}, credit={"bae": {"solution": 0.785}},
               own={"bae": (0.1, 1.1)})  # fmt: skip
-    _, solution = block(one, "solution", rules={"bae": Rule(pays={"solution": ["correct"]}, verdict="correct")})
+    _, solution = block(one, "solution", rules={"bae": Rule(objectives={"correct": LISTED["correct"]}, verdict="correct")})
     assert solution["total"] == "+0.785 = 0.9 · 0.75 (correct) + 0.1 · 1.1 (its own score)"
     assert holds(solution["total"])
 
@@ -126,7 +127,7 @@ def test_a_score_of_its_own_is_a_term():
 )
 def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
     one = row(parts={"bae": [part]}, statuses={"brier": status}, credit={"bae": {"confidence": part.part}})
-    _, found = block(one, "confidence", rules={"bae": Rule(pays=PAYS, about="about it")})
+    _, found = block(one, "confidence", rules={"bae": Rule(objectives=LISTED, about="about it")})
     assert [found["terms"][0]["sum"], words in found["terms"][0]["note"]] == ["", True]
 
 
@@ -147,7 +148,7 @@ def test_what_a_baseline_is_the_mean_of_is_looked_up():
                    credit={"bae": {"confidence": worth - baseline}})  # fmt: skip
 
     def note(one):
-        rule = Rule(pays=PAYS, baselines={"brier": "same prompt"})
+        rule = Rule(objectives={"brier": {"pays": ["confidence"], "baseline": "group", "given": []}})
         return explained(one, "bae", rule)["blocks"]["confidence"]["terms"][0]["note"]
 
     assert note(one(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared (same prompt)"

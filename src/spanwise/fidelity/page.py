@@ -7,9 +7,9 @@ from itertools import groupby, product
 from operator import itemgetter
 from typing import Any
 
-from spanwise.fidelity.baselines import Fidelity
+from spanwise.fidelity.baselines import Fidelity, Rerolls
 from spanwise.fidelity.tokens import TokenFidelity
-from spanwise.report.charts import Rows, dodged, fixed_points, forest
+from spanwise.report.charts import Rows, dodged, fixed_points, forest, is_known
 from spanwise.report.page import Headline, Panel, render
 from spanwise.report.rows import Row, percent, wide
 from spanwise.report.sections import section
@@ -24,6 +24,15 @@ PANELS: Mapping[str, tuple[str, str]] = {
     "rmse_scaled": ("Distance at the best scale", "RMSE after scaling"),
     "gradient_noise": ("Noise added to the gradient", "relative to the exact gradient"),
 }
+
+
+def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
+    """What `fidelity.json` holds of the baselines."""
+    counts = {
+        "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
+        "prefixes": len(rolled.again_dm), "share": fidelity.share,
+    }  # fmt: skip
+    return {"counts": counts, "figures": fidelity_rows(fidelity), "differences": difference_rows(fidelity)}
 
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
@@ -46,11 +55,11 @@ def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outc
 
 def token_rows(fidelity: TokenFidelity) -> list[Row]:
     """Correlations with Monte Carlo over the decision tokens: `critic`, `estimator`, `value`, `low`, `high`."""
-    rows = []
-    for critic, name in product(fidelity.critics, fidelity.estimators):
-        interval = fidelity.interval(critic, name, "correlation", kind="decision")
-        rows.append({"critic": critic, "estimator": name} | _numbers(interval.value, interval.low, interval.high))
-    return rows
+    return [
+        {"critic": critic, "estimator": name}
+        | _numbers(**vars(fidelity.interval(critic, name, "correlation", kind="decision")))
+        for critic, name in product(fidelity.critics, fidelity.estimators)
+    ]
 
 
 def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
@@ -92,7 +101,7 @@ def fidelity_report(
     headlines, warnings = [], []
     if "rerolls" in counts:
         lead += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
-    if not any(map(_measured, (*figures, *tokens))):
+    if not any(is_known(row["value"]) for row in (*figures, *tokens)):
         warnings.append(
             "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
         )
@@ -123,9 +132,9 @@ def fidelity_report(
 
 def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -> str:
     """Say which baseline is nearest to Monte Carlo at the smallest group size, and whether the next one is told from it."""
-    correlations = [row for row in figures if row["figure"] == "correlation" and _measured(row)]
+    correlations = [row for row in figures if row["figure"] == "correlation" and is_known(row["value"])]
     if not correlations:
-        best = max(filter(_measured, tokens), key=lambda row: row["value"], default=None)
+        best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
         if best is None:
             return "Nothing was measured: no baseline has a correlation with Monte Carlo."
         return f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
@@ -146,10 +155,6 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     return f"{sentence}; next is {second['baseline']} with {_with_bounds(second)}{tail}."
 
 
-def _measured(row: Mapping[str, Any]) -> bool:
-    return row["value"] is not None and row["value"] == row["value"]
-
-
 def _with_bounds(row: Mapping[str, Any]) -> str:
     return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 
@@ -160,7 +165,7 @@ def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
     rows: list[Row] = [
         {"series": row["baseline"], "x": row["group_size"], **_numbers(**row), "reference": ceiling.get(row["group_size"])}
         for row in figures
-        if row["figure"] == figure and _measured(row)
+        if row["figure"] == figure and is_known(row["value"])
     ]
     title, y = PANELS[figure]
     return Panel(title, (dodged(rows, names=names, y=y),), wide(rows, key="x", label="G")) if rows else None

@@ -191,7 +191,8 @@ class TokenFidelity:
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
         """One figure of one estimator, or of the critic's own values (`VALUES`)."""
-        return self._bootstrap(self._figure(critic, estimator, figure, kind))
+        of_weights = self._figure(critic, estimator, figure, kind)
+        return bootstrap(of_weights, self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
         """The most correlated of the estimators whose name starts with `among`."""
@@ -211,7 +212,7 @@ class TokenFidelity:
             best_r, other_r = best_2r.masked_fill(best_2r.isinf(), torch.nan)
             return best_r - other_r
 
-        return self._bootstrap(difference)
+        return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def _family(self, start: str) -> list[str]:
         names = [name for name in self.estimators if name == start] or [e for e in self.estimators if e.startswith(start)]
@@ -228,9 +229,6 @@ class TokenFidelity:
         c, e = place_of("critic", self.critics, critic), place_of("estimator", (*self.estimators, VALUES), estimator)
         s, f = place_of("kind of token", TOKEN_KINDS, kind), place_of("figure", TOKEN_FIGURES, figure)
         return lambda weight_rn: _figures(weight_rn @ self.sum_cesnk[c, e, s])[:, f]
-
-    def _bootstrap(self, figure: Weighted) -> Interval:
-        return bootstrap(figure, self.prompt_n, resamples=self.draws, seed=self.seed)
 
 
 def token_fidelity(

@@ -81,12 +81,12 @@ def reliability(
     known_n = ~(confidence_n.isnan() | correct_n.isnan())
     q, c = _reports(confidence_n[known_n], correct_n[known_n])
     bin_n = bin_index(confidence_n[known_n], bins)
-    prompt_n = None if prompts is None else prompt_index(prompts, len(known_n))[known_n.cpu()]
+    prompt_n = prompt_index(range(len(known_n)) if prompts is None else prompts, len(known_n))[known_n.cpu()]
     count_b = torch.bincount(bin_n)
     confidence_b, accuracy_b = (torch.bincount(bin_n, weights=value_n) / count_b for value_n in (q, c))
     rows = []
     for b in count_b.nonzero().flatten().tolist():
-        trials = _trials(c[bin_n == b], None if prompt_n is None else prompt_n[bin_n == b])
+        trials = _trials(c[bin_n == b], prompt_n[bin_n == b])
         low, high = wilson(float(accuracy_b[b]) * trials, trials)
         rows.append({
             "low": b / bins, "high": min(b + 1, bins) / bins, "count": int(count_b[b]), "confidence": float(confidence_b[b]),
@@ -95,14 +95,11 @@ def reliability(
     return rows
 
 
-def _trials(correct_n: Tensor, prompt_n: Tensor | None) -> float:
-    """As how many independent completions these count."""
-    count, p = len(correct_n), float(correct_n.mean())
-    if prompt_n is None:
-        return float(count)
-    by_prompt = mean_interval(correct_n, prompt_n)
+def _trials(correct_n: Tensor, prompt_n: Tensor) -> float:
+    """As how many independent completions these count; each as one where it has a prompt of its own."""
+    p, by_prompt = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
     error, prompts = by_prompt.sem, by_prompt.count
-    return float(min(max(p * (1 - p) / error**2, prompts), count) if error > 0 else prompts)
+    return float(min(max(p * (1 - p) / error**2, prompts), len(correct_n)) if error > 0 else prompts)
 
 
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:

@@ -245,26 +245,24 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
     edges = [first, *((a + b) / 2 for a, b in pairwise(places)), last]
     sides = {place: {"left": left, "right": right} for place, (left, right) in zip(places, pairwise(edges), strict=True)}
     wide = [{**row, **sides[row["x"]]} for row in rows]
-    return bands(wide, keys={"x": title}, percent=percent, also=("left", "right"), x=x, x2=alt.X2("right:Q"))
+    return bands(wide, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
 
 
 def bands(
-    rows: Rows,
-    *,
-    keys: Mapping[str, str],
-    value: str = "value",
-    percent: bool = False,
-    also: Sequence[str] = (),
-    **place: Any,
+    rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
-    """A band for each place along one axis, as high or as wide as the chart, which says what every series is there."""
+    """A band for each place along one axis, as high or as wide as the chart, which says what every series is there.
+
+    `keys`: the fields that tell places apart, and what the band calls them; None: it does not say them.
+    """
     names = list(dict.fromkeys(str(row["series"]) for row in rows))  # numbered: a name may hold what a field's name must not
     places: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        at = {key: row[key] for key in (*keys, *also)}
+        at = {key: row[key] for key in keys}
         texts = places.setdefault(tuple(at.values()), at | {f"s{n}": NOTHING for n in range(len(names))})
         texts[f"s{names.index(str(row['series']))}"] = said(row, value=value, percent=percent)
-    where = [tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in keys.items()]
+    named = {key: title for key, title in keys.items() if title is not None}
+    where = [tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in named.items()]
     tips = [tip(f"s{n}", name or value) for n, name in enumerate(names)]
     return lit(alt.Chart(alt.InlineData(values=list(places.values()))), **place, tooltip=[*where, *tips])
 

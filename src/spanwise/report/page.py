@@ -178,8 +178,8 @@ def render(
 
 
 def deflated(text: str) -> str:
-    """Compress text to base64, which holds no character that means something in HTML."""
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    """Compress text to base64, which holds no character that means something in HTML; half a pair as JSON writes it."""
+    return base64.b64encode(zlib.compress(text.encode(errors="backslashreplace"), 9)).decode()
 
 
 def spec_data(chart: Drawn) -> Markup:
@@ -213,10 +213,7 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters |= {"shown": shown, "spec": spec_data}
-    environment.globals |= {
-        "columns": lambda rows: list(dict.fromkeys(key for row in rows for key in row)),
-        "ABSENT": ABSENT,
-    }
+    environment.globals["ABSENT"] = ABSENT
     return environment.get_template(name)
 
 

@@ -97,8 +97,7 @@ def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
     """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over."""
-    scored = [name for name, columns in samples.items() if "score" in columns]
-    by_score = [name for name in scored if bool(samples[name]["confidence"].isnan().all())]
+    by_score = [name for name, one in samples.items() if "score" in one and bool(one["confidence"].isnan().all())]
     note = VOTES_BY_SCORE if by_score else ""
     if any(by_score):
         note = f"{', '.join(by_score)}: {note[0].lower()}{note[1:]}"

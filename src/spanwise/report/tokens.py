@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,9 +96,7 @@ def pack(data: Any) -> str:
     >>> pack({"a": [1, None]}) == deflated('{"a":[1,null]}')
     True
     """
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    text = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)  # JSON can hold half a pair, UTF-8 cannot
-    return deflated(text)
+    return deflated(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def payload(view: TokenView) -> dict[str, Any]:
@@ -145,8 +142,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules.items()],
         "why": [[explained(row, method, rule) for method, rule in rules.items()] for row in rows],
         "credits": [
-            [{block: float(f"{value:.{DIGITS}g}") for block, value in credits(row, method).items()} for method in rules]
-            for row in rows
+            [{block: _number(value) for block, value in credits(row, method).items()} for method in rules] for row in rows
         ],
         "units": [unit(rows, method) for method in rules],
         "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],

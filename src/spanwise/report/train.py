@@ -1,29 +1,25 @@
-"""The report of one training run."""
+"""The report of one training run: what its evaluations say, what its batches say, and what each mode declares."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.explain import CAUSES, OF_SCORE, alarms, batch_alarms
+from spanwise.explain import CAUSES, OF_SCORE, alarms, batch_alarms, end_alarms
 from spanwise.explain.alarms import by_sentence, values_of
 from spanwise.measure import Curve, Interval
-from spanwise.report.batches import batch_section, blocks_in, mode_headlines, mode_sections, objectives_in, rewards_section
-from spanwise.report.page import Headline, Panel, render, shown
-from spanwise.report.rows import batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
-from spanwise.report.sections import (
-    attempts_section,
-    calibration_section,
-    credit_section,
-    figure_panel,
-    section,
-    tokens_section,
-    voting_section,
-)
+from spanwise.metric import Metric, metrics_in
+from spanwise.mode import Chart, Mode, Page
+from spanwise.modes import MODES
+from spanwise.report import sections as parts
+from spanwise.report.page import Headline, Panel, Section, render, shown
+from spanwise.report.rows import Row, batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
 from spanwise.report.tokens import TokenView
 
 Lines = Sequence[Mapping[str, Any]]
@@ -34,6 +30,31 @@ _HEADLINES = (
 )  # fmt: skip
 #: Figures whose axis begins at 0.
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
+
+
+#: Section -> its charts; {} stands for an objective or a block, one curve for each.
+_CHARTS: Mapping[str, Sequence[Chart]] = {
+    "Dropped": (
+        Chart("Absent rewards", {"credit/{}/reward_absent": "{}"}, "share of completions"),
+        Chart("Malformed completions", {"malformed": "malformed"}, "share of completions"),
+        Chart("Cut off at the longest length", {"completions/clipped_ratio": "cut off"}, "share of completions"),
+    ),
+    "Credit": (
+        Chart("Size of the credit", {"credit/{}/mean_abs": "{}"}, "mean |credit|"),
+        Chart("Credit of exactly 0", {"credit/{}/zero_frac": "{}"}, "share of completions"),
+    ),
+    "Dead strata": (
+        Chart("Nobody to compare with", {"credit/{}/singletons": "{}"}, "share of completions"),
+        Chart("Groups with one total reward", {"frac_reward_zero_std": "total reward"}, "share of groups"),
+        Chart("Batches without any signal", {"credit/no_signal": "all objectives"}, "share of batches"),
+    ),
+    "Optimiser": (
+        Chart("Entropy", {"entropy": "entropy"}, "nats per token"),
+        Chart("Gradient norm", {"grad_norm": "gradient norm"}, "norm"),
+        Chart("Completion length", {"completions/mean_length": "tokens"}, "tokens"),
+        Chart("Learning rate", {"learning_rate": "learning rate"}, "per step"),
+    ),
+}
 
 
 def train_report(
@@ -77,7 +98,7 @@ def train_report(
     batches = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     done = max((line["step"] for line in (*batches, *points)), default=0)
-    names = objectives_in(batches)
+    names = names_in(batches, "rewards/<objective>/mean")
     rewards = {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in names}  # of each batch that has one
     mean_rewards = [
         Headline(f"mean reward: {name}", means[-1], f"{shown(means[0])} in the first batch" if len(means) > 1 else "")
@@ -85,6 +106,7 @@ def train_report(
         if unmeasured
     ]
     steps = {row.step for row in view.completions if row.step is not None} if view else set()
+    of_step = f", of step {steps.pop()}" if len(steps) == 1 else ""
     trained, *others = view.methods if view else ("",)
     beside = f"The run was trained with {trained}; beside it is what {' and '.join(others)}"
     measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
@@ -96,20 +118,20 @@ def train_report(
     for name in figures_of(points):
         rows = [*batch_curve(batches, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
         zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
-        learning += figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=zero)
+        learning += parts.figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=zero)
     sections = [
-        section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning),
-        calibration_section(of_run),
-        voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, of_run),
-        attempts_section(votes),
-        rewards_section(batches, recipe),
+        parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning),
+        parts.calibration_section(of_run),
+        parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, of_run),
+        parts.attempts_section(votes),
+        rewards_section(batches, recipe, names),
         batch_section("Dropped", batches, names),
-        batch_section("Credit", batches, blocks_in(batches)),
+        batch_section("Credit", batches, names_in(batches, "credit/<block>/zero_frac")),
         batch_section("Dead strata", batches, names),
         *mode_sections(batches),
-        credit_section(list(credit), credit, of=f"these rollouts{f', of step {steps.pop()}' if len(steps) == 1 else ''}"),
+        parts.credit_section(list(credit), credit, of=f"these rollouts{of_step}"),
         batch_section("Optimiser", batches),
-        tokens_section(view, note=f"{beside} would have credited the same tokens with." if others else ""),
+        parts.tokens_section(view, note=f"{beside} would have credited the same tokens with." if others else ""),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
@@ -207,10 +229,10 @@ def train_finding(
     after = f"After {_count(last['step'], 'step')}" if last["step"] else "Before any training"
     if "accuracy" in unmeasured:
         return f"{after} accuracy cannot be measured: {unmeasured['accuracy']}.{earned}"
-    parts = [_moved("accuracy", last, first, intervals.get("accuracy"))]
+    clauses = [_moved("accuracy", last, first, intervals.get("accuracy"))]
     if (refused := figure(last, "refusal_rate")) is not None:
-        parts.append(f"the refusal rate {percent(refused)}")
-    said = f"{after} {' and '.join(parts)}"
+        clauses.append(f"the refusal rate {percent(refused)}")
+    said = f"{after} {' and '.join(clauses)}"
     if "ece" in wrong:
         said += ". Its ECE means nothing"
     elif (ece := figure(last, "ece")) is not None and "ece" not in unmeasured:
@@ -246,3 +268,98 @@ def _of_rewards(rewards: Mapping[str, Sequence[float | None]]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Section:
+    """A section of `_CHARTS`; the objectives or blocks of these names come first among the colours."""
+    panels: list[Panel] = []
+    for chart in _CHARTS[title]:
+        series = {key.format(name): label.format(name) for key, label in chart.series.items() for name in names or ("",)}
+        zero = chart.y.startswith(("share", "mean |"))
+        panels += _panel(replace(chart, series=series), batches, names, y_zero=zero, percent=chart.y.startswith("share"))
+    return parts.section(title, legend=names, panels=panels)
+
+
+def rewards_section(batches: Lines, recipe: Mapping[str, Any], objectives: Sequence[str]) -> Section:
+    """Each mean reward, and each objective with what it pays and its mean in the first and in the last tenth of the batches."""
+    panels, rows = list[Panel](), list[Row]()
+    pays = {str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()}
+    tenth = max(1, len(batches) // 10)
+    for name in objectives:
+        panels += _panel(Chart(f"Reward: {name}", {f"rewards/{name}/mean": name}, "mean reward"), batches, objectives)
+        values = (values_of(part, f"rewards/{name}/mean") for part in (batches[:tenth], batches[-tenth:]))
+        first, last = (sum(part) / len(part) if part else None for part in values)
+        paid = ", ".join(map(str, pays.get(name) or ())) or "unknown"
+        change = None if first is None or last is None else f"{last - first:+.3f}"
+        rows.append({"objective": name, "pays": paid, "first batches": first, "last batches": last, "change": change})
+    return parts.section("Rewards", legend=objectives, panels=panels, table=rows if len(batches) > 1 else [])
+
+
+def names_in(batches: Lines, metric: str) -> list[str]:
+    """The objectives or blocks that the batches have a metric of."""
+    return [name for _, name, _ in metrics_in(batches, [Metric(metric)])]
+
+
+def mode_sections(batches: Lines) -> list[Section]:
+    """A section for each mode with a page (`spanwise.mode.Page`); without panels where the batches say nothing of it.
+
+    Example:
+        >>> (section,) = mode_sections([{"step": 1, "critic/explained_variance": -0.5, "critic/share": 0.25}])
+        >>> section.warnings[0]
+        'The critic knows nothing: its explained variance is -0.50 at the end (mean of the last batch).'
+        >>> [panel.title for panel in section.panels]
+        ['Explained variance']
+    """
+    sections = []
+    for mode, page in _pages():
+        panels, values = list[Panel](), _values(mode, page, batches)
+        for chart in (chart for chart in page.charts if len(chart.series) == 1):
+            series = {start + end: value or name for end, name in chart.series.items() for value, start in values.items()}
+            panels += _panel(replace(chart, series=series), batches, y_zero=True)
+        for place, (value, start) in enumerate(values.items()):
+            for chart in (chart for chart in page.charts if len(chart.series) > 1):
+                title, note = f"{chart.title}: {value}" if value else chart.title, "" if place else chart.note
+                series = {start + end: name for end, name in chart.series.items()}
+                panels += _panel(replace(chart, title=title, note=note, series=series), batches, y_zero=True)
+        share = values_of(batches, f"{mode.name}/share")
+        cost = f" It took {percent(median(share))} of the time of the rest of a step (median)." if share else ""
+        own = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
+        sections.append(Section(page.title, f"{page.text}{cost}", warnings=own, panels=panels, asks=page.asks))
+    return sections
+
+
+def mode_headlines(batches: Lines) -> list[Headline]:
+    """The metric that a mode puts at the top, of the last batch that has it, for each of its values."""
+    headlines, wrong = [], end_alarms(batches)
+    for mode, page in _pages():
+        end, label, alarm = page.headline
+        for value, start in _values(mode, page, batches).items():
+            numbers = values_of(batches, start + end)
+            note = f"{numbers[0]:.2f} in the first batch" if len(numbers) > 1 else ""
+            said = ("no batch tells" if not numbers else alarm) if start + end in wrong else ""
+            last = f"{numbers[-1]:.2f}" if numbers else None
+            headlines.append(Headline(label + (f": {value}" if value else ""), last, note, said))
+    return headlines
+
+
+def _pages() -> list[tuple[type[Mode], Page]]:
+    """The modes that have a section on the page, with what it is."""
+    return [(mode, mode.page) for mode in MODES.values() if mode.page is not None]
+
+
+def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
+    """Each value that the batches have the headline's metric of ("" is the only one) -> what its metrics start with."""
+    end = page.headline[0]
+    known = metrics_in(batches, [Metric(f"{mode.name}/[value/]{end}")])
+    return {value: key.removesuffix(end) for key, value, _ in known}
+
+
+def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
+    """Curves of metrics by their names, `names` before them, else with a legend; nothing where no batch has one."""
+    rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
+    cut = chart.floor is not None and any(row["value"] < chart.floor for row in rows)
+    note = chart.note + (f" What is below {chart.floor:g} is drawn there." if cut else "")
+    ordered = list(dict.fromkeys([*names, *chart.series.values()]))
+    legend = () if names or len(ordered) == 1 else ordered
+    drawn |= {"y": chart.y, "floor": chart.floor, "dots": (), "note": note, "legend": legend}
+    return parts.curve_panel(chart.title, rows, ordered, **drawn)

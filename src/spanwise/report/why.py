@@ -35,24 +35,19 @@ class Rule:
     Attributes:
         kind: what it credits: "block", "completion", "token", "step"; "" is not known.
         about: a sentence on it.
-        pays: block -> the objectives that pay it.
-        baselines: objective -> what its baseline is the mean of, in words.
-        weights: objective -> weight.
-        missing: objective -> what stands for a reward that is left out; None: nothing.
+        objectives: by name, what a recipe says of each: the blocks that it `pays`, its `weight`, `if_missing`, and its `baseline`
+            with what that is `given`, where its credit is compared block by block.
         verdict: the objective that a score of the completion's own is mixed with; "": there is none.
 
     Example:
-        >>> rule = Rule("block", baselines={"brier": "same prompt, same correct"}, missing={"brier": -1.0})
-        >>> rule.baselines["brier"], rule.missing["brier"]
-        ('same prompt, same correct', -1.0)
+        >>> rule = Rule("block", objectives={"brier": {"pays": ["confidence"], "baseline": "outcome", "given": ["correct"]}})
+        >>> rule_words(rule.objectives["brier"]["baseline"], rule.objectives["brier"]["given"])
+        'same prompt, same correct'
     """
 
     kind: str = ""
     about: str = ""
-    pays: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    baselines: Mapping[str, str] = field(default_factory=dict)
-    weights: Mapping[str, float] = field(default_factory=dict)
-    missing: Mapping[str, float | None] = field(default_factory=dict)
+    objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     verdict: str = ""
 
 
@@ -206,7 +201,8 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 
 def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
-    paying, parts = rule.pays.get(block, ()), list(row.parts.get(method, ()))
+    paying = [name for name, one in rule.objectives.items() if block in one["pays"]]
+    parts = list(row.parts.get(method, ()))
     if not paying or len(parts) != 1:  # else one number may stand for all objectives together
         parts = [part for part in parts if part.objective in paying]
     share, own = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
@@ -236,16 +232,16 @@ def _worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     """What is compared where it is no plain reward: a sum, or what stands for a reward that was left out."""
     if part.worth is None:
         return ""
-    if part.objective in row.statuses or part.objective in row.rewards or not rule.weights:
+    if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
         status = row.statuses.get(part.objective)
         return f"{part.objective} is {status}, and counts as {shown(part.worth)}" if status in LEFT_OUT else ""
     terms: list[_Term] = []
-    for name, weight in rule.weights.items():
+    for name, one in rule.objectives.items():
         left_out = row.rewards.get(name) is None and row.statuses.get(name) in LEFT_OUT
-        reward = rule.missing.get(name) if left_out else row.rewards.get(name)
+        reward = one.get("if_missing") if left_out else row.rewards.get(name)
         if reward is None:
             return ""
-        terms.append(_term(weight, reward, f"{name}, left out" if left_out else name))
+        terms.append(_term(one.get("weight", 1.0), reward, f"{name}, left out" if left_out else name))
     # Of turns, whose rewards are summed over the rollout, this row may hold some.
     total = math.fsum(amount for amount, *_ in terms)
     same = math.isclose(total, part.worth, rel_tol=1e-9, abs_tol=1e-9)
@@ -266,7 +262,8 @@ def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         elif status != "ok":
             why = f"the check failed ({status}), so there is no reward;"
         return f"{why} it gets no credit and joins no baseline"
-    words = rule.baselines.get(part.objective, "")
+    one = rule.objectives.get(part.objective, {})
+    words = rule_words(one["baseline"], one["given"]) if one.get("baseline") else ""
     if part.averaged:
         compared = f"compared{f' ({words})' if words else ''}"
         words = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else compared}"
@@ -303,7 +300,7 @@ def _stop(row: TokenRow, method: str, rule: Rule) -> str:
         return ""
     parts = []
     for part in row.parts.get(method, ()):
-        blocks = [block for block, paying in rule.pays.items() if part.objective in paying]
+        blocks = rule.objectives.get(part.objective, {}).get("pays")
         if row.statuses.get(part.objective) in LEFT_OUT and blocks and all(credit.get(block) is None for block in blocks):
             parts.append(part)
     sums = [text for part in parts if (text := equation(part))]

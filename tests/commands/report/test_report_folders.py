@@ -10,13 +10,13 @@ import yaml
 
 from helpers import NAN
 from report_pages import RECIPE, Page, start
-from spanwise.commands.fidelity.fidelity import write_fidelity, written_baselines
+from spanwise.commands.fidelity.fidelity import write_fidelity
 from spanwise.commands.report.report import over_seeds, pooled, report_folder
 from spanwise.commands.shared.samples import Samples
 from spanwise.errors import DataError
 from spanwise.fidelity import Rerolls, measure_fidelity
 from spanwise.fidelity.fixed_point import fixed_point_rows
-from spanwise.fidelity.page import fidelity_rows
+from spanwise.fidelity.page import fidelity_rows, written_baselines
 from spanwise.measure import mean_interval, reliability, voting
 from spanwise.report.page import shown
 

@@ -57,9 +57,8 @@ def command(
     place, loaded = run_or_model(checkpoint, recipe, fields)
     if (critics or reference) and not tokens:
         raise RecipeError("--critics and --reference are of the comparison token by token; add --tokens.")
+    options = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
     asked = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
+    given = {**options, **({"tokens": True, **asked} if tokens else {}), "recipe": recipe, "overrides": fields}
     with sole_writer(output):
-        show(
-            place, loaded, output=output, console=Console(), prompts=prompts, samples=samples, rerolls=rerolls, seed=seed,
-            tokens=asked if tokens else None, given={"recipe": recipe, "overrides": fields},
-        )  # fmt: skip
+        show(place, loaded, output=output, console=Console(), options=given)

@@ -16,22 +16,12 @@ from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import FIDELITY, without_nan
 from spanwise.commands.shared.task import model_and_task
 from spanwise.disk import write_text
-from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.fidelity import (
-    FIGURES,
-    Fidelity,
-    Rerolls,
-    SaeSegments,
-    TokenFidelity,
-    Trajectories,
-    measure_fidelity,
-    token_fidelity,
-)
-from spanwise.fidelity.critics import CRITIC_BATCH, CRITIC_STEPS, fitted_critics, own_critic, own_critic_folder, values
+from spanwise.errors import DataError, check_known
+from spanwise.fidelity import rerolls as rolls
+from spanwise.fidelity.baselines import FIGURES, Fidelity, measure_fidelity
 from spanwise.fidelity.fixed_point import fixed_point_rows
-from spanwise.fidelity.page import difference_rows, fidelity_rows, token_rows
-from spanwise.fidelity.rerolls import MOST, Roller, collect_last_blocks, collect_tokens, states_confidence
-from spanwise.fidelity.tokens import TOKEN_KINDS, VALUES
+from spanwise.fidelity.page import difference_rows, token_rows, written_baselines
+from spanwise.fidelity.tokens import TOKEN_KINDS, VALUES, SaeSegments, TokenFidelity, Trajectories, token_fidelity
 from spanwise.measure import Interval
 from spanwise.modes.critic.value_model import ABOUT
 from spanwise.recipe import Recipe, answer_layout, scheme_of
@@ -51,39 +41,24 @@ _NOTHING: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def show(
-    checkpoint: Path,
-    recipe: Recipe,
-    *,
-    output: str | Path,
-    console: Console,
-    prompts: int,
-    samples: int,
-    rerolls: int,
-    seed: int,
-    tokens: Mapping[str, Any] | None = None,
-    given: Mapping[str, Any] | None = None,
-) -> None:
+def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
     """Print the tables of a model folder, write `fidelity.json` and the report.
 
-    `tokens`: the options of `--tokens`; `given`: the file and fields that the recipe came from.
+    `options`: those of the command, which a report prints; those of `--tokens` are there where it is asked for.
     """
-    options: dict[str, Any] = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-    measured: dict[str, Any] = {
-        "options": {**options, **({} if tokens is None else {"tokens": True, **tokens}), **(given or {})}
-    }
-    if tokens is not None:
-        last, critics = tokens["critic_steps"], tokens["critics"]
-        segments = SaeSegments() if tokens["reference"] == "segment" else None
+    measured: dict[str, Any] = {"options": options}
+    if "tokens" in options:
+        last, critics, seed = options["critic_steps"], options["critics"], options["seed"]
+        segments = SaeSegments() if options["reference"] == "segment" else None
         rolled = rolled_tokens(
-            checkpoint, recipe, prompts=tokens["token_prompts"], rerolls=rerolls, seed=seed, console=console,
-            critics=critics and critics.split(","), steps=sorted({last, *(step for step in CRITIC_STEPS if step < last)}),
+            checkpoint, recipe, prompts=options["token_prompts"], rerolls=options["rerolls"], seed=seed, console=console,
+            critics=critics and critics.split(","), steps=sorted({last, *(step for step in rolls.CRITIC_STEPS if step < last)}),
         )  # fmt: skip
         measured |= show_tokens(token_fidelity(*rolled, segments=segments, seed=seed), segments, console=console)
-    if tokens is not None and not states_confidence(answer_layout(recipe, task_layout(recipe))):
+    if "tokens" in options and not rolls.states_confidence(answer_layout(recipe, task_layout(recipe))):
         say(console, "The last block states no confidence, so there is nothing else to compare.")
     else:
-        measured |= show_baselines(checkpoint, recipe, console, **options)
+        measured |= show_baselines(checkpoint, recipe, console, options)
     write_fidelity(output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), **measured)
     say(console, f"Report: {report_folder(output)}")
 
@@ -94,19 +69,18 @@ def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any]
     write_text(Path(folder) / FIDELITY, json.dumps(without_nan(data), indent=1) + "\n")
 
 
-def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> Roller:
+def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> rolls.Roller:
     """What samples a saved model on the task of a recipe."""
     model, tokenizer, task = model_and_task(folder, recipe, console or Console())
-    return Roller(model, tokenizer, task, recipe.temperature, recipe.max_completion_length or task.max_completion_length)
+    longest = recipe.max_completion_length or task.max_completion_length
+    return rolls.Roller(model, tokenizer, task, recipe.temperature, longest)
 
 
-def show_baselines(
-    checkpoint: Path, recipe: Recipe, console: Console, *, prompts: int, samples: int, rerolls: int, seed: int
-) -> dict[str, Any]:
+def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
     """Print how close the baselines come to Monte Carlo, and the q* table; what is written of them."""
-    roller = roller_of(checkpoint, recipe, console)
-    rows = roller.task.evaluation.select(range(min(prompts, len(roller.task.evaluation))))
-    rolled = collect_last_blocks(roller, rows, samples=samples, rerolls=rerolls, seed=seed)
+    samples, seed, roller = options["samples"], options["seed"], roller_of(checkpoint, recipe, console)
+    rows = roller.task.evaluation.select(range(min(options["prompts"], len(roller.task.evaluation))))
+    rolled = rolls.collect_last_blocks(roller, rows, samples=samples, rerolls=options["rerolls"], seed=seed)
     group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
     fidelity = measure_fidelity(rolled, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
     measured = {**written_baselines(fidelity, rolled), "points": fixed_point_rows(rule=recipe.rule, seed=seed)}
@@ -119,15 +93,6 @@ def show_baselines(
     say(console, *fidelity_tables(fidelity), difference_table(fidelity))
     say(console, fixed_point_table(measured["points"]), keep=2)
     return measured
-
-
-def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
-    """What `fidelity.json` holds of the baselines."""
-    counts = {
-        "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
-        "prefixes": len(rolled.again_dm), "share": fidelity.share,
-    }  # fmt: skip
-    return {"counts": counts, "figures": fidelity_rows(fidelity), "differences": difference_rows(fidelity)}
 
 
 def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
@@ -175,49 +140,45 @@ def rolled_tokens(
     recipe: Recipe,
     *,
     prompts: int = 48,
-    samples: int = 4,
     rerolls: int = 32,
-    most: int = MOST,
     critics: Sequence[str] | None = None,
-    steps: Sequence[int] = CRITIC_STEPS,
+    steps: Sequence[int] = rolls.CRITIC_STEPS,
     seed: int = 0,
     console: Console | None = None,
+    **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
     """Completions of held-out prompts with Monte Carlo values, and what critics say before each of their tokens.
 
     The critics are some of `CRITICS`, by default all there are: the run's own where one was saved with the model ("own"); one
     critic after different numbers of fitting steps on training prompts ("80 steps"); and the means of a second set of re-rolls,
-    all of them and few of them ("MC 32", as good as critics get, and "MC 4").
+    all of them and few of them ("MC 32", as good as critics get, and "MC 4"). Further options are those of `collect_tokens`.
     """
     if rerolls < 2:
         raise DataError(f"Monte Carlo values know their noise from 2 re-rolls on; {rerolls} were asked for.")
-    place = own_critic_folder(model_folder)
+    place = rolls.own_critic_folder(model_folder)
     kinds = critics or [kind for kind in CRITICS if kind != "own" or place]
     for kind in kinds:
-        if kind not in CRITICS:
-            raise RecipeError(unknown("kind of critic", kind, CRITICS))
+        check_known("kind of critic", kind, CRITICS)
     if "own" in kinds and place is None:
         raise DataError(
             f"There is no critic with the model in '{model_folder}' (a folder 'critic' with {ABOUT}). Leave own out, or look at a "
             "run whose recipe has a critic."
         )
     # As many training prompts as the fitted critic reads completions, so that it has no prompt to learn by heart.
-    fitted = {"steps": max(steps, default=1), "prompts": CRITIC_BATCH} if "fitted" in kinds else {}
+    fitted = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in kinds else {}
     roller = roller_of(model_folder, recipe.model_copy(update=fitted), console)
     task = roller.task
     order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
-    blocks, trajectories, again_ntm = collect_tokens(
-        roller, task.evaluation.select(order[:prompts]), samples=samples, rerolls=rerolls, sets=2 if "mc" in kinds else 1,
-        most=most, seed=seed,
-    )  # fmt: skip
+    rows, sets = task.evaluation.select(order[:prompts]), 2 if "mc" in kinds else 1
+    blocks, trajectories, again_ntm = rolls.collect_tokens(roller, rows, rerolls=rerolls, sets=sets, seed=seed, **options)
     critic_values: dict[str, torch.Tensor] = {}
     if "own" in kinds and place is not None:
         objectives = [objective.name for objective in scheme_of(recipe, task.layout, roller.limit).objectives]
-        critic, stream = own_critic(place, roller.tokenizer, objectives)
-        critic_values["own"] = values(critic, blocks, stream=stream)
+        critic, stream = rolls.own_critic(place, roller.tokenizer, objectives)
+        critic_values["own"] = rolls.values(critic, blocks, stream=stream)
     if "fitted" in kinds:
-        for step, critic in fitted_critics(roller, task.train, steps=steps, seed=seed + 1):
-            critic_values[f"{step} steps"] = values(critic, blocks)
+        for step, critic in rolls.fitted_critics(roller, task.train, steps=steps, seed=seed + 1):
+            critic_values[f"{step} steps"] = rolls.values(critic, blocks)
     if "mc" in kinds:
         critic_values |= {f"MC {few}": again_ntm[..., :few].nanmean(dim=2) for few in sorted({min(FEW, rerolls), rerolls})}
     return trajectories, critic_values

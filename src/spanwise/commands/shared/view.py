@@ -14,7 +14,7 @@ import torch
 from spanwise.credit import METHODS
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.modes import Mode, scoring_mode
-from spanwise.report import Rule, TokenView, rule_words
+from spanwise.report import Rule, TokenView
 from spanwise.rollouts import schema
 from spanwise.rollouts.rows import read_vocabulary, token_rows
 from spanwise.rollouts.schema import numbers
@@ -73,27 +73,18 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
 
     Example:
         >>> rule = rule_of("bae", [{"name": "brier", "pays": ["b"], "baseline": "outcome", "given": ["correct"]}])
-        >>> rule.kind, rule.baselines, rule.pays
-        ('block', {'brier': 'same prompt, same correct'}, {'b': ['brier']})
+        >>> rule.kind, rule.objectives
+        ('block', {'brier': {'name': 'brier', 'pays': ['b'], 'baseline': 'outcome', 'given': ['correct']}})
     """
     if method == schema.RECORDED or method not in METHODS:
         return Rule()
     chosen = METHODS[method]
-    listed = {str(one.get("name") or one.get("reward")): one for one in objectives}
-    pays: dict[str, list[str]] = {}
-    for name, one in listed.items():
-        for block in several(one.get("pays")):
-            pays.setdefault(block, []).append(name)
-    compared = {name: one for name, one in listed.items() if chosen.kind == "block" and one.get("baseline")}
-    return Rule(
-        kind=chosen.kind,
-        about=f"{method}: {chosen.summary}",
-        pays=pays,
-        baselines={name: rule_words(one["baseline"], several(one.get("given"))) for name, one in compared.items()},
-        weights={name: float(one.get("weight", 1.0)) for name, one in listed.items()},
-        missing={name: one.get("if_missing") for name, one in listed.items()},
-        verdict=(mode and mode.judge) or "",
-    )
+    listed = {}
+    for one in objectives:
+        baseline = one.get("baseline") if chosen.kind == "block" else None
+        pays, given = several(one.get("pays")), several(one.get("given"))
+        listed[str(one.get("name") or one.get("reward"))] = {**one, "pays": pays, "baseline": baseline, "given": given}
+    return Rule(chosen.kind, f"{method}: {chosen.summary}", listed, (mode and mode.judge) or "")
 
 
 def several(names: str | Sequence[Any] | None) -> list[str]:
