@@ -306,18 +306,18 @@ def _compares(scheme: Scheme) -> bool:
 def _joined(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     """The credit of all parts, each at its rows; strata of different parts have different numbers."""
     order_n = torch.cat([rows for rows, _ in parts]).argsort()
-    comparisons, strata = [], 0
+    credits, strata = [], 0
     for _, credit in parts:
         assert credit.comparison is not None, "it was credited here"
         own_nm = credit.comparison.stratum_nm
-        comparisons.append(replace(credit.comparison, stratum_nm=torch.where(own_nm >= 0, own_nm + strata, -1)))
+        comparison = replace(credit.comparison, stratum_nm=torch.where(own_nm >= 0, own_nm + strata, -1))
+        credits.append(replace(credit, comparison=comparison, token_nt=None, refined_nt=None))
         strata += int(own_nm.max()) + 1 if own_nm.numel() else 0
-    whole = join_rows([replace(credit, token_nt=None, refined_nt=None) for _, credit in parts])
-    return replace(whole, comparison=join_rows(comparisons)).take(order_n)
+    return join_rows(credits).take(order_n)
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
-    """The rows of each step, in the order of the steps.
+    """The rows of each step, or of each group, in the order of their numbers.
 
     >>> [rows.tolist() for rows in steps(torch.tensor([2, 1, 2]))]
     [[1], [0, 2]]

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from spanwise.commands.credit.apply import steps
 from spanwise.commands.shared.folder import EXPORT, MOST, again_command, read_fields
 from spanwise.credit import METHODS
 from spanwise.credit.methods._gae import SaeSegments
@@ -66,9 +67,7 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
     """
     if len(group_n) <= count:
         return list(range(len(group_n)))
-    order = torch.argsort(group_n, stable=True)
-    members = torch.split(order, torch.unique_consecutive(group_n[order], return_counts=True)[1].tolist())
-    members = sorted(members, key=lambda rows: int(rows[0]))
+    members = sorted(steps(group_n), key=lambda rows: int(rows[0]))
     chosen: list[Tensor] = []
     for wanted in range(max(1, count * len(members) // len(group_n)), 0, -1):
         chosen = [members[int(place)] for place in np.linspace(0, len(members) - 1, wanted)]
