@@ -23,6 +23,7 @@ from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.rollouts.table import at, fitting_runs
 from spanwise.scheme import Scheme
+from spanwise.score import Reward, as_scores
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
 
@@ -146,19 +147,15 @@ def apply_arms(
 
 def _scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
     """The rewards of all objectives; the method with the most blocks speaks first."""
-    first: dict[str, tuple[Scores, int]] = {}
+    rewards: dict[str, Reward] = {}
     for name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = readings[name].scores
+        tables = (scores.reward_nm, scores.status_nm, scores.by_outcome_nmo, scores.stated_nm)
         for m, objective in enumerate(scores.names):
-            first.setdefault(objective, (scores, m))
-    if not first:  # nothing but what the file records
+            rewards.setdefault(objective, Reward(*(table[:, m] for table in tables if table is not None)))
+    if not rewards:  # nothing but what the file records
         return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
-
-    reward_nm, status_nm, by_outcome_nmo, stated_nm = (
-        torch.stack([getattr(scores, part)[:, m] for scores, m in first.values()], dim=1)
-        for part in ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
-    )
-    return Scores(tuple(first), reward_nm, status_nm, by_outcome_nmo, stated_nm=stated_nm)
+    return as_scores(rewards)
 
 
 def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Scores) -> tuple[dict[str, Any] | None, str]:
