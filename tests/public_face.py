@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import typing
 from importlib import import_module
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from spanwise.cli import app
 from spanwise.engines.trl import SpanGRPOConfig
+from spanwise.types import ByCompletion
 
 FILE = Path(__file__).with_name("public_signatures.txt")
 ROOMS = ("spanwise", "spanwise.credit", "spanwise.score", "spanwise.segment", "spanwise.explain", "spanwise.losses",
@@ -34,12 +36,20 @@ def _of_the_command_line():
         if command.startswith("-"):  # --help and --version, which cyclopts brings
             continue
         parts = []
-        for p in inspect.signature(app[command].default_command).parameters.values():
+        for p in arguments_of(app[command].default_command):
             default = "" if p.default is p.empty else f"={p.default!s}"
             option = "--" + p.name.rstrip("_").replace("_", "-") if p.kind is p.KEYWORD_ONLY else p.name.upper()
             parts.append(option + default)
         found.append(" ".join(["$ spanwise", command, *parts]))
     return found
+
+
+def arguments_of(command):
+    """The arguments of a command; options that several commands share one by one."""
+    hints = typing.get_type_hints(command)
+    for p in inspect.signature(command).parameters.values():
+        shared = dataclasses.is_dataclass(hints[p.name])
+        yield from arguments_of(hints[p.name]) if shared else [p]
 
 
 def _of_the_trainer():
@@ -53,7 +63,8 @@ def _of(name, thing):
     if inspect.isclass(thing) and issubclass(thing, Exception):
         return [name]
     if dataclasses.is_dataclass(thing) and inspect.isclass(thing) and thing is not SpanGRPOConfig:
-        members = [_signature(f"{name}.{n}", m) for n, m in vars(thing).items() if not n.startswith("_") and _callable(m)]
+        known = {**(vars(ByCompletion) if issubclass(thing, ByCompletion) else {}), **vars(thing)}
+        members = [_signature(f"{name}.{n}", m) for n, m in known.items() if not n.startswith("_") and _callable(m)]
         fields = ", ".join(f.name + ("" if _required(f) else "=...") for f in dataclasses.fields(thing) if f.init)
         return [f"{name}({fields})", *members]
     if thing is SpanGRPOConfig:

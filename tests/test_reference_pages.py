@@ -97,7 +97,7 @@ def test_every_command_and_option_is_on_the_page():
         part = shown.partition(f"## spanwise {name}\n")[2].partition("\n## ")[0]
         assert part, name
         assert re.search(rf"^\$ spanwise {name}( \[\w+\]| [A-Z]+)*$", part, re.MULTILINE), part[:200]
-        for parameter in inspect.signature(app[name].default_command).parameters.values():
+        for parameter in public_face.arguments_of(app[name].default_command):
             if parameter.kind is parameter.KEYWORD_ONLY:
                 line = re.search(rf"^\* `--{parameter.name.strip('_').replace('_', '-')}\b.*$", part, re.MULTILINE)
                 assert line, (name, parameter.name)

@@ -24,11 +24,11 @@ from spanwise.errors import AlignmentError, DataError, DivergedError, RecipeErro
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, score_all
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.types import BlockText, Credit, Fault, Scores, Spans
+from spanwise.types import BlockText, ByCompletion, Credit, Fault, Scores, Spans, join_rows
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(ByCompletion):
     """What N completions say and what that is worth; everything `credit_batch` needs beside the groups.
 
     Attributes:
@@ -106,16 +106,12 @@ class Reading:
 
     def take(self, rows: Any) -> Reading:
         """The scores of some completions (a slice, or indices), without spans and text."""
-        return Reading(self.scores.take(rows), self.length_nk[rows], self.fault_n[rows])
+        return super(Reading, replace(self, spans=None, text=None)).take(rows)
 
     @staticmethod
     def joined(parts: Sequence[Reading]) -> Reading:
         """Several readings under one scheme as one, without spans and text."""
-        return Reading(
-            Scores.joined([part.scores for part in parts]),
-            torch.cat([part.length_nk for part in parts]),
-            torch.cat([part.fault_n for part in parts]),
-        )
+        return join_rows([replace(part, spans=None, text=None) for part in parts])
 
 
 def read(

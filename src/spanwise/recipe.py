@@ -361,12 +361,6 @@ def scheme_of(
     The rewards of `recorded` objectives need no tags in the layout, and their functions are not imported. Without `run_code` no
     function is: an objective that needs one is refused.
     """
-    rule = rule_of(recipe, task_layout, recorded=recorded, run_code=run_code)
-    return limited(Scheme.preset(**rule, longest=longest, recorded=recorded), recipe.verifier)
-
-
-def rule_of(recipe: Recipe, task_layout: Layout, *, recorded: Collection[str], run_code: bool) -> dict[str, Any]:
-    """What `Scheme.preset` is to make of a recipe; see `scheme_of`."""
     entries = _of_task(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     rule = {
         "name": recipe.method,
@@ -377,7 +371,7 @@ def rule_of(recipe: Recipe, task_layout: Layout, *, recorded: Collection[str], r
         "refine": recipe.refinement,
     }
     method(recipe.method).check_names(rule.keys() & recipe.options.keys())
-    return {**rule, **recipe.options}
+    return _limited(Scheme.preset(**rule, **recipe.options, longest=longest, recorded=recorded), recipe.verifier)
 
 
 def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
@@ -394,7 +388,7 @@ def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
     return [{"reward": "equals", "each": "*", "pays": pays, "if_missing": 0.0, **baseline}]
 
 
-def limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
+def _limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
     """The rule whose objectives compare answers within limits; what an objective says itself goes before them."""
 
     def compares(objective: Objective) -> bool:

@@ -20,19 +20,32 @@ from spanwise.errors import AlignmentError, RecipeError, unknown
 #: What a completion says, block by block: `text["solution"]["answer"]`. A block that is absent maps to None,
 #: a tag without a complete pair in its block maps to None.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
-_Table = TypeVar("_Table", "Scores", "Comparison", "Credit")
+_Table = TypeVar("_Table", bound="ByCompletion")
 #: Rows worked on at a time where a table is wide: a few of them stay in the cache.
 _ROWS = 64
 
 
-def take_rows(table: _Table, rows: Any) -> _Table:
-    """Some of the completions of a dataclass of tensors; a tensor whose name has another first index than n stays as it is.
+@dataclass(frozen=True)
+class ByCompletion:
+    """A dataclass of completions: the first index of a tensor is theirs where it is called n; a part may be such a dataclass."""
 
-    >>> scores = Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2))
-    >>> take_rows(scores, slice(1, 2)).reward_nm
-    tensor([[2.]])
-    """
-    return replace(table, **{name: getattr(table, name)[rows] for name in _of_rows(table)})
+    def take(self: _Table, rows: Any) -> _Table:
+        """Some of the completions; what is not of completions stays as it is.
+
+        >>> scores = Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2))
+        >>> scores.take(slice(1, 2)).reward_nm
+        tensor([[2.]])
+        """
+        taken = {
+            name: part.take(rows) if isinstance(part, ByCompletion) else part[rows] for name, part in self._parts().items()
+        }
+        return replace(self, **taken)
+
+    def _parts(self) -> dict[str, Any]:
+        """The tensors whose first index is that of completions, and the parts that are such tables."""
+        of_n = (name for name in vars(self) if name.rpartition("_")[2].startswith("n"))
+        tensors = {name: getattr(self, name) for name in of_n if isinstance(getattr(self, name), Tensor)}
+        return tensors | {name: part for name, part in vars(self).items() if isinstance(part, ByCompletion)}
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
@@ -42,13 +55,11 @@ def join_rows(parts: Sequence[_Table]) -> _Table:
     >>> join_rows([scores, scores]).reward_nm.flatten()
     tensor([1., 1.])
     """
-    return replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts]) for name in _of_rows(parts[0])})
-
-
-def _of_rows(table: Any) -> list[str]:
-    """The tensors of a dataclass whose first index is that of completions."""
-    tensors = [name for name, value in vars(table).items() if isinstance(value, Tensor)]
-    return [name for name in tensors if name.rpartition("_")[2].startswith("n")]
+    joined = {}
+    for name, first in parts[0]._parts().items():
+        columns: list[Any] = [getattr(part, name) for part in parts]
+        joined[name] = join_rows(columns) if isinstance(first, ByCompletion) else torch.cat(columns)
+    return replace(parts[0], **joined)
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
@@ -208,7 +219,7 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(ByCompletion):
     """What every objective says of every completion, and the outcomes that baselines are given.
 
     Attributes:
@@ -258,14 +269,6 @@ class Scores:
             raise RecipeError(unknown("outcome", name, (*self.names, *self.outcome_names)))
         return self.outcome_no[:, self.outcome_names.index(name)]
 
-    def take(self, rows: Int[Tensor, " r"] | slice) -> Scores:
-        """The scores of some completions.
-
-        >>> Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2)).take(slice(1, 2)).reward_nm
-        tensor([[2.]])
-        """
-        return take_rows(self, rows)
-
     @staticmethod
     def joined(parts: Sequence[Scores]) -> Scores:
         """The completions of several parts as one; all under the same objectives.
@@ -278,7 +281,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(ByCompletion):
     """What each number was compared with: `(worth - baseline) / divisor` is its advantage wherever there is a baseline.
 
     Attributes:
@@ -311,10 +314,6 @@ class Comparison:
     reason_nm: Int[Tensor, "n m"]
     about_nm: Int[Tensor, "n m"]
 
-    def take(self, rows: Any) -> Comparison:
-        """That of some of the completions."""
-        return take_rows(self, rows)
-
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
         """This one where the mask is true, the other one elsewhere."""
         return Comparison(**{name: torch.where(mask_nm, table, getattr(other, name)) for name, table in vars(self).items()})
@@ -344,7 +343,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Credit:
+class Credit(ByCompletion):
     """What every block of every completion is credited with, before it is spread over tokens.
 
     Attributes:
@@ -402,7 +401,3 @@ class Credit:
         if self.adv_nm is None or self.comparison is None:
             raise AlignmentError("This credit does not know what it was compared with; take it from pipeline.credit_batch.")
         return self.adv_nm, self.comparison
-
-    def take(self, rows: Any) -> Credit:
-        """Some of the completions; the counters stay those of all."""
-        return replace(take_rows(self, rows), comparison=None if self.comparison is None else self.comparison.take(rows))

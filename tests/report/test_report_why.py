@@ -185,7 +185,7 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
     file = verl_file(tmp_path / "1.jsonl", spoken * 4, prompts=prompts, gts=golds)
     found = credit(file, output=tmp_path / "out", console=quiet(), methods=methods)
     table = pq.read_table(tmp_path / "out" / "credit.parquet")
-    from spanwise.commands.shared.view import rule_of
+    from spanwise.commands.credit.page import rule_of
 
     listed = {name: scheme.plain() for name, scheme in found.arms.schemes.items()}
     rows = token_rows(table, None)

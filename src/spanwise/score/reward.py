@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, DataError, RewardError
 from spanwise.registry import Registry
 from spanwise.score.workers import Verdict
-from spanwise.types import BlockText, Status
+from spanwise.types import BlockText, ByCompletion, Status
 
 NAN = float("nan")
 #: What every reward gets: the blocks of each completion, the paid ones, and the dataset's columns.
@@ -26,7 +26,7 @@ Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Reward:
+class Reward(ByCompletion):
     """What one objective says of N completions.
 
     Attributes:
@@ -65,14 +65,6 @@ class Reward:
                 f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}: "
                 f"OK goes with a finite number (return None for no reward), every other status with NaN."
             )
-
-    def take(self, rows: Any) -> Reward:
-        """The rewards of some completions.
-
-        >>> Reward.of([1.0, 2.0]).take(slice(1, 2)).value_n
-        tensor([2.], dtype=torch.float64)
-        """
-        return replace(self, **{name: part[rows] for name, part in vars(self).items() if part is not None})
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
         """No reward (ABSENT) where there is nothing to reward; a number that came for it is kept as unused.

@@ -216,7 +216,7 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
     for step in (1, 2):
         write_lines(tmp_path / f"{step}.jsonl", [{**row, "step": step} for row in verl_rows()[:4]])
     whole = credit_rollouts(tmp_path, overrides={"layout": LAYOUT})
-    for module in ("apply", "write"):
+    for module in ("apply", "credit"):
         monkeypatch.setattr(f"spanwise.commands.credit.{module}.AT_A_TIME", 25)
     parts = credit(tmp_path, output=tmp_path / "out", console=quiet(), overrides={"layout": LAYOUT})
     assert len(list(fitting_runs(whole.table.tokens.lengths, 25))) > 2

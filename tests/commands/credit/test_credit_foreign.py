@@ -24,8 +24,7 @@ from rollout_files import (
     verl_file,
 )
 from spanwise.cli import app
-from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.write import figures_table, summary
+from spanwise.commands.credit.credit import credit_rollouts, figures_table, summary
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.table import fitting_runs

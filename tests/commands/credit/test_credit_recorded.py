@@ -14,8 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import trl_small
 from rollout_files import LAYOUT, WELL_FORMED, own_run, quiet, said, trl_file, verl_file
-from spanwise.commands.credit.credit import credit, credit_rollouts
-from spanwise.commands.credit.write import summary
+from spanwise.commands.credit.credit import credit, credit_rollouts, summary
 from spanwise.commands.report.report import report_folder
 from spanwise.errors import RecipeError
 from spanwise.rollouts.rows import credit_figures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,21 +14,22 @@ from torch import Tensor
 
 from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arms, left_out, token_columns
-from spanwise.commands.credit.own_score import score_figures
 from spanwise.credit_metrics import dead_strata
 from spanwise.errors import RecipeError
-from spanwise.explain import setup_warnings
+from spanwise.explain import OF_SCORE, SCORE_FIGURES, alarms, setup_warnings
 from spanwise.layout import Layout
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.rollouts.table import at, fitting_runs
 from spanwise.scheme import Scheme
+from spanwise.score import Reward, as_scores
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
 
 #: Places of a padded table that are worked on at a time.
 AT_A_TIME = 1_000_000
+_OF_A_SCORE = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class CreditResult:
         scores: rewards and statuses of the objectives of all methods; the first method that has one speaks for it.
         marked: the spans that are shown: of the layout with the most blocks.
         notes: what the user should know, sentence by sentence.
-        score: what the self-rewarding scores of the file are worth (`score_figures`); None where it has none.
+        score: what the self-rewarding scores of the file are worth (`_score_figures`); None where it has none.
     """
 
     table: RolloutTable
@@ -133,7 +134,7 @@ def apply_arms(
         about_recorded = left_out([RECORDED], str(error))
     setup = [text for name, scheme in schemes.items() for text in setup_warnings(readings[name], scheme).values()]
     scores = _scores(len(table), arms, readings)
-    worth, of_score = score_figures(table, schemes.values(), scores)
+    worth, of_score = _score_figures(table, schemes.values(), scores)
     modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
     sentences = [
         *arms.notes, about_recorded, *dict.fromkeys(setup), table.note, *notes, _origins(arms), of_score,
@@ -146,19 +147,49 @@ def apply_arms(
 
 def _scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
     """The rewards of all objectives; the method with the most blocks speaks first."""
-    first: dict[str, tuple[Scores, int]] = {}
+    rewards: dict[str, Reward] = {}
     for name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = readings[name].scores
+        tables = (scores.reward_nm, scores.status_nm, scores.by_outcome_nmo, scores.stated_nm)
         for m, objective in enumerate(scores.names):
-            first.setdefault(objective, (scores, m))
-    if not first:  # nothing but what the file records
+            rewards.setdefault(objective, Reward(*(table[:, m] for table in tables if table is not None)))
+    if not rewards:  # nothing but what the file records
         return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
+    return as_scores(rewards)
 
-    reward_nm, status_nm, by_outcome_nmo, stated_nm = (
-        torch.stack([getattr(scores, part)[:, m] for scores, m in first.values()], dim=1)
-        for part in ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
-    )
-    return Scores(tuple(first), reward_nm, status_nm, by_outcome_nmo, stated_nm=stated_nm)
+
+def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Scores) -> tuple[dict[str, Any] | None, str]:
+    """Coverage and calibration of the clipped scores against the verdict, and a sentence on them; None and "" without scores."""
+    if table.score_n is None:
+        return None, ""
+    verdict = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
+    clipped_n = table.score_n.clamp(0.0, 1.0)
+    known_n = ~clipped_n.isnan()
+    right_n = torch.full_like(clipped_n, torch.nan)
+    if verdict in scores.names:
+        right_n = scores.outcome(verdict).double()
+        right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
+    judged = not bool(right_n.isnan().all())
+    worth: dict[str, Any] = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean())}
+    worth["verdict"] = verdict if judged else None
+    sentence = f"Score of its own (laser): {worth['completions']:,} completions have one ({100 * worth['coverage']:.3g} %)"
+    reasons: list[str] = []
+    try:
+        from spanwise.measure import figures
+    except ModuleNotFoundError:  # the extra cli does without SciPy
+        pass
+    else:
+        values = figures(clipped_n, right_n, well_formed_n=known_n)
+        by_score = {name: values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
+        reasons = list(dict.fromkeys(alarms(by_score).values()))
+        worth |= {**{name.removeprefix(OF_SCORE): value for name, value in by_score.items()}, "alarms": reasons}
+        numbers = ((word, worth[name]) for name, word in _OF_A_SCORE.items())
+        if judged:
+            shown = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in numbers)
+            sentence = f"{sentence}, and against {verdict} {shown}"
+    if not judged:
+        return worth, f"{sentence}; nothing in the file says which are right."
+    return worth, f"{sentence}." + "".join(f" {why[:1].upper()}{why[1:]}." for why in reasons)
 
 
 def _origins(arms: Arms) -> str:
@@ -230,40 +261,34 @@ def apply_arm(
     parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
         mean_length = marked.length_nk[step].sum(dim=1).double().mean()  # a part is not a whole step
-        alone = by_token and not _compares(scheme)
-        runs = fitting_runs(table.tokens.lengths[step.numpy()], AT_A_TIME) if alone else [(0, len(step))]
-        for rows in [step[first:last] for first, last in runs]:
+        fitting, whole = list(fitting_runs(table.tokens.lengths[step.numpy()], AT_A_TIME)), [(0, len(step))]
+        for rows in [step[first:last] for first, last in (fitting if by_token and not _compares(scheme) else whole)]:
             here, fields = reading.take(rows), dict[str, Any]()
             for mode in scheme.modes:
                 fields |= mode.recorded(table, rows)
             if by_token:
                 places = table.tokens.places(rows.numpy())
-                spans = marked.spans(rows, places)
+                here = replace(here, spans=marked.spans(rows, places))
+                fields |= {"ids_nt": at(places, table.tokens.values, 0), "mask_nt": at(places, table.trainable, False)}
                 for need, columns in token_columns(scheme).items():
                     streams = [at(places, table.token_values[column], 0.0) for column in columns]
                     fields[need] = torch.stack(streams, dim=2).squeeze(2)
-                batch = Batch(
-                    group_n[rows], at(places, table.tokens.values, 0), at(places, table.trainable, False), **fields
-                )
-                credit = credit_batch(replace(here, spans=spans), batch, scheme)
+            elif table.rollout_n is not None:
+                fields["steps"] = Steps(table.rollout_n[rows], rows)
+            credit = credit_batch(here, Batch(group_n[rows], **fields), scheme)
+            if by_token:
                 credit = replace(credit, mean_length_n=mean_length.expand(len(rows)))
-                flat[places[places >= 0]] = advantages(credit, spans, scheme).numpy()[places >= 0]
-            else:
-                turns = None if table.rollout_n is None else Steps(table.rollout_n[rows], rows)
-                credit = credit_batch(here, Batch(group_n[rows], steps=turns, **fields), scheme)
-                empty_n = ~here.present_nk.any(dim=1)  # without any token, nothing carries what stopping costs
-                credit = replace(credit, stop_n=credit.stop_n.masked_fill(empty_n, 0.0))
+            else:  # without any token, nothing carries what stopping costs
+                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~here.present_nk.any(dim=1), 0.0))
+            for first, last in [(0, len(rows))] if by_token else fitting:
+                part = rows[first:last]
+                places = table.tokens.places(part.numpy())
+                adv_nt = advantages(credit.take(slice(first, last)), marked.spans(part, places), scheme)
+                if table.learned_n is not None and not by_token:
+                    adv_nt = adv_nt * table.learned_n[part, None]
+                flat[places[places >= 0]] = adv_nt.numpy()[places >= 0]
             parts.append((rows, credit))
     credit = _joined(parts)
-    if not by_token:
-        credit = replace(credit, length_nk=marked.length_nk if credit.length_nk is None else credit.length_nk)
-        for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
-            rows = slice(first, last)
-            places = table.tokens.places(rows)
-            adv_nt = advantages(credit.take(rows), marked.spans(rows, places), scheme)
-            if table.learned_n is not None:
-                adv_nt = adv_nt * table.learned_n[rows, None]
-            flat[places[places >= 0]] = adv_nt.numpy()[places >= 0]
     strata = dead_strata(credit, scheme, group_n=group_n if by_token else None)
     dead = {of: silent / total for of, (total, silent) in strata.items() if total}
     return Applied(name, marked, credit, flat, dead)
@@ -278,18 +303,18 @@ def _compares(scheme: Scheme) -> bool:
 def _joined(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     """The credit of all parts, each at its rows; strata of different parts have different numbers."""
     order_n = torch.cat([rows for rows, _ in parts]).argsort()
-    comparisons, strata = [], 0
+    credits, strata = [], 0
     for _, credit in parts:
         assert credit.comparison is not None, "it was credited here"
         own_nm = credit.comparison.stratum_nm
-        comparisons.append(replace(credit.comparison, stratum_nm=torch.where(own_nm >= 0, own_nm + strata, -1)))
+        comparison = replace(credit.comparison, stratum_nm=torch.where(own_nm >= 0, own_nm + strata, -1))
+        credits.append(replace(credit, comparison=comparison, token_nt=None, refined_nt=None))
         strata += int(own_nm.max()) + 1 if own_nm.numel() else 0
-    whole = join_rows([replace(credit, token_nt=None, refined_nt=None) for _, credit in parts])
-    return replace(whole, comparison=join_rows(comparisons)).take(order_n)
+    return join_rows(credits).take(order_n)
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
-    """The rows of each step, in the order of the steps.
+    """The rows of each step, or of each group, in the order of their numbers.
 
     >>> [rows.tolist() for rows in steps(torch.tensor([2, 1, 2]))]
     [[1], [0, 2]]

@@ -13,7 +13,7 @@ from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BASELINES, Objective
-from spanwise.recipe import Recipe, limited, rule_of
+from spanwise.recipe import Recipe, scheme_of
 from spanwise.rollouts import RolloutTable, schema
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
@@ -163,8 +163,7 @@ def _own(
             name, scheme = "recipe", replace(scheme, modes=modes)
         return name, scheme, blocks.objectives
 
-    rule = rule_of(recipe, blocks.layout, recorded=taken, run_code=run_code)
-    scheme = limited(_built(rule, blocks, taken), recipe.verifier)
+    scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=taken, run_code=run_code)
 
     def presets(objectives: tuple[Objective, ...] | None) -> Iterator[tuple[str, Scheme]]:
         for name in (recipe.method, *(f"{recipe.method}:{baseline}" for baseline in BASELINES)):
@@ -174,11 +173,6 @@ def _own(
     usual = recipe.objectives is None or any(preset.objectives == scheme.objectives for _, preset in presets(None))
     objectives = None if usual else tuple(scheme.objectives)
     return next((name for name, preset in presets(objectives) if preset == scheme), "recipe"), scheme, objectives
-
-
-def _built(rule: Mapping[str, Any], blocks: Blocks, taken: Mapping[str, str]) -> Scheme:
-    """A rule on the completions of the file."""
-    return Scheme.preset(**rule, longest=blocks.longest, recorded=taken)
 
 
 def _asked(
@@ -261,7 +255,7 @@ def _preset(
     elif chosen.preset is not None and chosen.preset.calibrated and states_confidence(layout):
         choices["calibration"] = recipe.rule
     own = recipe.options if wanted == recipe.method else {}
-    return _built({"name": wanted, "layout": layout, **choices, **own}, blocks, taken)
+    return Scheme.preset(wanted, layout, **{**choices, **own}, longest=blocks.longest, recorded=taken)
 
 
 def _compared(

@@ -161,12 +161,9 @@ def layout_of(tags: Sequence[str]) -> Layout:
 
 def sampled_texts(table: RolloutTable) -> list[str]:
     """What the model wrote, of each completion."""
-    texts = []
     flags = table.tokens.with_values(table.trainable)
-    for n in range(len(table)):
-        ids = table.tokens.slice(n, n + 1).astype(np.int64)[flags.slice(n, n + 1)]
-        texts.append(table.vocabulary.join(ids)[0].decode(errors="replace"))
-    return texts
+    every = (table.tokens.slice(n, n + 1).astype(np.int64)[flags.slice(n, n + 1)] for n in range(len(table)))
+    return [table.vocabulary.join(ids)[0].decode(errors="replace") for ids in every]
 
 
 def _spoken(layout: Layout) -> str:

@@ -1,19 +1,26 @@
-"""The page of a credit export, made of its files: `credit.parquet` and `summary.json`."""
+"""The page of a credit export, made of `credit.parquet` and `summary.json`, and the token view that pages of runs have as well."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from spanwise.commands.credit.apply import steps
 from spanwise.commands.shared.folder import EXPORT, MOST, again_command, read_fields
-from spanwise.commands.shared.view import credited_view
-from spanwise.report import credit_report
+from spanwise.credit import METHODS
+from spanwise.credit.methods._gae import SaeSegments
+from spanwise.modes import Mode, scoring_mode
+from spanwise.report import Rule, TokenView, credit_report
 from spanwise.rollouts import schema
-from spanwise.rollouts.rows import read_numbers, read_rows, recorded_credit
+from spanwise.rollouts.rows import read_numbers, read_rows, read_vocabulary, recorded_credit, token_rows
 from spanwise.rollouts.schema import numbers
 
 
@@ -60,12 +67,102 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
     """
     if len(group_n) <= count:
         return list(range(len(group_n)))
-    order = torch.argsort(group_n, stable=True)
-    members = torch.split(order, torch.unique_consecutive(group_n[order], return_counts=True)[1].tolist())
-    members = sorted(members, key=lambda rows: int(rows[0]))
+    members = sorted(steps(group_n), key=lambda rows: int(rows[0]))
     chosen: list[Tensor] = []
     for wanted in range(max(1, count * len(members) // len(group_n)), 0, -1):
         chosen = [members[int(place)] for place in np.linspace(0, len(members) - 1, wanted)]
         if sum(map(len, chosen)) <= count:
             break
     return sorted(torch.cat(chosen).tolist())[:count]
+
+
+def credited_view(
+    table: pa.Table,
+    shown: pa.Table,
+    rows: Sequence[int],
+    *,
+    paying: Mapping[str, Mapping[str, Any]],
+    outcome: str | None,
+    own: str | None,
+    tokenizer: Path | None,
+) -> TokenView:
+    """The token view of `shown`, the `rows` of a table of whole groups; `paying`: method -> its rule (`Scheme.plain`)."""
+    cuts = (SaeSegments.of(listed["method"], listed.get("options")) for listed in paying.values())
+    segments = next((cut for cut in cuts if cut is not None), None)
+    scoring = {name: scoring_mode(listed) for name, listed in paying.items()}
+    shares = {name: own_shares(table, mode) for name, mode in scoring.items() if mode is not None}
+    return TokenView(
+        tuple(schema.methods_in(shown.column_names)),
+        token_rows(
+            shown,
+            read_vocabulary(tokenizer),
+            None if segments is None else partial(opening_tokens, segments),
+            {name: [by_row[n] for n in rows] for name, by_row in shares.items()},
+        ),
+        outcome,
+        "" if segments is None else segment_words(segments),
+        rules={name: rule_of(listed["method"], listed["objectives"], scoring[name]) for name, listed in paying.items()},
+        own=own,
+        total=len(table),
+    )
+
+
+def segment_words(segments: SaeSegments) -> str:
+    """What a boundary is, in a sentence."""
+    does = "opens a segment" if segments.boundary == "start" else "has closed a segment"
+    return f"A tick stands where a token of a probability below {segments.threshold:g} {does}."
+
+
+def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
+    """The tokens of a completion that open a segment, but for the first trained one, which has none before it.
+
+    >>> logp, trained = np.log([0.1, 0.1, 0.9, 0.1]), np.array([True, False, True, True])
+    >>> [opening_tokens(SaeSegments(0.2, side), logp, trained) for side in ("start", "end")]
+    [[3], [2]]
+    """
+    known_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # what is not known cuts nothing
+    return segments.opens(known_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()
+
+
+def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
+    """How a method credits, as far as a page explains it, with its objectives as `Scheme.plain` writes them.
+
+    Example:
+        >>> rule = rule_of("bae", [{"name": "brier", "pays": ["b"], "baseline": "outcome", "given": ["correct"]}])
+        >>> rule.kind, rule.objectives
+        ('block', {'brier': {'name': 'brier', 'pays': ['b'], 'baseline': 'outcome', 'given': ['correct']}})
+    """
+    if method == schema.RECORDED or method not in METHODS:
+        return Rule()
+    chosen = METHODS[method]
+    listed = {}
+    for one in objectives:
+        baseline = one.get("baseline") if chosen.kind == "block" else None
+        pays, given = several(one.get("pays")), several(one.get("given"))
+        listed[str(one.get("name") or one.get("reward"))] = {**one, "pays": pays, "baseline": baseline, "given": given}
+    return Rule(chosen.kind, f"{method}: {chosen.summary}", listed, (mode and mode.judge) or "")
+
+
+def several(names: str | Sequence[Any] | None) -> list[str]:
+    """The names that a field lists, or the one that it is."""
+    return [names] if isinstance(names, str) else [str(name) for name in names or ()]
+
+
+def own_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
+    """(tau, z) of each completion: the share of its own score in its credit, and that score as its group compares it.
+
+    (0, 0) where the score is not mixed in: also where the table, of whole groups, has no scores or does not say the groups.
+
+    Example:
+        >>> table = pa.table({"step": [1] * 4, "group": [0] * 4, "self_reward": [.9, .7, .3, .1]})
+        >>> mode = scoring_mode({"laser": {"token": "<unk>", "self_rewarding_warmup": 0}})
+        >>> [(round(t, 4), round(z, 4)) for t, z in own_shares(table, mode)]
+        [(0.1, 1.0954), (0.1, 0.5477), (0.1, -0.5477), (0.1, -1.0954)]
+    """
+    if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
+        return [(0.0, 0.0)] * len(table)
+    stepped = schema.STEP in table.column_names
+    step_n = numbers(table, schema.STEP).nan_to_num().long() if stepped else torch.zeros(len(table)).long()
+    group_n = torch.unique(torch.stack([step_n, numbers(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
+    share_n, own_n = mode.opinion(numbers(table, schema.SCORE), group_n, step_n)
+    return list(zip(share_n.tolist(), own_n.where(share_n > 0, 0.0).tolist(), strict=True))

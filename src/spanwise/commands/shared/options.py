@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,25 +37,47 @@ def column_roles(given: Sequence[str] | None) -> dict[str, str]:
     return dict(pairs)
 
 
-def read_options(
-    recipe: Path | None,
-    methods: str | None,
-    tokenizer: Path | None,
-    columns: Sequence[str] | None,
-    reward: Sequence[str] | None,
-    set_: Sequence[str] | None,
-) -> dict[str, Any]:
-    """How a rollout file is read and credited."""
-    return {
-        "recipe": recipe,
-        "methods": listed(methods or ""),
-        "tokenizer": tokenizer,
-        "columns": column_roles(columns),
-        "reward": dict(
-            key_value(entry, "--reward", "objective=column, such as correct=accuracy_reward") for entry in reward or []
-        ),
-        "overrides": recipe_fields(set_),
-    }
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CreditOptions:
+    """How a rollout file is read and credited.
+
+    Attributes:
+        recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task, or a
+            block for each tag of the file where it has others.
+        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own, or recorded for
+            what the trainer recorded (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and what another
+            trainer recorded; of `spanwise why` on a run of ours its own method.
+        tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
+        columns: role=column of a table whose columns are called otherwise, as in prompt=input,completion=output,answer=gold; roles
+            are prompt, completion or completions (a list in each cell), answer, group and step. May be repeated.
+        reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
+            it from the text. May be repeated. Default: the column of its name; for correct also acc, accuracy_reward, score or
+            reward, if they hold nothing but 0 and 1.
+    """
+
+    recipe: Path | None = None
+    methods: str | None = None
+    tokenizer: Path | None = None
+    columns: list[str] | None = None
+    reward: list[str] | None = None
+    set_: AnyField = None
+
+    def parsed(self) -> dict[str, Any]:
+        """The options as `credit_rollouts` takes them."""
+        shape = "objective=column, such as correct=accuracy_reward"
+        return {
+            "recipe": self.recipe,
+            "methods": listed(self.methods or ""),
+            "tokenizer": self.tokenizer,
+            "columns": column_roles(self.columns),
+            "reward": dict(key_value(entry, "--reward", shape) for entry in self.reward or []),
+            "overrides": recipe_fields(self.set_),
+        }
+
+
+#: With nothing asked for.
+AS_USUAL = CreditOptions()
 
 
 def listed(names: str) -> list[str]:

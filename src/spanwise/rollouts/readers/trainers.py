@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from spanwise.rollouts import cells, schema
-from spanwise.rollouts.files import parsed, records
+from spanwise.rollouts.files import parsed
 from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, cut_text, load_tokenizer
 from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 
@@ -83,8 +83,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     group is the episode's own, or its task. The rewards are each reward's score, their weighted sum as `reward`, and the
     metrics; a reward whose scoring did not run has failed. Traces of agents that are not trained (a judge) are left out.
     """
-    episodes = list(parsed(files, lambda record: [_legacy(record)] if "completion" in record else list(_episode(record))))
-    rows = [row for episode in episodes for row in episode]
+    episodes = list(parsed(files, _episode))
+    rows = [row for episode, _ in episodes for row in episode]
     own = defaultdict(list, cells.by_column(rows))
     has_ids = tokenizer is not None and bool(rows) and all(own["ids"])
     if tokenizer is not None and has_ids:
@@ -114,7 +114,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         keys=own["key"],
         columns={name: values for name, values in columns.items() if values.count(None) < len(values)},
         rewards=cells.by_column(own["rewards"]),
-        notes=[several if branched else "", _silent(files, episodes)],
+        notes=[several if branched else "", _silent([stopped for _, stopped in episodes])],
     )
     return replace(
         table,
@@ -126,15 +126,14 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     )
 
 
-def _silent(files: Sequence[Path], episodes: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+def _silent(stopped: Sequence[str | None]) -> str:
     """The sentence on episodes without a completion, with what stopped most of them."""
-    without = {n for n, rows in enumerate(episodes) if not any(text for row in rows for text, _ in row["parts"])}
-    if not without:
+    reasons = Counter(reason for reason in stopped if reason is not None)
+    if not reasons:
         return ""
-    stopped = Counter(_error(record) for n, (_, _, record) in enumerate(records(files)) if n in without)
-    reason, count = stopped.most_common(1)[0]
+    reason, count = reasons.most_common(1)[0]
     why = f" {count} of them failed with {reason}." if reason else ""
-    return f"{len(without)} of {len(episodes)} episodes hold no message that a trained model sampled.{why}"
+    return f"{reasons.total()} of {len(stopped)} episodes hold no message that a trained model sampled.{why}"
 
 
 def _error(record: Mapping[str, Any]) -> str:
@@ -145,7 +144,13 @@ def _error(record: Mapping[str, Any]) -> str:
     return ": ".join(str(word) for word in words if word)
 
 
-def _episode(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows of an episode, and what stopped one in which no model said anything; None: one did."""
+    rows = [_legacy(record)] if "completion" in record else list(_branches(record))
+    return rows, None if any(text for row in rows for text, _ in row["parts"]) else _error(record)
+
+
+def _branches(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each branch of its traces: one completion, what it samples that no earlier branch of the trace does.
 
     Rewards are None where the scoring did not run; a stream has a number for each token; the first branch of a trace opens it.

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spanwise.commands.shared.view import opening_tokens, segment_words
+from spanwise.commands.credit.page import opening_tokens, segment_words
 from spanwise.credit import sae
 from spanwise.credit.methods._gae import SaeSegments
 
