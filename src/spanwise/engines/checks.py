@@ -1,4 +1,4 @@
-"""What engines with a configuration of their own say alike of a recipe."""
+"""What engines with a configuration of their own say alike of a recipe, and know of a model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers import PretrainedConfig
 
 from spanwise.modes import MODES
 
@@ -41,3 +42,12 @@ def fixed_faults(fixed: Mapping[str, tuple[Any, str]], setting: Callable[[str], 
         f"{name} is {set_to[name]}: {why}. Leave it at {usual}.": set_to[name] not in (None, usual)
         for name, (usual, why) in fixed.items()
     }
+
+
+def model_size(path: str | None) -> int | None:
+    """How many ids a model in a folder can sample, often more than its tokenizer has tokens; None where no file says it."""
+    try:
+        written, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
+    except (OSError, ValueError):
+        return None
+    return {**written, **(written.get("text_config") or {})}.get("vocab_size")

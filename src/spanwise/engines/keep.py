@@ -77,7 +77,7 @@ class RunRecord:
         self.step = 0
         self.seconds = self.own_seconds = 0.0
         self._line: dict[str, Any] = {}
-        self._recipe: dict[str, Any] | None = None
+        self._recipe: Mapping[str, Any] | None = None
 
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
@@ -89,8 +89,9 @@ class RunRecord:
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
         """What can be written of a run that no recipe drives: its rule of credit, and the settings that are known."""
-        known = {name: value for name, value in settings.items() if value is not None}
-        return {"task": SCRIPT, **scheme.plain(), **known, "keep_rollouts": self.keep, "report": self.report}
+        given = {name: value for name, value in settings.items() if value is not None}
+        recipe = {"task": SCRIPT, **scheme.plain(), **given, "keep_rollouts": self.keep, "report": self.report}
+        return json.loads(json.dumps(recipe))  # as a file has it again: tuples are lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
         """Refuse a folder that holds something else; it is only looked at."""
@@ -103,7 +104,7 @@ class RunRecord:
                 "run away, or go on with it from a checkpoint."
             )
         written = yaml.safe_load((place / "recipe.yaml").read_text(encoding="utf-8")) or {}
-        other = [name for name in RULE if written.get(name) != _plain(recipe.get(name))]
+        other = [name for name in RULE if written.get(name) != recipe.get(name)]
         if other:
             raise DataError(
                 f"The run in '{place}' was trained with another {', '.join(other)}, so it cannot go on in the same folder. "
@@ -114,8 +115,8 @@ class RunRecord:
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
         """Begin the run, or go on with it from a step."""
         place = self.folder.path
-        self.step, self._recipe = step, (written := _plain(recipe))
-        self.folder.begin(written, step=step, history=list(metrics_until(place, step)))
+        self.step, self._recipe = step, recipe
+        self.folder.begin(recipe, step=step, history=list(metrics_until(place, step)))
         with whole_folder(place / "tokenizer"):
             tokenizer.save_pretrained(str(place / "tokenizer"))
 
@@ -193,8 +194,3 @@ def _make_report(folder: Path) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def _plain(value: Any) -> Any:
-    """The same as a file has it again: tuples are lists."""
-    return json.loads(json.dumps(value))
