@@ -100,8 +100,7 @@ def train(
                 with whole_folder(place / CRITIC):
                     critic.save(place / CRITIC, trainer.processing_class, state=False)
             folder.write_summary(summary)  # last of what the run leaves: it says that all is there
-            absent = unmeasured(task.layout.keys, recipe.answer_tags, scored=recipe.is_scored)
-            _show(summary, console, title=f"{title}: {place}", absent=absent)
+            _show(summary, console, title=f"{title}: {place}", absent=recorder.absent)
             if recipe.report:
                 from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
 
@@ -198,7 +197,11 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
 
 
 class Recorder(BatchCallback):
-    """Follows a run: progress line, metrics, rollouts, evaluations."""
+    """Follows a run: progress line, metrics, rollouts, evaluations.
+
+    Attributes:
+        absent: figures that an evaluation of this run cannot have.
+    """
 
     def __init__(
         self,
@@ -213,6 +216,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
+        self.absent = unmeasured(task.layout.keys, recipe.answer_tags, scored=recipe.is_scored)
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
         self.spanwise_seconds = 0.0
@@ -302,8 +306,7 @@ class Recorder(BatchCallback):
         if not self.trainer.accelerator.is_main_process:
             return
         self.folder.add_metrics({"step": step, "evaluation": values})
-        absent = unmeasured(self.task.layout.keys, self.recipe.answer_tags, scored=self.recipe.is_scored)
-        wrong = alarms({name: value for name, value in values.items() if name not in absent}).values()
+        wrong = alarms({name: value for name, value in values.items() if name not in self.absent}).values()
         for why in dict.fromkeys(why for why in wrong if step and why not in self._warned):
             say(self.console, f"Warning: step {step}: {why} ({SHOWN_BY[why]} {values[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
         self._warned |= set(wrong)

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import GenerationConfig
 
-from spanwise.engines.checks import model_size
-from spanwise.engines.keep import RunRecord, prompt_texts
+from spanwise.engines.shared import RunRecord, model_size, prompt_texts
 from spanwise.engines.skyrl.config import OPTION, check, critic_of, say
 from spanwise.engines.skyrl.estimators import register, register_loss
 from spanwise.engines.skyrl.rows import SampledRows

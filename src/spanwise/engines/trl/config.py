@@ -14,7 +14,7 @@ from torch import nn
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from spanwise.engines.keep import check_keeping
+from spanwise.engines.shared import check_keeping
 from spanwise.engines.trl.fold import DPPO, LOSS_TYPES
 from spanwise.errors import DataError, RecipeError, refuse, unknown
 from spanwise.layout import Layout

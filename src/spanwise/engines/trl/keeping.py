@@ -19,7 +19,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.engines.checkpoints import MANIFEST, read_manifest, restore_estimator, whole_checkpoint, write_manifest
-from spanwise.engines.keep import RunRecord
+from spanwise.engines.shared import RunRecord
 from spanwise.errors import DataError, RecipeError
 from spanwise.modes.parts import TrlPart
 from spanwise.rollouts import Rollouts

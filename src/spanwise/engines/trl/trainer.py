@@ -17,7 +17,7 @@ from torch import Tensor
 from trl.trainer.grpo_config import GRPOConfig
 
 from spanwise.batch import Batch
-from spanwise.engines.keep import reward_means
+from spanwise.engines.shared import reward_means
 from spanwise.engines.trl import config, fold
 from spanwise.engines.trl.keeping import Keeping, Saving, log_credit
 from spanwise.errors import refuse

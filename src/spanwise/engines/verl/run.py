@@ -14,8 +14,7 @@ from torch import Tensor
 
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import restore_estimator
-from spanwise.engines.checks import model_size
-from spanwise.engines.keep import RunRecord, prompt_texts
+from spanwise.engines.shared import RunRecord, model_size, prompt_texts
 from spanwise.engines.verl.carry import Rows, credited, loss_factor
 from spanwise.engines.verl.estimators import CARRIED
 from spanwise.engines.verl.plugin import say

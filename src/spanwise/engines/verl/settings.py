@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict  # pyright: ignore[reportMissingImports]
 from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.checks import fixed_faults, idle_fields
+from spanwise.engines.shared import fixed_faults, idle_fields
 from spanwise.engines.verl.carry import MODES, USE
 from spanwise.engines.verl.estimators import loss_of
 from spanwise.engines.verl.plugin import around, say
