@@ -5,22 +5,27 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import trl
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.batch import Batch
+from spanwise.engines.checkpoints import MANIFEST, read_manifest, restore_estimator, whole_checkpoint, write_manifest
 from spanwise.engines.shared import reward_means
 from spanwise.engines.trl import config, fold
-from spanwise.engines.trl.keeping import Keeping, Saving, log_credit
-from spanwise.errors import refuse
+from spanwise.engines.trl.keeping import Keeping, log_credit
+from spanwise.errors import DataError, refuse
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences, sequences
@@ -37,7 +42,7 @@ AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 PROVIDES = (*AT_READ, "logp_nt")
 
 
-class SpanGRPOTrainer(Saving):
+class SpanGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` that pays every span of a completion for what that span controls.
 
     Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. What is read, rewarded and
@@ -60,6 +65,7 @@ class SpanGRPOTrainer(Saving):
         zero_batches: how many training batches had no credit other than 0.
         critic: the `Critic`, None without one.
         parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
+        keeping: writes the run folder, where it is asked for.
 
     Raises:
         LayoutError, RecipeError, DataError, SpanwiseError: what cannot work is refused before training starts.
@@ -67,7 +73,9 @@ class SpanGRPOTrainer(Saving):
 
     _tag_names = ["trl", "grpo", "spanwise"]  # noqa: RUF012 - TRL's own class attribute
     # TRL sets these; its annotations allow a None that a trainer never has.
+    args: Any
     model: Any
+    processing_class: Any
     max_completion_length: Any
     num_generations: Any
     num_generations_eval: Any
@@ -141,14 +149,69 @@ class SpanGRPOTrainer(Saving):
         self._step_seconds = 0.0
         self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
         keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
-        if keep or report:
-            self.keeping = Keeping(self, keep_rollouts=keep, report=report)
+        self.keeping = Keeping(self, keep_rollouts=keep, report=report) if keep or report else None
+        if self.keeping is not None:
             self.add_callback(self.keeping)
 
     @property
     def zero_batches(self) -> int:
         """How many training batches had no credit other than 0."""
         return self.step.zero_batches
+
+    # ------------------------------------------------------------------ checkpoints
+
+    @property
+    def _text_tokenizer(self) -> Any:
+        # A processor holds the tokenizer of a multimodal model.
+        return getattr(self.processing_class, "tokenizer", self.processing_class)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
+        """TRL's training, whose run folder is complete however it ends. True goes on from the newest whole checkpoint."""
+        place = whole_checkpoint(self.args, resume_from_checkpoint)
+        keeping = self.keeping if self.accelerator.is_main_process else None
+        try:
+            with nullcontext() if keeping is None else keeping.record.running():
+                return super().train(place, *args, **options)
+        except UnpicklingError as error:
+            if place is None:
+                raise
+            raise DataError(f"'{place}' holds more than numbers, which is not read: {str(error).splitlines()[0]}") from error
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """TRL's checkpoint, then the list of its files, which says that it is whole; only then older ones go."""
+        folder = Path(self._get_output_dir(trial=trial))
+        place = folder / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (place / MANIFEST).unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            torch.save(self.args, place / "training_args.bin")  # with the limit
+            resumable, processes = not self.args.save_only_model, self.accelerator.num_processes
+            entry: Any = self.scheme.entry  # of a method that may remember earlier batches
+            state = entry.estimator.state_dict() if entry.stateful else None
+            write_manifest(place, processes=processes, resumable=resumable, estimator=state)
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        for part in self.parts.values() if self.args.should_save else ():
+            part.save(Path(output_dir))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        for part in self.parts.values():
+            part.restore(Path(checkpoint))
+        if self.scheme.entry.stateful:
+            restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))
 
     # ------------------------------------------------------------------ rewards
 
