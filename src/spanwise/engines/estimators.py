@@ -29,6 +29,8 @@ def outcome_advantages(
     response_mask: Shaped[Tensor, "n t"],
     index: Any = None,
     config: Any = None,
+    non_tensor_batch: Any = None,
+    batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
     """One advantage per row, at every token of the mask; advantages and returns are the same.
