@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise.commands.train.recorder import _batch_ece
+from spanwise.commands.train.train import _batch_ece
 from spanwise.objective import Objective
 from spanwise.score import score_all
 from spanwise.types import Scores

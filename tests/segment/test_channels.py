@@ -3,7 +3,7 @@
 import pytest
 
 from segment_small import made
-from spanwise.engines.trl.checks import check_prefilled
+from spanwise.engines.trl.config import check_prefilled
 from spanwise.errors import LayoutError, RecipeError
 from spanwise.layout import Layout
 from spanwise.segment import census

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spanwise.engines.trl.checks import check_prefilled
+from spanwise.engines.trl.config import check_prefilled
 from spanwise.layout import Layout
 from spanwise.segment import Vocabulary, find_blocks
 from tokenizers_small import byte_level

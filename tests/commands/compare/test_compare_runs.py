@@ -17,7 +17,7 @@ from scipy import stats
 from spanwise.commands.compare import compare as room
 from spanwise.commands.compare.compare import arm_fields, compare, planned
 from spanwise.commands.shared.samples import Samples, read_samples
-from spanwise.commands.train import recorder as recorder_room
+from spanwise.commands.train import train as train_room
 from spanwise.commands.train.train import train
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, RecipeError
@@ -240,7 +240,7 @@ def test_a_training_that_fails_leaves_no_old_results(finished, cache, tmp_path, 
         recipe = load(None, {**SMALL, **options, "report": False, "output": str(folder)})
         with monkeypatch.context() as patched:
             if fails:
-                patched.setattr(recorder_room if fails == "evaluate" else RunFolder, fails, stop)
+                patched.setattr(train_room if fails == "evaluate" else RunFolder, fails, stop)
             with pytest.raises(KeyboardInterrupt if fails else RecipeError):
                 train(recipe, console=Console(quiet=True), overwrite=True)
         assert {name for name in results if (folder / name).exists()} == left

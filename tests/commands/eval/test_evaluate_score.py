@@ -10,8 +10,8 @@ from datasets import Dataset
 from rollout_files import quiet
 from spanwise.commands.eval.evaluate import evaluate
 from spanwise.commands.shared.samples import Samples
-from spanwise.commands.train import recorder as room
-from spanwise.commands.train.recorder import Recorder
+from spanwise.commands.train import train as room
+from spanwise.commands.train.train import Recorder
 from spanwise.engines.sample import prompt_ids, sample
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.modes.laser.config import Laser

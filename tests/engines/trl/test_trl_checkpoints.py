@@ -9,7 +9,7 @@ import torch
 from spanwise.credit import METHODS, HistoryWeight, Preset
 from spanwise.engines import checkpoints
 from spanwise.engines.checkpoints import MANIFEST, checkpoint_fault, newest_checkpoint, write_manifest
-from spanwise.engines.trl import saving as room
+from spanwise.engines.trl import trainer as room
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spanwise.engines.trl.guards import GradientGuard
+from spanwise.engines.trl.fold import GradientGuard
 from spanwise.errors import DivergedError
 from spanwise.objective import Objective
 from trl_small import LAYOUT, THIRD_PARTY, policy, prompts, trainer, weights

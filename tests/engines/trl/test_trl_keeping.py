@@ -206,7 +206,7 @@ def test_what_is_no_number_of_batches_is_refused(tmp_path, value):
 
 def test_a_report_without_what_draws_it_is_refused_at_construction(tmp_path, monkeypatch):
     there = importlib.util.find_spec
-    monkeypatch.setattr("spanwise.engines.keep.find_spec", lambda name: None if name == "altair" else there(name))
+    monkeypatch.setattr("spanwise.engines.shared.find_spec", lambda name: None if name == "altair" else there(name))
     with pytest.raises(RecipeError, match=r"altair is not installed: pip install 'spanwise\[cli,report\]'"):
         config(tmp_path, report=True)
     assert config(tmp_path, keep_rollouts=1).keep_rollouts == 1

@@ -5,10 +5,8 @@ import math
 import pytest
 import torch
 
-from spanwise.engines.trl.checks import check_prefilled, check_use
-from spanwise.engines.trl.config import SpanGRPOConfig
-from spanwise.engines.trl.fold import fold_factor
-from spanwise.engines.trl.guards import check_own_advantage, surrogate_slope
+from spanwise.engines.trl.config import SpanGRPOConfig, check_prefilled, check_use
+from spanwise.engines.trl.fold import check_own_advantage, fold_factor, surrogate_slope
 from spanwise.errors import RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from trl_small import THIRD_PARTY, trainer

@@ -40,6 +40,17 @@ def test_a_plug_in_that_verl_swallows_is_heard(tmp_path):
     assert "The plug-in 'early' is broken, and verl does not say so: RuntimeError: verl is not whole yet" in done.stdout
 
 
+def test_a_plug_in_that_is_broken_is_heard_where_verl_loads_it(tmp_path):
+    entries = {"verl.plugins": "mine = broken_plugin\nfine = fine_plugin"}
+    path = package(tmp_path, "broken_plugin", "def go():\n    raise KeyError('no such loss')\ngo()\n", entry_points=entries)
+    (tmp_path / "fine_plugin.py").write_text("DONE = True\n")
+    place = f"KeyError: 'no such loss' ({tmp_path / 'broken_plugin.py'}, line 2)"
+    said = doctor(path).stdout
+    assert f"The plug-in 'mine' is broken, and verl does not say so: {place}" in said
+    assert "'fine'" not in said
+    assert "no such loss" not in doctor(path, VERL_USE_EXTERNAL_PLUGINS="fine,spanwise").stdout
+
+
 def test_plug_ins_that_are_switched_off():
     done = doctor(VERL_USE_EXTERNAL_PLUGINS="none")
     assert done.returncode == 1

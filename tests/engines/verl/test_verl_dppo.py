@@ -7,8 +7,8 @@ import pytest
 import torch
 from verl_small import config_of
 
+from spanwise.engines.verl.carry import MODES, loss_factor
 from spanwise.engines.verl.settings import prepare
-from spanwise.engines.verl.weights import MODES, loss_factor
 
 ROWS, WIDTH = 8, 6
 

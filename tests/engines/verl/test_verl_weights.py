@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from spanwise.engines.verl.weights import MODES, loss_factor
+from spanwise.engines.verl.carry import MODES, loss_factor
 
 GENERATOR = torch.Generator().manual_seed(5)
 ROWS, WIDTH = 12, 7

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spanwise.engines.verl.weights import loss_factor
+from spanwise.engines.verl.carry import loss_factor
 from spanwise.errors import RecipeError
 
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])

@@ -28,13 +28,8 @@ PACKAGES = (
 _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
 #: Seconds that an engine may take to be imported.
 PATIENCE = 300
-
-
 #: What the last line of a process that imported an engine begins with.
 MARK = "spanwise-doctor "
-#: The group of entry points that verl loads.
-GROUP = "verl.plugins"
-_SWITCH = "VERL_USE_EXTERNAL_PLUGINS"
 #: A line of the table, and what there is to say: name, version, the versions that the tests run with, state, sentences.
 Finding = tuple[str, str, str, str, list[str]]
 
@@ -76,10 +71,10 @@ def _engine(name: str) -> Finding:
             )
         return title, "", window, "not installed", [how]
     wrong, good = sentences(name, probed(name))
-    if is_tested(name, number):
-        return title, number, window, "broken" if wrong else "ok", [*wrong, *good]
     untested = f"{title} {number} is not among the versions that the tests run with ({window})."
-    return title, number, window, "broken" if wrong else "untested", [*wrong, untested, *good]
+    remarks = [] if is_tested(name, number) else [untested]
+    state = "broken" if wrong else "untested" if remarks else "ok"
+    return title, number, window, state, [*wrong, *remarks, *good]
 
 
 def probed(name: str) -> Mapping[str, Any]:
@@ -182,13 +177,13 @@ def _skyrl() -> dict[str, Any]:
 
 def _verl() -> dict[str, Any]:
     """Import verl as its trainer does, and say which plug-ins it loads, what became of them, and which trainer it uses."""
-    switch, swallowed = os.environ.get(_SWITCH, ""), _listen()
+    failed = _listen()
     file = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
     configured = import_module("yaml").safe_load(file.read_text(encoding="utf-8"))["trainer"] if file.is_file() else {}
     facts = {
-        "switch": switch,
+        "switch": os.environ.get("VERL_USE_EXTERNAL_PLUGINS", ""),
         "plugins": plugins(),
-        "failed": {**broken_plugins(switch), **swallowed},
+        "failed": failed,
         "estimators": sorted(map(str, import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY)),
         "use_v1": configured.get("use_v1"),
     }
@@ -201,32 +196,19 @@ def _verl() -> dict[str, Any]:
 
 def plugins() -> dict[str, str]:
     """Name -> module of every plug-in of verl that is installed."""
-    return {entry.name: entry.value for entry in entry_points(group=GROUP)}
-
-
-def broken_plugins(switch: str = "") -> dict[str, str]:
-    """Load the plug-ins that verl loads, and keep what each says that cannot be loaded."""
-    named = {name.strip().lower() for name in switch.split(",")} - {"", "auto"}
-    broken = {}
-    for entry in entry_points(group=GROUP):
-        if not named or entry.name.lower() in named:
-            try:
-                entry.load()
-            except BaseException as error:
-                broken[entry.name] = _in_a_line(error)
-    return broken
+    return {entry.name: entry.value for entry in entry_points(group="verl.plugins")}
 
 
 def _listen() -> dict[str, str]:
     """What verl keeps to itself: it logs the exception of a plug-in for debugging and goes on."""
-    swallowed: dict[str, str] = {}
+    failed: dict[str, str] = {}
 
-    class Ear(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if isinstance(record.args, tuple) and len(record.args) == 2 and isinstance(record.args[1], BaseException):
-                swallowed[str(record.args[0])] = _in_a_line(record.args[1])
+    def heard(record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple) and len(record.args) == 2 and isinstance(record.args[1], BaseException):
+            failed[str(record.args[0])] = _in_a_line(record.args[1])
+        return True
 
-    heard = logging.getLogger("verl")
-    heard.setLevel(logging.DEBUG)
-    heard.addHandler(Ear(level=logging.DEBUG))
-    return swallowed
+    logger = logging.getLogger("verl")
+    logger.setLevel(logging.DEBUG)
+    logger.addFilter(heard)
+    return failed

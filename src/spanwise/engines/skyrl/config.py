@@ -9,8 +9,7 @@ from typing import Any
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.checks import fixed_faults, idle_fields
-from spanwise.engines.keep import RunRecord
+from spanwise.engines.shared import RunRecord, fixed_faults, idle_fields
 from spanwise.engines.windows import untested
 from spanwise.errors import refuse
 from spanwise.mode import added_by, part_class

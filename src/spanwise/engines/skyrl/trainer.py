@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import GenerationConfig
 
-from spanwise.engines.keep import RunRecord, prompt_texts
+from spanwise.engines.shared import RunRecord, model_size, prompt_texts
 from spanwise.engines.skyrl.config import OPTION, check, critic_of, say
 from spanwise.engines.skyrl.estimators import register, register_loss
 from spanwise.engines.skyrl.rows import SampledRows
-from spanwise.engines.vocabulary import model_size
 from spanwise.mode import parts_of
 from spanwise.modes.critic.elsewhere import returns
 from spanwise.modes.parts import RowPart, token_logp, with_token

@@ -1,16 +1,42 @@
-"""`SpanGRPOConfig`: TRL's `GRPOConfig` with the few options that span credit adds."""
+"""`SpanGRPOConfig`: TRL's `GRPOConfig` with the few options that span credit adds; and what is refused before a run starts."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from datasets import Dataset, IterableDataset
+from packaging.version import Version
+from torch import nn
 from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
-from spanwise.engines.keep import check_keeping
-from spanwise.engines.trl.checks import check_args
-from spanwise.errors import RecipeError
+from spanwise.engines.shared import check_keeping
+from spanwise.engines.trl.fold import DPPO, LOSS_TYPES
+from spanwise.errors import DataError, RecipeError, refuse, unknown
+from spanwise.layout import Layout
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.objective import Objective
+from spanwise.rollouts.cells import prompt_fault
+from spanwise.scheme import Scheme
+from spanwise.segment import SEGMENTERS
 
+_SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
+#: What TRL takes as it comes, and what would then turn a term of the loss around, or let it drown all others.
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
+    "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
+}  # fmt: skip
+#: What acts on TRL's own policy term, which is 0 under DPPO: the values that do nothing.
+_NOT_UNDER_DPPO = {
+    "delta": None,
+    "off_policy_mask_threshold": None,
+    "top_entropy_quantile": 1.0,
+    "use_liger_kernel": False,
+}
 _Class = TypeVar("_Class", bound=type)
 
 
@@ -75,3 +101,188 @@ class SpanGRPOConfig(GRPOConfig):
             raise RecipeError(str(error)) from error
         check_args(self)
         check_keeping(self.keep_rollouts, self.report)
+
+
+def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
+    """The scheme, if it is one that this trainer can call, with its critic and beside options that the trainer knows."""
+    parts = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
+    known = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
+    if parts:
+        raise RecipeError(f"{' and '.join(parts)} of a run stand in its scheme, not beside it. Write {_SCHEME}.")
+    if not isinstance(scheme, Scheme):
+        raise RecipeError(f"The scheme is {scheme!r}; it says what is read, rewarded and compared. Write {_SCHEME}.")
+    faults: dict[str, Any] = {
+        **{unknown("argument of SpanGRPOTrainer called", name, known): True for name in options if name not in known},
+        **{
+            f"Objective '{one.name}' has a model as reward; pass a function that calls it and returns one number per completion.": (
+                isinstance(one.reward, nn.Module)
+            )
+            for one in scheme.objectives
+        },
+        f"Method '{scheme.method}' needs a critic and there is none. Write critic=CriticConfig(...), in a recipe critic: "
+        "{learning_rate: 1.0e-5}, or use a method that compares completions, such as 'bae' or 'grpo'.": (
+            critic is None and scheme.value_names
+        ),
+        f"The critic is {critic!r}; write critic=CriticConfig(learning_rate=1e-5, ...).": (
+            critic is not None and not isinstance(critic, CriticConfig)
+        ),
+    }
+    refuse(faults)
+    if critic is not None:
+        critic.check_scheme(scheme)
+    return scheme
+
+
+def check_args(args: Any) -> None:
+    """Refuse a configuration that is no `GRPOConfig`, that would give wrong credit, or with a constant that no training survives.
+
+    Example:
+        >>> check_args({"beta": 0.1})
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: args is a dict; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).
+        >>> check_args(GRPOConfig("out", loss_type="dppo_tv", delta=2.0, use_cpu=True, bf16=False, gradient_checkpointing=None))
+        Traceback (most recent call last):
+        spanwise.errors.RecipeError: delta is 2.0, and loss_type 'dppo_tv' has no use for it... Leave it at None...
+    """
+    if not isinstance(args, GRPOConfig):
+        raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
+    given: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
+    faults: dict[str, Any] = {
+        "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, which has no meaning when every span has "
+        "its own. Use loss_type='dr_grpo'.": args.loss_type == "vespo",
+        unknown("loss_type", args.loss_type, LOSS_TYPES): args.loss_type not in LOSS_TYPES,
+    }
+    faults |= {
+        f"{name} is {given[name]}; it must lie between {least:g} and {most:g}.": not least <= given[name] <= most
+        for name, (least, most) in _BOUNDS.items()
+        if isinstance(given[name], int | float)
+    }
+    faults |= {
+        f"{name} is {given[name]}, and loss_type '{args.loss_type}' has no use for it: which tokens it leaves out is said by "
+        f"epsilon and epsilon_high. Leave it at {usual}, or use another loss_type.": args.loss_type in DPPO
+        and given[name] != usual
+        for name, usual in _NOT_UNDER_DPPO.items()
+    }
+    faults |= {
+        f"reward_weights is {args.reward_weights}: TRL would only weigh the reward it logs. Give each objective its weight "
+        "instead, for example Objective('brier', weight=0.5, ...).": args.reward_weights is not None,
+        f"importance_sampling_level is '{args.importance_sampling_level}': one ratio for a whole completion trains every token "
+        "with the completion's mean advantage, so spans lose their own. Use importance_sampling_level='token'.": (
+            args.importance_sampling_level != "token"
+        ),
+    }
+    refuse(faults)
+
+
+def check_use(
+    args: GRPOConfig,
+    *,
+    trl_version: str,
+    model: Any = "",
+    reward_funcs: Any = None,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse what a configuration does with this TRL, model and options, and say which options have no effect."""
+    adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
+    named = isinstance(model, str) or adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
+    version = Version(trl_version)
+    faults = {
+        f"trl {version} normalises some losses otherwise than spanwise undoes them. Install trl 1.10 or newer.": (
+            version < Version("1.10")
+        ),
+        f"trl {version} cannot run GRPO without triton, as on CPU. Install trl 1.14.2, or 1.16 or newer.": (
+            version == Version("1.15.0")
+        ),
+        "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known which "
+        "blocks it pays.": reward_funcs,
+        f"use_liger_kernel=True with trl {version} sends the advantages to a loss that takes one number per completion. Set it "
+        "to False, or install trl 1.14 or newer.": args.use_liger_kernel and version < Version("1.14"),
+        f"beta is {args.beta}, and TRL loads the reference model by the name of the model, which this one does not have: it was "
+        "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
+            args.beta != 0.0 and not named
+        ),
+    }
+    refuse(faults)
+    for name, usual in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize")):
+        if getattr(args, name) != usual:
+            sentence = (
+                f"{name}={getattr(args, name)!r} changes nothing: it shapes TRL's own advantage of a completion, and what is "
+                "trained comes from the objectives (their baseline, scale and weight)."
+            )
+            warnings.warn(sentence, UserWarning, stacklevel=3)
+
+
+def check_datasets(
+    train: Any, evaluation: Any, objectives: Sequence[Objective], options: Mapping[str, Any], *, needed: int = 0
+) -> None:
+    """Refuse what is no dataset, datasets without the columns that training needs, and fewer prompts than a batch takes."""
+    if train is None and options.get("environment_factory") is None:
+        raise DataError("train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.")
+    _check_dataset("train_dataset", train, objectives)
+    for name, one in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
+        called = f"eval_dataset[{name!r}]" if name else "eval_dataset"
+        _check_dataset(called, one, objectives, where=f"{called}: ", kind="evaluation")
+    prompts = len(train) if isinstance(train, Dataset) else needed
+    if prompts < needed:
+        raise DataError(
+            f"The training dataset has {prompts} prompts and one generation batch takes {needed}, so TRL would not make a "
+            "single step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or "
+            "steps_per_generation down or num_generations up."
+        )
+
+
+def _check_dataset(
+    called: str, dataset: Any, objectives: Sequence[Objective], *, where: str = "", kind: str = "training"
+) -> None:
+    """Refuse what is no dataset, one without prompts, or without the gold answers that a built-in reward reads."""
+    splits = list(dataset) if isinstance(dataset, Mapping) else []
+    columns = getattr(dataset, "column_names", None) if not splits else None
+    name, there = type(dataset).__name__, columns or ["none"]
+    faults: dict[str, Any] = {
+        f"{called} holds the splits {', '.join(splits)}; pass one of them: {called}=data[{next(iter(splits), '')!r}].": splits,
+        f"{called} is a {name}; make a dataset of it: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
+        f"{called} is a {name}; pass a datasets.Dataset or IterableDataset.": (
+            dataset is not None and not isinstance(dataset, Dataset | IterableDataset)
+        ),
+        f"{where}The {kind} dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
+        f"{', '.join(there)}. Rename one: dataset.rename_column({there[0]!r}, 'prompt').": columns
+        and "prompt" not in columns,
+    }
+    for objective in objectives if columns is not None else ():
+        column = objective.options.get("column", "answer")
+        faults[
+            f"{where}Objective '{objective.name}' reads the dataset column '{column}', which is not there; there are "
+            f"{', '.join(there)}. Rename the column, or set options: {{column: NAME}} in the objective."
+        ] = objective.reward in ("correct", "second_attempt") and column not in there
+    refuse(faults, DataError)
+
+
+def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
+    """Refuse a dataset with a row that is no prompt."""
+    for row, prompt in enumerate(prompts):
+        fault = prompt_fault(prompt, template=template)
+        if fault:
+            raise DataError(f"Row {row} of the training dataset has the prompt {prompt!r:.80}; {fault}")
+
+
+def check_prefilled(prompt: str, layout: Layout) -> None:
+    """Refuse a prompt and a layout that disagree on whether the completion starts inside a tag, a channel or delimiters."""
+    end, prefilled = prompt.rstrip(), layout.prefilled or ""
+    opens = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
+    opening = {
+        mark: tuple(sign.strip() for sign in of(mark) if sign.strip()) for mark, of in opens.items() if of is not None
+    }
+    found = ((mark, sign) for mark, signs in opening.items() for sign in signs if end.endswith(sign))
+    mark, sign = next(found, ("", ""))
+    signs = opening.get(prefilled, ())
+    faults = {
+        f"The prompt already opens {sign}, so no completion will hold that {_noun(mark, sign)}. Write Layout(..., "
+        f"prefilled='{mark}').": sign and mark != prefilled,
+        f"The layout says that the prompt opens {' or '.join(signs)}, and a prompt ends with {end[-40:]!r}. End the prompt with "
+        f"that {_noun(prefilled, *signs[:1])}, or leave 'prefilled' out of the layout.": signs and not sign,
+    }
+    refuse(faults)
+
+
+def _noun(mark: str, sign: str = "") -> str:
+    return "tag" if sign == f"<{mark}>" else "sign"

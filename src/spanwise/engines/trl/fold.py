@@ -1,18 +1,27 @@
 """The terms of the loss: a factor that turns TRL's reduction into the mean over completions of a sum over tokens, DPPO and KL.
 
+And the guards of a step: the canary, and the last look at loss and gradient, so that no weight takes in what is not finite.
+
 Every surrogate that TRL offers depends on the advantage as A f(sign A, ratio). A positive factor on A is therefore a factor on
 the token's loss, and the normaliser of each `loss_type` can be undone in the advantage, without a copy of TRL's loss.
+
+Does TRL still weigh the gradient of every token with that token's own advantage? Nothing inside TRL uses (B, T) advantages any
+more, so a release could collapse them to one number per completion and training would go on with wrong credit. The mixed derivative
+of the loss, by the log-probability of a token and by the advantage of a token, shows it on the first micro-batch, whatever else is
+in the loss (KL, entropy bonus, auxiliary loss), and costs no forward pass: it never reaches the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
+from transformers import TrainerCallback
 
+from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
 
 #: The values of `loss_type` that are DPPO, which TRL lacks, as verl calls them -> its divergence. The trainer adds it to a loss of
@@ -20,6 +29,11 @@ from spanwise.losses import dppo
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 #: The values of `loss_type` that can be trained: TRL's, whose normaliser is undone exactly, and DPPO.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo")
+_CANARY = (
+    "Spans would not get their own credit. Use a TRL version that this release of spanwise lists, look at subclasses that "
+    "override _compute_loss, or set canary=False in SpanGRPOConfig if you know better."
+)
+_ADVICE = "No weight has taken that in. Go on from the last checkpoint with a lower learning_rate, or look at"
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
@@ -132,3 +146,142 @@ def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[T
         Shao et al. 2024 (arXiv 2402.03300), equation 3.
     """
     return (kl_bt.sum(dim=1) / mask_bt.sum(dim=1).clamp(min=1)).mean()
+
+
+def surrogate_slope(
+    logps_bt: Float[Tensor, "b t"],
+    inputs: Mapping[str, Any],
+    *,
+    loss_type: str,
+    clip: tuple[float, float],
+    delta: float | None = None,
+    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
+) -> Float[Tensor, "b t"]:
+    r"""How fast a token's surrogate grows with its log-probability, per unit of its advantage; NaN where the clip may be active.
+
+    Equation
+        clipped losses   rho inside the clip range
+        cispo            min(rho, clip high)
+        sapo             4 s (1 - s) rho,  s = sigmoid(tau (rho - 1)),  tau by the sign of the advantage
+
+    Example:
+        >>> logps, inputs = torch.tensor([[1.0, 1.1, 1.5]]).log(), {"old_per_token_logps": torch.zeros(1, 3), "advantages": 1.0}
+        >>> surrogate_slope(logps, inputs, loss_type="dr_grpo", clip=(0.2, 0.2))
+        tensor([[1.0000, 1.1000,    nan]])
+        >>> surrogate_slope(logps, inputs, loss_type="cispo", clip=(0.2, 1.2))
+        tensor([[1.0000, 1.1000, 1.2000]])
+    """
+    old_bt, (low, high) = inputs.get("old_per_token_logps"), clip
+    ratio_bt = torch.ones_like(logps_bt) if old_bt is None else (logps_bt - old_bt).exp()
+    inside_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if delta is None else delta))
+    slope_bt = torch.where(inside_bt, ratio_bt, torch.nan)
+    if loss_type == "cispo":
+        slope_bt = ratio_bt.clamp(max=high)
+    if loss_type == "sapo":
+        positive, negative = sapo_temperatures
+        gate_bt = torch.sigmoid(torch.where(inputs["advantages"] > 0, positive, negative) * (ratio_bt - 1))
+        slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
+    return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
+
+
+def check_own_advantage(
+    loss: Float[Tensor, ""],
+    logps_bt: Float[Tensor, "b t"],
+    advantages_bt: Float[Tensor, "b t"],
+    mask_bt: Num[Tensor, "b t"] | Bool[Tensor, "b t"],
+    *,
+    factor_b1: Float[Tensor, "b 1"],
+    accumulation: int,
+    height_bt: Float[Tensor, "b t"],
+) -> None:
+    r"""Raise unless the gradient of each trainable token is weighted with its own advantage, and with no other.
+
+    Equation
+        d/dA_t of sum_s probe_s dL/dlogp_s  =  -height_t probe_t mask_t / (b accumulation factor)
+
+    for every loss that is a mean over b rows of a sum over tokens after the fold factor; height is `surrogate_slope`, NaN where
+    nothing is looked at. The loss stays usable for backward.
+
+    Example:
+        >>> logps, mask = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2)
+        >>> advantages = torch.tensor([[2.0, -1.0]], requires_grad=True)
+        >>> how = {"factor_b1": torch.ones(1, 1), "accumulation": 1, "height_bt": mask}
+        >>> check_own_advantage(-(advantages * logps.exp()).sum(), logps, advantages, mask, **how)
+        >>> collapsed = advantages.mean(dim=1, keepdim=True)
+        >>> check_own_advantage(-(collapsed * logps.exp()).sum(), logps, advantages, mask, **how)
+        Traceback (most recent call last):
+        spanwise.errors.SpanwiseError: The gradient of token 0 of completion 0 ... weighs 1.309 and must weigh 1...
+    """
+    # Weights in [1, 2) that differ from token to token, so that no average over tokens passes for the token itself.
+    index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
+    probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
+    (by_logp_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
+    found_bt = None
+    if by_logp_bt is not None and by_logp_bt.requires_grad:
+        weighed = (by_logp_bt * probe_bt).sum()
+        (found_bt,) = torch.autograd.grad(weighed, advantages_bt, retain_graph=True, allow_unused=True)
+    if found_bt is None:
+        raise SpanwiseError(f"The loss does not depend on the advantage of any token. {_CANARY}")
+    rows = advantages_bt.shape[0]
+    weight_bt = -found_bt * factor_b1 * rows * accumulation
+    right_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
+    # Loose enough for log-probabilities in bfloat16; the probe differs by more between most tokens. NaN compares as fine.
+    wrong_bt = (weight_bt - right_bt).abs() > 0.05
+    if bool(wrong_bt.any()):
+        row, token = (int(i) for i in wrong_bt.nonzero()[0])
+        raise SpanwiseError(
+            f"The gradient of token {token} of completion {row} is not weighted with its own advantage: on a probe it weighs "
+            f"{float(weight_bt[row, token]):.4g} and must weigh {float(right_bt[row, token]):.4g}. {_CANARY}"
+        )
+
+
+def check_loss(
+    loss: Tensor, logps_bt: Tensor | None, inputs: Mapping[str, Any], mask_bt: Tensor, tokenizer: Any, *, step: int
+) -> None:
+    """Refuse a loss that is not finite, and name the completion that it comes from."""
+    if bool(loss.detach().isfinite()):
+        return
+    value = float(loss.detach())
+    old_bt = inputs.get("old_per_token_logps")
+    parts = {
+        "advantage": inputs.get("advantages"),
+        "log-probability": logps_bt,
+        "log-probability before the update": old_bt,
+        "reference": inputs.get("ref_per_token_logps"),
+        "ratio": None if logps_bt is None or old_bt is None else (logps_bt.detach() - old_bt).exp(),
+    }
+    for name, part in parts.items():
+        if part is None or bool(part.isfinite().all()):
+            continue
+        wrong_bt = ~part.isfinite()
+        seen_bt = wrong_bt & mask_bt.bool()  # a NaN survives a mask that is multiplied with, as TRL's is
+        b, t = (seen_bt if bool(seen_bt.any()) else wrong_bt).nonzero()[0].tolist()
+        masked = "" if bool(mask_bt[b, t]) else "masked "
+        ids = inputs["completion_ids"][b][mask_bt[b].bool()].tolist()
+        text = repr(tokenizer.decode(ids, skip_special_tokens=False)[:200])
+        raise DivergedError(
+            f"Step {step}: the loss is {value}; it comes from completion {b} of the micro-batch of {len(mask_bt)}, whose {name} at "
+            f"{masked}token {t} is {float(part.detach()[b, t])}: {text}. {_ADVICE} that completion."
+        )
+    raise DivergedError(f"Step {step}: the loss is {value} and no completion alone is. {_ADVICE} beta and entropy.")
+
+
+class GradientGuard(TrainerCallback):
+    """Stops before an optimizer step whose gradient is not finite, unless a scaler of float16 skips such steps itself."""
+
+    def __init__(self, scaled: Callable[[], bool]) -> None:
+        self.scaled = scaled
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Look at what the optimizer is about to take in."""
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if not gradients or self.scaled():
+            return
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not bool(norm.isfinite()):
+            known = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+            wrong = [name for name, gradient in known if not bool(gradient.isfinite().all())]
+            raise DivergedError(
+                f"Step {state.global_step}: the gradient is not finite (norm {float(norm)}), in {len(wrong)} of {len(gradients)} "
+                f"parameters, {wrong[0] if wrong else 'by its size'} first. {_ADVICE} the prompts of this batch (last_rollouts)."
+            )

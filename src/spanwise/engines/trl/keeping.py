@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
-from spanwise.engines.keep import RunRecord
+from spanwise.engines.shared import RunRecord
 from spanwise.errors import RecipeError
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder

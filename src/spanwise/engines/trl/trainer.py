@@ -5,26 +5,27 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import trl
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.batch import Batch
-from spanwise.engines.keep import reward_means
-from spanwise.engines.trl import checks
-from spanwise.engines.trl.config import SpanGRPOConfig
-from spanwise.engines.trl.fold import DPPO, dppo_term, fold_factor, kl_term, loss_mask, token_kl
-from spanwise.engines.trl.guards import GradientGuard, check_loss, check_own_advantage, surrogate_slope
+from spanwise.engines.checkpoints import MANIFEST, read_manifest, restore_estimator, whole_checkpoint, write_manifest
+from spanwise.engines.shared import reward_means
+from spanwise.engines.trl import config, fold
 from spanwise.engines.trl.keeping import Keeping, log_credit
-from spanwise.engines.trl.saving import Saving
-from spanwise.errors import refuse
+from spanwise.errors import DataError, refuse
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences, sequences
@@ -41,7 +42,7 @@ AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 PROVIDES = (*AT_READ, "logp_nt")
 
 
-class SpanGRPOTrainer(Saving):
+class SpanGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` that pays every span of a completion for what that span controls.
 
     Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. What is read, rewarded and
@@ -64,6 +65,7 @@ class SpanGRPOTrainer(Saving):
         zero_batches: how many training batches had no credit other than 0.
         critic: the `Critic`, None without one.
         parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
+        keeping: writes the run folder, where it is asked for.
 
     Raises:
         LayoutError, RecipeError, DataError, SpanwiseError: what cannot work is refused before training starts.
@@ -71,7 +73,9 @@ class SpanGRPOTrainer(Saving):
 
     _tag_names = ["trl", "grpo", "spanwise"]  # noqa: RUF012 - TRL's own class attribute
     # TRL sets these; its annotations allow a None that a trainer never has.
+    args: Any
     model: Any
+    processing_class: Any
     max_completion_length: Any
     num_generations: Any
     num_generations_eval: Any
@@ -89,16 +93,16 @@ class SpanGRPOTrainer(Saving):
         critic: CriticConfig | None = None,
         **options: Any,
     ) -> None:
-        scheme = checks.check_scheme(scheme, critic, options)
+        scheme = config.check_scheme(scheme, critic, options)
         modes = scheme.modes if critic is None else (*scheme.modes, critic)
         scheme.check((*PROVIDES, *added_by(modes, "trl")), at_read=AT_READ)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
-            args = SpanGRPOConfig(f"{name.split('/')[-1] or 'model'}-SpanGRPO")
-        checks.check_args(args)
-        checks.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
+            args = config.SpanGRPOConfig(f"{name.split('/')[-1] or 'model'}-SpanGRPO")
+        config.check_args(args)
+        config.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
         needed = (args.generation_batch_size or 0) // (args.num_generations or 1)
-        checks.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=needed)
+        config.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=needed)
         self.scheme = scheme
         title, _, number = scheme.entry.paper.rpartition(", arXiv ")  # of the model card
         self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": number} if title else {}
@@ -114,7 +118,7 @@ class SpanGRPOTrainer(Saving):
         # These two mask tokens inside TRL's loss by what only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         # DPPO is no loss of TRL's.
-        self._canary_due = getattr(args, "canary", True) and not unseen and args.loss_type not in DPPO
+        self._canary_due = getattr(args, "canary", True) and not unseen and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         super().__init__(
             model=model,
@@ -134,7 +138,7 @@ class SpanGRPOTrainer(Saving):
         )
         if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
             template = bool(getattr(self.processing_class, "chat_template", None))
-            checks.check_prompts(train_dataset["prompt"], template=template)
+            config.check_prompts(train_dataset["prompt"], template=template)
         # The reward that TRL logs is the weighted sum, as what is trained is.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         several = self.accelerator.num_processes > 1
@@ -143,16 +147,71 @@ class SpanGRPOTrainer(Saving):
         self.parts = parts_of(modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic
         self._step_seconds = 0.0
-        self.add_callback(GradientGuard(lambda: self.accelerator.scaler is not None))
+        self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
         keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
-        if keep or report:
-            self.keeping = Keeping(self, keep_rollouts=keep, report=report)
+        self.keeping = Keeping(self, keep_rollouts=keep, report=report) if keep or report else None
+        if self.keeping is not None:
             self.add_callback(self.keeping)
 
     @property
     def zero_batches(self) -> int:
         """How many training batches had no credit other than 0."""
         return self.step.zero_batches
+
+    # ------------------------------------------------------------------ checkpoints
+
+    @property
+    def _text_tokenizer(self) -> Any:
+        # A processor holds the tokenizer of a multimodal model.
+        return getattr(self.processing_class, "tokenizer", self.processing_class)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
+        """TRL's training, whose run folder is complete however it ends. True goes on from the newest whole checkpoint."""
+        place = whole_checkpoint(self.args, resume_from_checkpoint)
+        keeping = self.keeping if self.accelerator.is_main_process else None
+        try:
+            with nullcontext() if keeping is None else keeping.record.running():
+                return super().train(place, *args, **options)
+        except UnpicklingError as error:
+            if place is None:
+                raise
+            raise DataError(f"'{place}' holds more than numbers, which is not read: {str(error).splitlines()[0]}") from error
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """TRL's checkpoint, then the list of its files, which says that it is whole; only then older ones go."""
+        folder = Path(self._get_output_dir(trial=trial))
+        place = folder / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (place / MANIFEST).unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            torch.save(self.args, place / "training_args.bin")  # with the limit
+            resumable, processes = not self.args.save_only_model, self.accelerator.num_processes
+            entry: Any = self.scheme.entry  # of a method that may remember earlier batches
+            state = entry.estimator.state_dict() if entry.stateful else None
+            write_manifest(place, processes=processes, resumable=resumable, estimator=state)
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        for part in self.parts.values() if self.args.should_save else ():
+            part.save(Path(output_dir))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        for part in self.parts.values():
+            part.restore(Path(checkpoint))
+        if self.scheme.entry.stateful:
+            restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))
 
     # ------------------------------------------------------------------ rewards
 
@@ -174,7 +233,7 @@ class SpanGRPOTrainer(Saving):
         self._sampled = generated[2]
         for ids in generated[0] if self._first("prompts") else ():
             end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
-            checks.check_prefilled(end, self.scheme.layout)
+            config.check_prefilled(end, self.scheme.layout)
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
@@ -202,7 +261,7 @@ class SpanGRPOTrainer(Saving):
         for part in self.parts.values():
             batch, metrics = part.read(batch, own.reading, output)
             self._note(metrics)
-        started, mask_nt = time.perf_counter(), loss_mask(output).bool().cpu()
+        started, mask_nt = time.perf_counter(), fold.loss_mask(output).bool().cpu()
         compared = replace(own, batch=batch).everyone.batch
         for part in self.parts.values():
             batch, compared = part.fill(batch, whole.reading, compared, own.here, output)
@@ -263,8 +322,8 @@ class SpanGRPOTrainer(Saving):
         train = self.model.training
         if train and self._waits:
             return next(p for p in model.parameters() if p.requires_grad).sum() * 0.0
-        mask_bt = loss_mask(inputs)
-        factor_b1 = fold_factor(
+        mask_bt = fold.loss_mask(inputs)
+        factor_b1 = fold.fold_factor(
             mask_bt,
             loss_type=self.loss_type,
             max_completion_length=self.max_completion_length,
@@ -272,7 +331,7 @@ class SpanGRPOTrainer(Saving):
             processes=self.accelerator.num_processes,
             steps_per_generation=self.args.steps_per_generation if train else 1,
         )
-        own = self.loss_type if self.loss_type in DPPO else None
+        own = self.loss_type if self.loss_type in fold.DPPO else None
         advantages_bt = inputs["advantages"] * factor_b1 * float(own is None)
         watch = self._canary_due and train and torch.is_grad_enabled()
         advantages_bt.requires_grad_(watch)
@@ -287,22 +346,22 @@ class SpanGRPOTrainer(Saving):
             self.loss_type = own or self.loss_type
         if own is not None and logps_bt is not None:
             deltas = self.epsilon_low, self.epsilon_high
-            term, dropped = dppo_term(logps_bt, inputs, mask_bt, loss_type=own, deltas=deltas)
+            term, dropped = fold.dppo_term(logps_bt, inputs, mask_bt, loss_type=own, deltas=deltas)
             self._note({"dppo/dropped": float(dropped)})
             logged = self._metrics["train" if train else "eval"]["policy_loss"]
             if logged:  # TRL logs it beside an entropy bonus
                 logged[-1] = float(term.detach())
             loss = loss + term / accumulation
-        check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
+        fold.check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
         if watch and logps_bt is not None:
-            check_own_advantage(
+            fold.check_own_advantage(
                 loss,
                 logps_bt,
                 advantages_bt,
                 mask_bt,
                 factor_b1=factor_b1,
                 accumulation=accumulation,
-                height_bt=surrogate_slope(
+                height_bt=fold.surrogate_slope(
                     logps_bt.detach(),
                     inputs,
                     loss_type=self.loss_type,
@@ -314,12 +373,12 @@ class SpanGRPOTrainer(Saving):
             self._canary_due = False
         if beta != 0.0 and logps_bt is not None:
             old_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
-            kl_bt = token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_bt)
+            kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_bt)
             totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
             # Logged as TRL does: over the tokens of all processes.
             sums: Any = self.accelerator.reduce(totals, reduction="sum")
             self._note({"kl": float(sums[0] / sums[1].clamp(min=1))})
-            loss = loss + beta * kl_term(kl_bt, mask_bt) / accumulation
+            loss = loss + beta * fold.kl_term(kl_bt, mask_bt) / accumulation
         for part in self.parts.values():
             more, metrics = part.loss(inputs)
             loss = loss + more / accumulation

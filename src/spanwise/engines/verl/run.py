@@ -14,12 +14,10 @@ from torch import Tensor
 
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import restore_estimator
-from spanwise.engines.keep import RunRecord, prompt_texts
-from spanwise.engines.verl.carry import Rows, credited
+from spanwise.engines.shared import RunRecord, model_size, prompt_texts
+from spanwise.engines.verl.carry import Rows, credited, loss_factor
 from spanwise.engines.verl.estimators import CARRIED
 from spanwise.engines.verl.plugin import say
-from spanwise.engines.verl.weights import loss_factor
-from spanwise.engines.vocabulary import model_size
 from spanwise.errors import AlignmentError
 from spanwise.modes.parts import RowPart, token_logp, with_token
 from spanwise.rollouts import Rollouts

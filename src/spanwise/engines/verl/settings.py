@@ -10,11 +10,11 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict  # pyright: ignore[reportMissingImports]
 from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.checks import fixed_faults, idle_fields
+from spanwise.engines.shared import fixed_faults, idle_fields
+from spanwise.engines.verl.carry import MODES, USE
 from spanwise.engines.verl.estimators import loss_of
 from spanwise.engines.verl.plugin import around, say
 from spanwise.engines.verl.run import OPTION, TOKENS, VerlRun
-from spanwise.engines.verl.weights import MODES, USE
 from spanwise.errors import RecipeError, refuse, unknown
 from spanwise.mode import added_by, part_class, parts_of
 from spanwise.modes.critic.config import CriticConfig

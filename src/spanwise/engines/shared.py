@@ -1,4 +1,4 @@
-"""`RunRecord`: the folder that `spanwise train` leaves behind, for a training that another script or trainer drives."""
+"""What several engines share: the folder of a run that a script or a trainer drives (`RunRecord`), and what is said of a recipe."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from typing import Any
 import yaml
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from spanwise.credit.spread import completed
 from spanwise.disk import whole_folder
-from spanwise.engines.checks import RULE
 from spanwise.errors import DataError, refuse
+from spanwise.modes import MODES
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, check_free, is_run, metrics_until, sole_writer
 from spanwise.scheme import SCRIPT, Scheme
@@ -30,6 +31,46 @@ from spanwise.step import StepResult
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
 #: What the report is made with, and the extras that bring it.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
+_SCHEME = ("method", "layout", "prefilled", "segmenter", "objectives", "per", "options", "values")
+#: The fields of a recipe that a run may not change while it goes on.
+RULE = (*_SCHEME, *(name for name, mode in MODES.items() if mode.in_scheme))
+#: Those that say how credit is given; the trainer's own configuration says everything else.
+_CREDIT = {*RULE, *MODES, "calibration", "baseline", "most", "verifier", "refine"}
+
+
+def idle_fields(path: str | Path, *, engine: str) -> str:
+    """The sentence for what a recipe file sets and nothing reads; empty if there is nothing."""
+    written = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    idle = {*written} - _CREDIT
+    for name, mode in MODES.items():
+        idle |= {f"{name}.{field}" for field in written.get(name) or {} if mode.elsewhere and field not in mode.elsewhere}
+    if not idle:
+        return ""
+    return (
+        f"The recipe also sets {', '.join(sorted(idle))}, which {engine}'s own configuration decides; nothing reads it here."
+    )
+
+
+def fixed_faults(fixed: Mapping[str, tuple[Any, str]], setting: Callable[[str], Any]) -> dict[str, bool]:
+    """The sentence for each option of an engine that is not what it must be: option -> that, and why; `setting` reads one.
+
+    >>> fixed_faults({"gamma": (1.0, "it changes nothing")}, {"gamma": 0.9}.get)
+    {'gamma is 0.9: it changes nothing. Leave it at 1.0.': True}
+    """
+    set_to = {name: setting(name) for name in fixed}
+    return {
+        f"{name} is {set_to[name]}: {why}. Leave it at {usual}.": set_to[name] not in (None, usual)
+        for name, (usual, why) in fixed.items()
+    }
+
+
+def model_size(path: str | None) -> int | None:
+    """How many ids a model in a folder can sample, often more than its tokenizer has tokens; None where no file says it."""
+    try:
+        written, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
+    except (OSError, ValueError):
+        return None
+    return {**written, **(written.get("text_config") or {})}.get("vocab_size")
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
@@ -77,7 +118,7 @@ class RunRecord:
         self.step = 0
         self.seconds = self.own_seconds = 0.0
         self._line: dict[str, Any] = {}
-        self._recipe: dict[str, Any] | None = None
+        self._recipe: Mapping[str, Any] | None = None
 
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
@@ -89,8 +130,9 @@ class RunRecord:
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
         """What can be written of a run that no recipe drives: its rule of credit, and the settings that are known."""
-        known = {name: value for name, value in settings.items() if value is not None}
-        return {"task": SCRIPT, **scheme.plain(), **known, "keep_rollouts": self.keep, "report": self.report}
+        given = {name: value for name, value in settings.items() if value is not None}
+        recipe = {"task": SCRIPT, **scheme.plain(), **given, "keep_rollouts": self.keep, "report": self.report}
+        return json.loads(json.dumps(recipe))  # as a file has it again: tuples are lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
         """Refuse a folder that holds something else; it is only looked at."""
@@ -103,7 +145,7 @@ class RunRecord:
                 "run away, or go on with it from a checkpoint."
             )
         written = yaml.safe_load((place / "recipe.yaml").read_text(encoding="utf-8")) or {}
-        other = [name for name in RULE if written.get(name) != _plain(recipe.get(name))]
+        other = [name for name in RULE if written.get(name) != recipe.get(name)]
         if other:
             raise DataError(
                 f"The run in '{place}' was trained with another {', '.join(other)}, so it cannot go on in the same folder. "
@@ -114,8 +156,8 @@ class RunRecord:
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
         """Begin the run, or go on with it from a step."""
         place = self.folder.path
-        self.step, self._recipe = step, (written := _plain(recipe))
-        self.folder.begin(written, step=step, history=list(metrics_until(place, step)))
+        self.step, self._recipe = step, recipe
+        self.folder.begin(recipe, step=step, history=list(metrics_until(place, step)))
         with whole_folder(place / "tokenizer"):
             tokenizer.save_pretrained(str(place / "tokenizer"))
 
@@ -193,8 +235,3 @@ def _make_report(folder: Path) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def _plain(value: Any) -> Any:
-    """The same as a file has it again: tuples are lists."""
-    return json.loads(json.dumps(value))
