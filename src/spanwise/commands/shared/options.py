@@ -54,6 +54,7 @@ class CreditOptions:
         reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
             it from the text. May be repeated. Default: the column of its name; for correct also acc, accuracy_reward, score or
             reward, if they hold nothing but 0 and 1.
+        set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
 
     recipe: Path | None = None
@@ -61,7 +62,7 @@ class CreditOptions:
     tokenizer: Path | None = None
     columns: list[str] | None = None
     reward: list[str] | None = None
-    set_: AnyField = None
+    set_: Fields = None
 
     def parsed(self) -> dict[str, Any]:
         """The options as `credit_rollouts` takes them."""
