@@ -15,9 +15,9 @@ from spanwise.segment.claims import Claim, Finder, Found, Pieces, Sample
 from spanwise.types import Fault
 
 _TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
-#: Special tokens of tokenizers that look like tags.
 #: Longer sequences of tags are worked out each time: they hardly come twice, and would fill the memory.
 _REPEATED = 64
+#: Special tokens of tokenizers that look like tags.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
 
 
@@ -77,7 +77,7 @@ class TagParser:
     def _read(self, text: bytes) -> tuple[Pieces, list[int | None]]:
         """The pieces of a text, and where each part opens; a sequence of tags that came before is not worked out again."""
         matches = list(self._pattern.finditer(text))
-        edges, tags = [0, 0], tuple([match[0] for match in matches])
+        edges, tags = [0, 0], tuple([match.groups() for match in matches])
         for match in matches:
             edges += match.span()
         read = self._known if len(tags) <= _REPEATED else self._work_out
@@ -86,12 +86,11 @@ class TagParser:
         placed = Pieces(pieces.blocks, tuple([edges[at] for at in pieces.starts]), pieces.fault, contents)
         return placed, [None if at is None else edges[at] for at in starts]
 
-    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
+    def _work_out(self, tags: tuple[tuple[bytes, bytes], ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """What a sequence of tags means, in places: 0 is the first byte, tag i lies at [2i + 2, 2i + 3)."""
         marks = [*self._before]
-        for i, match in enumerate(map(self._pattern.fullmatch, tags)):
-            assert match is not None
-            marks.append(_Mark(match[2].decode(), bool(match[1]), 0 if at_start and not i else 2 * i + 2, 2 * i + 3))
+        for i, (slash, tag) in enumerate(tags):
+            marks.append(_Mark(tag.decode(), slash != b"", 0 if at_start and not i else 2 * i + 2, 2 * i + 3))
         matched: dict[Part, int] = {}  # each part's first opening after the match before
         cursor = 0
         for part in self._parts:
