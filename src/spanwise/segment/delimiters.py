@@ -72,18 +72,15 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
         whole, pattern = compiled(sample.vocabulary)
         spelled = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
         at = np.flatnonzero(np.isin(sample.id_t, whole))
-        pieces, ends = (sample.vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist()
-        own = [Sign(piece, end - len(piece), end) for piece, end in zip(pieces, ends, strict=True)]
-        return [*_merged(spelled, own), Sign(b"", len(sample.text), len(sample.text))]
+        tokens = zip((sample.vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist(), strict=True)
+        own = [Sign(piece, end - len(piece), end) for piece, end in tokens]
+        starts, ends = [sign.start for sign in own], [sign.end for sign in own]
+        # What is spelled across a token that is a sign is none.
+        apart = [sign for sign in spelled if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
+        end = len(sample.text)
+        return [*sorted([*apart, *own], key=lambda sign: sign.start), Sign(b"", end, end)]
 
     return find
-
-
-def _merged(spelled: Sequence[Sign], whole: Sequence[Sign]) -> list[Sign]:
-    """Both in order; what is spelled across a token that is a sign is none."""
-    starts, ends = [sign.start for sign in whole], [sign.end for sign in whole]
-    apart = [sign for sign in spelled if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
-    return sorted([*apart, *whole], key=lambda sign: sign.start)
 
 
 def first_of(signs: Sequence[Sign], places: range, wanted: Collection[bytes]) -> int:
