@@ -86,7 +86,7 @@ def _cutter(layout: Layout) -> Callable[[Sample], Pieces]:
     """What cuts a completion into the pieces of a layout."""
     if layout.segmenters == ("tags",):
         parser = TagParser(layout)  # it knows more of its own order than claims can say
-        return lambda sample: parser.parse(sample.text)
+        return lambda sample: parser.parse(sample.text)[0]
     finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
     return lambda sample: cut(layout, [find(sample) for find in finders], len(sample.text))
 
