@@ -153,15 +153,12 @@ class _Scan:
         top.reading = within, match.start() if self.from_key else match.end(), match.end()
 
     def _comma(self, at: int) -> None:
+        """End the value that is being read, if there is one, and begin the next element of an array."""
         top = self.stack[-1]
         self._finish(top, at)
         if top.array:
-            self._element(top, at + 1)
-
-    def _element(self, top: _Open, at: int) -> None:
-        """Begin the next element of an array."""
-        top.index += 1
-        top.reading = top.node.steps.get(top.index) or top.node.steps.get(-1) or _NOWHERE, at, at
+            top.index += 1
+            top.reading = top.node.steps.get(top.index) or top.node.steps.get(-1) or _NOWHERE, at + 1, at + 1
 
     def _push(self, at: int, *, array: bool) -> None:
         if self.stack and not self.stack[-1].reading:
@@ -170,11 +167,9 @@ class _Scan:
                 return  # no place for an array
             self._close(at)  # an object begins where a key must stand: it starts over
         outer = self.stack[-1].reading if self.stack else None
-        top = _Open(outer[0] if outer else self.root, array)
-        self.stack.append(top)
+        self.stack.append(_Open(outer[0] if outer else self.root, array))
         self.open[array] += 1
-        if array:
-            self._element(top, at + 1)
+        self._comma(at)
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
         """Close the innermost array or object, and give up what stands open inside it; None: give up all that is open."""

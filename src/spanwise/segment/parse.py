@@ -61,10 +61,9 @@ class TagParser:
     def find(self, sample: Sample) -> Found:
         """The tags of a completion as claims, for layouts that other segmenters have a share in: each runs on to the next."""
         pieces, starts = self.parse(sample.text)
-        there = [(part, start) for part, start in zip(self._parts, starts, strict=True) if start is not None]
-        return Found(
-            [Claim(part, at, None, pieces.contents.get((part.block, part.key))) for part, at in there], pieces.fault
-        )
+        places = zip(self._parts, starts, strict=True)
+        opened = [(part, at, pieces.contents.get((part.block, part.key))) for part, at in places if at is not None]
+        return Found([Claim(part, at, None, inner) for part, at, inner in opened], pieces.fault)
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
         """Find the blocks of a text, and where each part opens: in order, the first opening at or after the last match wins.

@@ -118,7 +118,7 @@ class DrawnBatch:
         return {entry.name: inputs[entry.name] for entry in self.spec}
 
 
-def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float) -> Tensor:
+def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
     """The trainable tokens of each row at their places, and one value at all others."""
     return pad(token_nt, (0, 1), value=masked).gather(1, place_nt % (token_nt.shape[1] + 1))
 
@@ -210,7 +210,7 @@ def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[in
     return tensor
 
 
-def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.int64, *, fill: int = 0) -> Tensor:
+def _padded(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fill: int = 0) -> Tensor:
     """Rows of different lengths as one tensor, padded on the right."""
     return pad_sequence([torch.tensor(list(row), dtype=dtype) for row in rows], batch_first=True, padding_value=fill)
 
