@@ -10,7 +10,7 @@ from segment_small import made
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample
-from spanwise.segment.markdown import fences, headings
+from spanwise.segment.markdown import outline
 from spanwise.types import Fault
 
 torch.set_num_threads(1)
@@ -83,7 +83,7 @@ def test_agrees_with_another_parser():
             starts.append(starts[-1] + len(line.encode()) + 1)
         tokens = parser.parse(text)
         data = text.encode()
-        code = fences(data)
+        code, titled = outline(data)
         expected = [(starts[t.map[0]], starts[t.map[1]]) for t in tokens if t.type == "fence"]
         assert [(fence.start, fence.stop) for fence in code] == expected, text
         said = [t.content.rstrip("\n") for t in tokens if t.type == "fence"]
@@ -91,9 +91,9 @@ def test_agrees_with_another_parser():
         if all(line in plain for line in lines):  # another parser takes the indentation of the fence out of its lines
             assert [data[slice(*fence.inner)].decode().rstrip("\n") for fence in code] == said, text
         titles = [(starts[t.map[0]], int(t.tag[1])) for t in tokens if t.type == "heading_open" and t.markup[0] == "#"]
-        assert [(heading.start, heading.level) for heading in headings(data, code)] == titles, text
+        assert [(heading.start, heading.level) for heading in titled] == titles, text
         contents = [tokens[n + 1].content for n, t in enumerate(tokens) if t.type == "heading_open" and t.markup[0] == "#"]
-        assert [heading.title for heading in headings(data, code)] == contents, text
+        assert [heading.title for heading in titled] == contents, text
 
 
 @pytest.mark.parametrize("mark", ["#", " ", "a\nb"])

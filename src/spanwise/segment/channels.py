@@ -25,7 +25,7 @@ from spanwise.errors import LayoutError, unknown
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Finder, Found, Sample, by_mark, taken
-from spanwise.segment.delimiters import Places, Sign, finder_of
+from spanwise.segment.delimiters import Sign, finder_of, first_of
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
@@ -62,11 +62,11 @@ _MESSAGE = b"<|message|>"
 _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
 #: Where a channel that never closes ends.
-_NEXT = (*_OPENS, *_LEADS, *_HEADER)
+_NEXT = {*_OPENS, *_LEADS, *_HEADER}
 #: What opens another channel inside one.
 _ANOTHER = {*_OPENS, *_HEADER}
 #: What a turn begins with that opens a channel at once.
-_AT_ONCE = {*_NEXT} - {_ROLE}
+_AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(
     "<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <|end|> <|call|> <|return|> </s>",
@@ -124,14 +124,13 @@ class _Reader:
     """One completion, read turn by turn, from sign to sign."""
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
-        self.text, self.prefilled = text, prefilled
-        self.places = Places(signs)
-        self.signs = [*signs, Sign(b"", len(text), len(text))]
+        self.text, self.signs, self.prefilled = text, signs, prefilled
         self.stretches: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
         self.loose = 0  # where the bytes begin that are in no channel so far
         self.lead: int | None = None  # where an opening begins that is not there yet
         self.end = 0  # the place of the sign that ends this turn
+        self.last: dict[bytes, int] = {}  # where each sign of the turn stands last
 
     def run(self) -> list[tuple[str, int, tuple[int, int] | None]]:
         """Each channel in order: which one, its first byte, and the bytes of what it says (None: cut off)."""
@@ -139,6 +138,7 @@ class _Reader:
         at = 0
         for place in (*ends, len(self.signs) - 1):
             end, self.end, self.lead = self.signs[place], place, None
+            self.last = {self.signs[own].written: own for own in range(at, place)}
             sign = self.signs[at]
             empty = not self.text[self.loose : sign.start].strip()
             if self.prefilled and not (empty and (at == place or sign.written in _AT_ONCE)):
@@ -181,12 +181,9 @@ class _Reader:
 
     def _until(self, at: int, channel: str, start: int, inner: int, ends: Sequence[bytes], whole: bool) -> int:
         """A channel up to the first of some signs; `whole`: it is complete without."""
-        place = self.places.after(at, *ends)
-        whole = whole or place < self.end
-        if not whole:
-            self.fault |= Fault.TRUNCATED
-            place = self.places.after(at, *_NEXT)
-        place = min(place, self.end)
+        whole = whole or any(self.last.get(end, at) > at for end in ends)
+        self.fault |= 0 if whole else Fault.TRUNCATED
+        place = first_of(self.signs, range(at + 1, self.end), ends if whole else _NEXT)
         sign = self.signs[place]
         if whole or sign.start > start:  # a prefilled one may end where it starts, and is none then
             self._add(channel, start, (inner, sign.start) if whole else None)
@@ -198,12 +195,12 @@ class _Reader:
     def _message(self, at: int) -> int:
         """A message of harmony, whose header says its channel."""
         sign, end = self.signs[at], self.signs[self.end]
-        body = self.places.after(at - 1, _MESSAGE)
-        if body >= self.end:  # cut off in its header
+        body = first_of(self.signs, range(at, self.end), (_MESSAGE,))
+        if body == self.end:  # cut off in its header
             self.fault |= Fault.TRUNCATED
             self.loose = end.start
             return self.end
-        place = min(self.places.after(body, *_HEADER), self.end)
+        place = first_of(self.signs, range(body + 1, self.end), _HEADER)
         channel = _of_header(self.text[sign.start : self.signs[body].start])
         whole = channel != _REASONING or (place == self.end and end.written != b"")
         self.fault |= 0 if whole else Fault.TRUNCATED

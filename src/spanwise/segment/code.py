@@ -25,7 +25,7 @@ from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Finder, Found, Match, Sample, by_mark, taken
-from spanwise.segment.markdown import Fence, fences
+from spanwise.segment.markdown import Fence, outline
 from spanwise.types import Fault
 
 _ALIASES = {
@@ -55,7 +55,7 @@ _MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
 _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 
 
-@register("code", kind="segmenter", says=lambda text: ["fence"] * bool(fences(text.encode(errors="replace"))))
+@register("code", kind="segmenter", says=lambda text: ["fence"] * bool(outline(text.encode(errors="replace"))[0]))
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find fenced code blocks, and functions, classes, statements in them; see the module."""
     parts_of = by_mark(parts)
@@ -76,7 +76,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         text, fault, pieces = sample.text, 0, list[Match]()
-        blocks = fences(text)
+        blocks, _ = outline(text)
         for block in blocks if "fence" in parts_of else ():
             fault |= 0 if block.closed else Fault.TRUNCATED
             pieces.append(("fence", block.start, block.stop, block.inner if block.closed else None))

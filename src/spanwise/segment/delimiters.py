@@ -54,7 +54,7 @@ class Sign(NamedTuple):
 
 
 def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
-    """A function that finds signs in a completion, from left to right, the longer one where two begin.
+    """A function that finds signs in a completion, from left to right, the longer one where two begin; the last one is its end.
 
     A sign that the tokenizer added beside its vocabulary is that token and nothing else: the same characters spelled in other
     tokens are text.
@@ -72,37 +72,20 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
         whole, pattern = compiled(sample.vocabulary)
         spelled = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
         at = np.flatnonzero(np.isin(sample.id_t, whole))
-        pieces, ends = (sample.vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist()
-        return _merged(spelled, [Sign(piece, end - len(piece), end) for piece, end in zip(pieces, ends, strict=True)])
+        tokens = zip((sample.vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist(), strict=True)
+        own = [Sign(piece, end - len(piece), end) for piece, end in tokens]
+        starts, ends = [sign.start for sign in own], [sign.end for sign in own]
+        # What is spelled across a token that is a sign is none.
+        apart = [sign for sign in spelled if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
+        end = len(sample.text)
+        return [*sorted([*apart, *own], key=lambda sign: sign.start), Sign(b"", end, end)]
 
     return find
 
 
-def _merged(spelled: Sequence[Sign], whole: Sequence[Sign]) -> list[Sign]:
-    """Both in order; what is spelled across a token that is a sign is none."""
-    starts, ends = [sign.start for sign in whole], [sign.end for sign in whole]
-    apart = [sign for sign in spelled if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
-    return sorted([*apart, *whole], key=lambda sign: sign.start)
-
-
-class Places:
-    """Which of some signs comes next, in logarithmic time."""
-
-    def __init__(self, signs: Sequence[Sign]) -> None:
-        self._size = len(signs)
-        self._of: dict[bytes, list[int]] = {}
-        for place, sign in enumerate(signs):
-            self._of.setdefault(sign.written, []).append(place)
-
-    def after(self, place: int, *wanted: bytes) -> int:
-        """The place of the first wanted sign after a place; the number of signs if there is none."""
-        first = self._size
-        for written in wanted:
-            places = self._of.get(written, ())
-            at = bisect_left(places, place + 1)
-            if at < len(places):
-                first = min(first, places[at])
-        return first
+def first_of(signs: Sequence[Sign], places: range, wanted: Collection[bytes]) -> int:
+    """The first of some places where a wanted sign stands; the place after them if there is none."""
+    return next((place for place in places if signs[place].written in wanted), places.stop)
 
 
 def signs_of(mark: str) -> tuple[str, str]:
@@ -152,26 +135,25 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         pairs, fault, signs = list[Match](), 0, [*before, *find_signs(sample)]
-        places, at = Places(signs), 0
-        while at < len(signs):
+        last, at = {sign.written: place for place, sign in enumerate(signs)}, 0
+        while at < len(signs) - 1:
             sign = signs[at]
             if sign.written not in opens:
                 fault |= Fault.ORDER
                 at += 1
                 continue
             mark, closing = opens[sign.written]
-            end = places.after(at, closing) if closing else len(signs)
-            if end < len(signs):
-                inner, stop = (sign.end, signs[end].start), signs[end].end
-                fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : end]) else 0
-                at = end + 1
+            closes = closing != b"" and last.get(closing, 0) > at
+            place = first_of(signs, range(at + 1, len(signs) - 1), (closing,) if closes else opens)
+            end = signs[place]
+            if closes:
+                fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : place]) else 0
             else:
-                after = places.after(at, *opens)
-                fault |= Fault.ORDER if after > at + 1 else 0  # what stands between are closing signs of nothing
+                fault |= Fault.ORDER if place > at + 1 else 0  # what stands between are closing signs of nothing
                 fault |= Fault.TRUNCATED if closing else 0
-                stop = signs[after].start if after < len(signs) else len(sample.text)
-                inner, at = None if closing else (sign.end, stop), after
-            pairs.append((mark, sign.start, stop, inner))
+            inner = None if closing and not closes else (sign.end, end.start)
+            pairs.append((mark, sign.start, end.end if closes else end.start, inner))
+            at = place + closes
         return taken(pairs, parts_of, again="duplicate", fault=fault)
 
     return find

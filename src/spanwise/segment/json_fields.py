@@ -57,23 +57,27 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
 
 @dataclass(eq=False)
 class Node:
-    """One place that paths lead to: the part that its value is, and the steps from it."""
+    """One place that paths lead to: the part that its value is, and the steps from it, keys as completions spell them."""
 
     part: Part | None
-    steps: dict[str | int, Node]
+    steps: dict[bytes | int, Node]
     counted: bool  # its elements are blocks of their own, up to a number
-    keys: dict[bytes, Node]  # those of the steps that are keys, as completions spell them
+
+
+#: Where no path leads.
+_NOWHERE = Node(None, {}, counted=False)
 
 
 @dataclass(eq=False, slots=True)
 class _Open:
     """An object or array that is not closed yet, and the value in it that is being read."""
 
-    node: Node | None
-    index: int  # of the element that is being read; -1: it is an object
+    node: Node
+    array: bool
+    index: int = -1  # of the element that is being read
     seen: set[Node] = field(default_factory=set)
     #: What the value is, the byte that its part claims first, and its own first byte.
-    reading: tuple[Node | None, int, int] | None = None
+    reading: tuple[Node, int, int] | None = None
 
 
 @register(
@@ -98,7 +102,7 @@ class _Scan:
     def __init__(self, text: bytes, root: Node, from_key: bool) -> None:
         self.text, self.root, self.from_key = text, root, from_key
         self.stack: list[_Open] = []
-        self.objects = 0  # how many of the stack are objects
+        self.open = [0, 0]  # how many of the stack are objects, and how many are arrays
         self.claims: list[Claim] = []
         self.fault = 0
         self.done: set[Part] = set()
@@ -110,7 +114,7 @@ class _Scan:
             at = self.text.find(b"{", self._object(at))
         if self.stack:
             self.fault |= _TRUNCATED
-            self._give_up(len(self.text))
+            self._close(len(self.text))
         return Found(self.claims, self.fault)
 
     def _object(self, at: int) -> int:
@@ -129,7 +133,7 @@ class _Scan:
                         return start + 1
             elif last == _BROKEN:
                 self.fault |= _TRUNCATED
-            elif last == _KEY and self.stack[-1].index < 0:  # in an array a string is no key
+            elif last == _KEY and not self.stack[-1].array:  # in an array a string is no key
                 self._key(match)
         return len(self.text)
 
@@ -139,85 +143,67 @@ class _Scan:
         if top.reading:  # the comma before this key is missing
             self.fault |= _NESTED
             self._finish(top, match.start(), whole=False)
-        keys = {} if top.node is None else top.node.keys
-        within = keys.get(key) or (keys.get(unescaped(key)) if b"\\" in key else None)
+        steps = top.node.steps
+        within = steps.get(key) or (steps.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
         if within in top.seen:
             self.fault |= _DUPLICATE
-            within = None
-        elif within is not None:
+            within = _NOWHERE
+        elif within is not _NOWHERE:
             top.seen.add(within)
         top.reading = within, match.start() if self.from_key else match.end(), match.end()
 
     def _comma(self, at: int) -> None:
+        """End the value that is being read, if there is one, and begin the next element of an array."""
         top = self.stack[-1]
         self._finish(top, at)
-        if top.index >= 0:
+        if top.array:
             top.index += 1
-            self._element(top, at + 1)
-
-    def _element(self, top: _Open, at: int) -> None:
-        """Begin the next element of an array."""
-        steps = {} if top.node is None else top.node.steps
-        top.reading = steps.get(top.index) or steps.get(-1), at, at
+            top.reading = top.node.steps.get(top.index) or top.node.steps.get(-1) or _NOWHERE, at + 1, at + 1
 
     def _push(self, at: int, *, array: bool) -> None:
         if self.stack and not self.stack[-1].reading:
             self.fault |= _NESTED
             if array:
                 return  # no place for an array
-            self._give_up(at)  # an object begins where a key must stand: it starts over
-        outer = self.stack[-1].reading if self.stack else (self.root,)
-        top = _Open(outer and outer[0], 0 if array else -1)
-        self.stack.append(top)
-        if array:
-            self._element(top, at + 1)
-        else:
-            self.objects += 1
+            self._close(at)  # an object begins where a key must stand: it starts over
+        outer = self.stack[-1].reading if self.stack else None
+        self.stack.append(_Open(outer[0] if outer else self.root, array))
+        self.open[array] += 1
+        self._comma(at)
 
-    def _close(self, at: int, *, array: bool) -> None:
-        """Close the innermost array or object, and what stands open inside it."""
-        if not (len(self.stack) - self.objects if array else self.objects):
-            self.fault |= _NESTED
-            return
-        whole = (self.stack[-1].index >= 0) == array
-        self.fault |= 0 if whole else _NESTED
-        closed = False
-        while not closed:
+    def _close(self, at: int, *, array: bool | None = None) -> None:
+        """Close the innermost array or object, and give up what stands open inside it; None: give up all that is open."""
+        whole = self.stack[-1].array == array
+        self.fault |= 0 if whole or array is None else _NESTED
+        closed = array is not None and not self.open[array]
+        while self.stack and not closed:
             top = self.stack.pop()
-            self.objects -= top.index < 0
+            self.open[top.array] -= 1
             self._finish(top, at, whole=whole)
-            closed = (top.index >= 0) == array
-
-    def _give_up(self, at: int) -> None:
-        """Leave everything that is open."""
-        while self.stack:
-            self._finish(self.stack.pop(), at, whole=False)
-        self.objects = 0
+            closed = top.array == array
 
     def _finish(self, top: _Open, at: int, *, whole: bool = True) -> None:
         """End the value that is being read; what was cut off says nothing."""
-        node, reading, top.reading = top.node, top.reading, None
+        reading, top.reading = top.reading, None
         if reading is None:
             return
         within, start, inside = reading
-        part = None if within is None else within.part
-        more = top.index >= 0 and node is not None and node.counted and top.index not in node.steps
-        if part is not None or more:
-            text = self.text[inside:at]
-            value = text.strip(_SPACE)
-            if more and value:
-                self.fault |= _MORE
-            if part is not None and (value or top.index < 0):
-                first = inside + len(text) - len(text.lstrip(_SPACE))
-                self._claim(part, start, first + len(value), _said(value, first) if whole else None)
-
-    def _claim(self, part: Part, start: int, stop: int, content: tuple[int, int] | bytes | None) -> None:
+        part, more = within.part, top.array and top.node.counted and top.index not in top.node.steps
+        if part is None and not more:
+            return
+        text = self.text[inside:at]
+        value = text.strip(_SPACE)
+        self.fault |= _MORE if more and value else 0
+        if part is None or (top.array and not value):
+            return
         if part in self.done:
             self.fault |= _DUPLICATE
             return
         if part.index is not None or EACH not in part.mark:
             self.done.add(part)
-        self.claims.append(Claim(part, start, stop, content))
+        first = inside + len(text) - len(text.lstrip(_SPACE))
+        stop = first + len(value)
+        self.claims.append(Claim(part, start, stop, _said(value, first) if whole else None))
 
 
 def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
@@ -243,40 +229,38 @@ def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node
             f"'{outer.mark}', and a token belongs to one block. Name the fields of '{outer.mark}' one by one, or leave one of "
             f"the two out."
         )
-    ways = [(_way(part, left[0]), part, left) for part, left in paths if left]
-    nodes: dict[str | int, Node] = {}
+    ways = [(_way(part, left[0]), part, left[1:]) for part, left in paths if left]
+    nodes: dict[bytes | int, Node] = {}
     for way in dict.fromkeys(way for way, _, _ in ways):
-        inside = [(part, left[1:]) for own, part, left in ways if own == way or (own == -1 and isinstance(way, int))]
+        inside = [(part, left) for own, part, left in ways if own == way or (own == -1 and isinstance(way, int))]
         nodes[way] = _node(inside, layout)
-    keys = {way.encode(): node for way, node in nodes.items() if isinstance(way, str)}
-    counted = any(way != left[0] for way, _, left in ways)
-    return Node(here[0] if here else None, nodes, counted, keys)
+    return Node(here[0] if here else None, nodes, any(left and left[0] == -1 != _way(part, -1) for part, left in paths))
 
 
-def _way(part: Part, step: str | int) -> str | int:
+def _way(part: Part, step: str | int) -> bytes | int:
     """A step of the path of a part: every element of an array is the one that has the number of the part's block."""
+    if isinstance(step, str):
+        return step.encode()
     return part.index if step == -1 and part.index is not None else step
 
 
 def steps(path: str) -> list[str | int]:
     """The steps of a path: keys, indices, and -1 for `[*]`."""
-    path_steps: list[str | int] = []
-    at = 0
-    while at < len(path):
-        step = _STEP.match(path, at)
-        if step is None:
-            break
-        key, index, quoted = step.groups()
-        if quoted is not None:
-            key = unescaped(quoted.encode(errors="replace")).decode()
-        path_steps.append(key if key is not None else -1 if index == "*" else int(index))
-        at = step.end()
-    if at < len(path) or not path_steps or isinstance(path_steps[0], int):
+    matches = list(_STEP.finditer(path))
+    path_steps = [_step(match) for match in matches]
+    if "".join(match[0] for match in matches) != path or not isinstance(next(iter(path_steps), 0), str):
         raise LayoutError(
             f"'{path}' is no path of JSON, which begins at a key of an object; write price, buyer.name, items[0], items[*].price "
             f'or ["a.b"].'
         )
     return path_steps
+
+
+def _step(match: re.Match[str]) -> str | int:
+    key, index, quoted = match.groups()
+    if index is not None:
+        return -1 if index == "*" else int(index)
+    return key if quoted is None else unescaped(quoted.encode(errors="replace")).decode()
 
 
 def unescaped(written: bytes) -> bytes:

@@ -19,7 +19,7 @@ text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from spanwise.errors import LayoutError
@@ -28,8 +28,8 @@ from spanwise.registry import register
 from spanwise.segment.claims import Finder, Found, Sample, by_mark, taken
 
 _ANY = "section"
-_FENCE = re.compile(rb"^[ \t]*+(`{3,}+|~{3,}+)([^\n]*+)\n?", re.MULTILINE)
-_HEADING = re.compile(rb"^ {0,3}+(#{1,6}+)(?![^ \t\r\n])([^\n]*+)\n?", re.MULTILINE)
+# A line that opens or closes a fence, or a heading; and what stands behind its signs.
+_LINE = re.compile(rb"^(?:[ \t]*+(`{3,}+|~{3,}+)| {0,3}+(#{1,6}+)(?![^ \t\r\n]))([^\n]*+)\n?", re.MULTILINE)
 
 
 class Fence(NamedTuple):
@@ -51,44 +51,35 @@ class Heading(NamedTuple):
     title: str
 
 
-def fences(text: bytes) -> list[Fence]:
-    """The fenced code blocks of a text, in order; one that never closes runs to the end."""
-    blocks: list[Fence] = []
+def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
+    """The fenced code blocks of a text, one that never closes to the end, and the headings outside of them."""
+    blocks, titled = list[Fence](), list[Heading]()
     opening: re.Match[bytes] | None = None
-    for match in _FENCE.finditer(text):
-        info = match[2].strip()
-        if opening is None:
-            opening = match if match[1][:1] == b"~" or b"`" not in info else None
-        elif match[1].startswith(opening[1]) and not info:
-            blocks.append(_fence(opening, match.start(), match.end(), closed=True))
-            opening = None
+    for match in _LINE.finditer(text):
+        sign, level, line = match[1], match[2], match[3].strip()
+        if opening is not None:
+            if sign and sign.startswith(opening[1]) and not line:
+                blocks.append(_fence(opening, match.start(), match.end(), closed=True))
+                opening = None
+        elif level:
+            bare = line.rstrip(b"#")
+            title = bare.rstrip() if bare[-1:] in (b"", b" ", b"\t") else line
+            titled.append(Heading(match.start(), match.end(), len(level), title.decode(errors="replace")))
+        elif sign[:1] == b"~" or b"`" not in line:
+            opening = match
     if opening is not None:
         blocks.append(_fence(opening, len(text), len(text), closed=False))
-    return blocks
+    return blocks, titled
 
 
 def _fence(opening: re.Match[bytes], end: int, stop: int, *, closed: bool) -> Fence:
-    language = b"".join(opening[2].split(None, 1)[:1]).decode(errors="replace").lower()
+    language = b"".join(opening[3].split(None, 1)[:1]).decode(errors="replace").lower()
     return Fence(opening.start(), stop, (opening.end(), end), language, closed)
 
 
-def headings(text: bytes, code: Sequence[Fence]) -> Iterator[Heading]:
-    """The headings of a text outside of its fenced code blocks."""
-    blocks = iter([*code, Fence(len(text), len(text) + 1, (0, 0), "", True)])
-    block = next(blocks)
-    for match in _HEADING.finditer(text):
-        while block.stop <= match.start():
-            block = next(blocks)
-        if match.start() < block.start:
-            title = match[2].strip()
-            bare = title.rstrip(b"#")
-            title = bare.rstrip() if bare[-1:] in (b"", b" ", b"\t") else title
-            yield Heading(match.start(), match.end(), len(match[1]), title.decode(errors="replace"))
-
-
 def _titles(text: str) -> list[str]:
-    data = text.encode(errors="replace")
-    return list(dict.fromkeys(heading.title for heading in headings(data, fences(data)) if heading.title))
+    titled = outline(text.encode(errors="replace"))[1]
+    return list(dict.fromkeys(heading.title for heading in titled if heading.title))
 
 
 @register("markdown", kind="segmenter", says=_titles)
@@ -107,7 +98,7 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
         parts_of[mark.lower()] = own
 
     def find(sample: Sample) -> Found:
-        titled = list(headings(sample.text, fences(sample.text)))
+        _, titled = outline(sample.text)
         marks = [title if (title := heading.title.lower()) in parts_of else _ANY for heading in titled]
         sections = zip(marks, titled, _stops(titled, len(sample.text)), strict=True)
         matches = [(mark, one.start, stop, (one.end, stop)) for mark, one, stop in sections if mark in parts_of]

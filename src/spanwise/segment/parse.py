@@ -15,9 +15,9 @@ from spanwise.segment.claims import Claim, Finder, Found, Pieces, Sample
 from spanwise.types import Fault
 
 _TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
-#: Special tokens of tokenizers that look like tags.
 #: Longer sequences of tags are worked out each time: they hardly come twice, and would fill the memory.
 _REPEATED = 64
+#: Special tokens of tokenizers that look like tags.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
 
 
@@ -43,14 +43,14 @@ def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
             raise LayoutError(
                 f"Tag '{part.mark}' of block '{layout.names[part.block]}' must be a bare name, without brackets or spaces."
             )
-    return TagParser(layout, parts).find
+    return TagParser(layout).find
 
 
 class TagParser:
     """Reads completions of one layout."""
 
-    def __init__(self, layout: Layout, parts: Sequence[Part] | None = None) -> None:
-        self._parts = list(layout.parts if parts is None else parts)
+    def __init__(self, layout: Layout) -> None:
+        self._parts = layout.parts_of("tags")
         tags = [part.mark for part in self._parts]
         self._key_of = {(part.block, part.mark): part.key for part in self._parts}
         self._before = [_Mark(layout.prefilled, False, 0, 0)] if layout.prefilled in tags else []
@@ -58,26 +58,22 @@ class TagParser:
         self._pattern = re.compile(b"<(/?)(" + names + b")>" if tags else rb"(?!)")
         self._known = lru_cache(4096)(self._work_out)
 
-    def parse(self, text: bytes) -> Pieces:
-        """Find the blocks of a text: the layout's tags in order, the first opening at or after the last match wins.
-
-        A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
-        of these belongs to the first block of the layout. Without any match everything is the first block.
-        """
-        return self._read(text)[0]
-
     def find(self, sample: Sample) -> Found:
         """The tags of a completion as claims, for layouts that other segmenters have a share in: each runs on to the next."""
-        pieces, starts = self._read(sample.text)
-        there = [(part, start) for part, start in zip(self._parts, starts, strict=True) if start is not None]
-        return Found(
-            [Claim(part, at, None, pieces.contents.get((part.block, part.key))) for part, at in there], pieces.fault
-        )
+        pieces, starts = self.parse(sample.text)
+        places = zip(self._parts, starts, strict=True)
+        opened = [(part, at, pieces.contents.get((part.block, part.key))) for part, at in places if at is not None]
+        return Found([Claim(part, at, None, inner) for part, at, inner in opened], pieces.fault)
 
-    def _read(self, text: bytes) -> tuple[Pieces, list[int | None]]:
-        """The pieces of a text, and where each part opens; a sequence of tags that came before is not worked out again."""
+    def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
+        """Find the blocks of a text, and where each part opens: in order, the first opening at or after the last match wins.
+
+        A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
+        of these belongs to the first block of the layout. Without any match everything is the first block. A sequence of tags
+        that came before is not worked out again.
+        """
         matches = list(self._pattern.finditer(text))
-        edges, tags = [0, 0], tuple([match[0] for match in matches])
+        edges, tags = [0, 0], tuple([match.groups() for match in matches])
         for match in matches:
             edges += match.span()
         read = self._known if len(tags) <= _REPEATED else self._work_out
@@ -86,12 +82,11 @@ class TagParser:
         placed = Pieces(pieces.blocks, tuple([edges[at] for at in pieces.starts]), pieces.fault, contents)
         return placed, [None if at is None else edges[at] for at in starts]
 
-    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
+    def _work_out(self, tags: tuple[tuple[bytes, ...], ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """What a sequence of tags means, in places: 0 is the first byte, tag i lies at [2i + 2, 2i + 3)."""
         marks = [*self._before]
-        for i, match in enumerate(map(self._pattern.fullmatch, tags)):
-            assert match is not None
-            marks.append(_Mark(match[2].decode(), bool(match[1]), 0 if at_start and not i else 2 * i + 2, 2 * i + 3))
+        for i, (slash, tag) in enumerate(tags):
+            marks.append(_Mark(tag.decode(), slash != b"", 0 if at_start and not i else 2 * i + 2, 2 * i + 3))
         matched: dict[Part, int] = {}  # each part's first opening after the match before
         cursor = 0
         for part in self._parts:

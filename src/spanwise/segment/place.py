@@ -69,15 +69,14 @@ def find_blocks(
     logp = _logp(layout, logp_nt, valid_nt)
     cutter = _cutter(layout)
     size = max(1, _TOKENS_AT_A_TIME // max(ids.shape[1], 1))
-    columns, texts = [], []
+    tables, texts = [], []
     for first in range(0, max(len(ids), 1), size):
         rows = slice(first, first + size)
         own = None if logp is None else logp[rows]
-        made, text = _segment_rows(ids[rows], valid_nt[rows], own, layout, cutter, vocabulary, first)
-        columns.append(made)
+        table, text = _segment_rows(ids[rows], valid_nt[rows], own, layout, cutter, vocabulary, first)
+        tables.append(table)
         texts += text
-    joined = [torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*columns, strict=True)]
-    *columns, length_nk = joined
+    *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*tables, strict=True))
     spans = Spans(layout.names, *columns)
     vars(spans)["length_nk"] = length_nk  # a cached property, and known here already
     return spans, texts
@@ -87,7 +86,7 @@ def _cutter(layout: Layout) -> Callable[[Sample], Pieces]:
     """What cuts a completion into the pieces of a layout."""
     if layout.segmenters == ("tags",):
         parser = TagParser(layout)  # it knows more of its own order than claims can say
-        return lambda sample: parser.parse(sample.text)
+        return lambda sample: parser.parse(sample.text)[0]
     finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
     return lambda sample: cut(layout, [find(sample) for find in finders], len(sample.text))
 
@@ -188,26 +187,20 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
     """What a completion says, block by block."""
-    source = data.decode() if data.isascii() else data  # each byte a character: cutting needs no decoding
-    pieces: list[list[str | bytes]] = [[] for _ in keys]
+    pieces: list[list[bytes]] = [[] for _ in keys]
     for k, start, stop in zip(one.blocks, one.starts, (*one.starts[1:], len(data)), strict=True):
-        pieces[k].append(source[start:stop])
-    text: dict[str, dict[str, str | None] | None] = {}
+        pieces[k].append(data[start:stop])
+    text: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
     for k, (name, own) in enumerate(keys.items()):
-        text[name] = None
         if present[k]:
-            text[name] = block = {key: _said(source, one.contents.get((k, key))) for key in own}
-            block[""] = _spelled(source[:0].join(pieces[k]))  # pyright: ignore[reportArgumentType] - all of one kind
+            contents = {key: _inner(data, one.contents.get((k, key))) for key in own}
+            text[name] = contents | {"": b"".join(pieces[k]).decode(errors="replace")}
     in_order = all(before < after for before, after in pairwise(one.blocks))
     return text if in_order else PiecewiseText(text, data.decode(errors="replace"))
 
 
-def _said(source: str | bytes, inner: Inner | None) -> str | None:
-    """What a part says, of the text that it lies in."""
+def _inner(data: bytes, inner: Inner | None) -> str | None:
+    """What a part says, of the bytes that it lies in."""
     if inner is None:
         return None
-    return _spelled(inner if isinstance(inner, bytes) else source[inner[0] : inner[1]])
-
-
-def _spelled(held: str | bytes) -> str:
-    return held if isinstance(held, str) else held.decode("utf-8", "replace")
+    return (inner if isinstance(inner, bytes) else data[slice(*inner)]).decode(errors="replace")

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from spanwise.errors import RecipeError
 
@@ -80,7 +82,7 @@ class DrawnBatch:
     Attributes:
         spec: the inputs.
         group_n: which rows belong together; also where the estimator is not told.
-        rows: inputs by name: a tensor or a list with an entry per row; of tokens a list of each row's trainable ones.
+        rows: inputs by name: a tensor or a list with an entry per row; of tokens each row's trainable ones, padded on the right.
         place_nt: which trainable token of its row stands at each place; -1 where none does (masked).
         fill: what masked places hold, but in rewards (integers: its whole part, -100 for NaN).
     """
@@ -106,19 +108,19 @@ class DrawnBatch:
 
     def inputs(self) -> dict[str, Any]:
         """The arguments by name."""
-        made = dict(self.rows)
-        whole = -100 if self.fill != self.fill else int(self.fill)
+        inputs, whole = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
         for entry in (entry for entry in self.spec if entry.by_token):
-            if entry.stem == "mask":
-                made[entry.name] = (self.place_nt >= 0).to(entry.dtype)
-                continue
             other = self.fill if entry.dtype == torch.float64 else whole
             masked = -1 if entry.stem == "block" else 0.0 if entry.is_reward else other
-            made[entry.name] = torch.full(self.place_nt.shape, masked, dtype=entry.dtype)
-            for row, values in enumerate(self.rows[entry.name]):
-                here = self.place_nt[row] >= 0
-                made[entry.name][row, here] = torch.tensor(values, dtype=entry.dtype)[self.place_nt[row, here]]
-        return {entry.name: made[entry.name] for entry in self.spec}
+            inputs[entry.name] = (
+                self.place_nt >= 0 if entry.stem == "mask" else placed(self.rows[entry.name], self.place_nt, masked)
+            )
+        return {entry.name: inputs[entry.name] for entry in self.spec}
+
+
+def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
+    """The trainable tokens of each row at their places, and one value at all others."""
+    return pad(token_nt, (0, 1), value=masked).gather(1, place_nt % (token_nt.shape[1] + 1))
 
 
 def read_inputs(
@@ -162,10 +164,7 @@ def batches_of(
     n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # more of the larger ones
     group = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=n, max_size=n))
     trajectory = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)) if "trajectory" in stems else list(range(n))
-    if "trajectory" in stems:  # a trajectory belongs to one group
-        group = [group[trajectory.index(j)] for j in trajectory] if "group" in stems else trajectory
-    elif "group" not in stems:
-        group = list(range(n))
+    group = [group[trajectory.index(j)] for j in trajectory] if "group" in stems else trajectory  # one of each trajectory
     one_row = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
     rows_of_ids = draw(st.lists(one_row, min_size=n, max_size=n))
     has_tokens = any(entry.by_token for entry in spec)
@@ -177,10 +176,10 @@ def batches_of(
         if not entry.by_token:
             rows[entry.name] = _rows(draw, entry, n, k, structure, absent)
         elif entry.stem == "ids" and ids is not None:
-            rows[entry.name] = rows_of_ids
+            rows[entry.name] = _padded(rows_of_ids, entry.dtype)
         elif entry.stem != "mask":
-            rows[entry.name] = [_row_of_tokens(draw, entry, size, k) for size in lengths]
-    return DrawnBatch(spec, torch.tensor(group), rows, _places([list(range(size)) for size in lengths]))
+            rows[entry.name] = _padded([_row_of_tokens(draw, entry, size, k) for size in lengths], entry.dtype)
+    return DrawnBatch(spec, torch.tensor(group), rows, _padded([range(size) for size in lengths], fill=-1))
 
 
 def _row_of_tokens(draw: Draw, entry: Input, size: int, k: int) -> tuple[Any, ...]:
@@ -211,10 +210,9 @@ def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[in
     return tensor
 
 
-def _places(rows: list[list[int]], *, width: int = 0) -> Int[Tensor, "n t"]:
-    """Which token stands where, of rows that are padded on the right."""
-    width = max([width, *map(len, rows)])
-    return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(len(rows), width)
+def _padded(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fill: int = 0) -> Tensor:
+    """Rows of different lengths as one tensor, padded on the right."""
+    return pad_sequence([torch.tensor(list(row), dtype=dtype) for row in rows], batch_first=True, padding_value=fill)
 
 
 def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
@@ -223,10 +221,9 @@ def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
     for row in rows:
         for _ in range(draw(st.integers(0, 3))):
             row.insert(draw(st.integers(0, len(row))), -1)
-    return _places(rows)
+    return _padded(rows, fill=-1)
 
 
 def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
     """Places for the same tokens with all padding on the left."""
-    backwards = [[t for t in reversed(places) if t >= 0] for places in batch.place_nt.tolist()]
-    return _places(backwards, width=batch.place_nt.shape[1] + 1).flip(1)
+    return pad(batch.place_nt, (1, 0), value=-1).sort(dim=1).values

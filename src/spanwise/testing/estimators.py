@@ -191,22 +191,21 @@ class _Estimator(Suite):
         self.same(moved, self.run(moved), take(self.run(batch), order))
 
     def shift(self, batch: DrawnBatch, draw: Draw) -> None:
-        shifts = draw(_by_group((0.0, 1.0, -3.5, 0.125, 8.0)))
-        moved = batch.put({name: batch.rows[name] + _wide(batch, shifts, name) for name in self.rewards})
+        shift_n = _by_group(batch, draw, (0.0, 1.0, -3.5, 0.125, 8.0))
+        moved = batch.put({name: batch.rows[name] + _wide(shift_n, batch.rows[name]) for name in self.rewards})
         self.same(moved, self.run(moved), self.run(batch))
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Some groups are constant, the others as they come; in steps, whose trajectories differ in length, nothing is earned."""
         numbers = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
-        levels = draw(_by_group((*(abs(n) if "negative" in self.method.exceptions else n for n in numbers), NAN)))
-        if self.method.kind == "step":
-            levels = [0.0] * len(levels)
+        numbers = [abs(n) if "negative" in self.method.exceptions else n for n in numbers]
+        level_n = _by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*numbers, NAN))
         changes = {}
         for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
-            row, level = batch.rows[name], _wide(batch, levels, name)
+            row, level = batch.rows[name], _wide(level_n, batch.rows[name])
             changes[name] = torch.where(row.isnan() | level.isnan(), row, level)
         constant = batch.put(changes)
-        here_n = ~torch.tensor(levels)[batch.group_n % len(levels)].isnan()
+        here_n = ~level_n.isnan()
         for dtype in (torch.float64, torch.float32):
             inputs = constant.inputs()
             result = self.call({**inputs, **{name: inputs[name].to(dtype) for name in self.rewards}})[""]
@@ -245,13 +244,12 @@ class _Estimator(Suite):
         self.same(batch, {"": self.call(inputs)[""][:, 0]}, self.call(by_row, self.sequence))
 
 
-def _by_group(numbers: Sequence[float]) -> SearchStrategy[list[float]]:
-    """A number for each group."""
-    return st.lists(st.sampled_from(numbers), min_size=8, max_size=8)
+def _by_group(batch: DrawnBatch, draw: Draw, numbers: Sequence[float]) -> Tensor:
+    """A number for each group, row by row."""
+    levels = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
+    return torch.tensor(levels, dtype=torch.float64)[batch.group_n % len(levels)]
 
 
-def _wide(batch: DrawnBatch, by_group: list[float], name: str) -> Tensor:
-    """A number for each group, in the shape of an input."""
-    value = batch.rows[name]
-    by_row = torch.tensor(by_group, dtype=torch.float64)[batch.group_n % len(by_group)].to(value.dtype)
-    return by_row.reshape(-1, *(1 for _ in value.shape[1:])).expand_as(value)
+def _wide(number_n: Tensor, like: Tensor) -> Tensor:
+    """A number for each row, in the shape of an input."""
+    return number_n.to(like.dtype).reshape(-1, *(1 for _ in like.shape[1:])).expand_as(like)

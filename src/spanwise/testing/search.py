@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
@@ -15,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from spanwise.errors import RecipeError, SpanwiseError, check_known
-from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, rearranged, take
+from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
 # How fast an estimator is, and how large its inputs are, is not what is checked here.
 _NOT_OURS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
@@ -144,14 +143,9 @@ class Suite:
     def _moved(self, batch: DrawnBatch, place_nt: Tensor) -> None:
         """The same trainable tokens at other places get the same there."""
         moved, plain = replace(batch, place_nt=place_nt), self.run(batch)
-        expected = {column: plain[column] for column in self.by_row}
-        for column, masked in self.by_token.items():
-            expected[column] = torch.full(place_nt.shape, masked, dtype=plain[column].dtype)
-            for row, place_t in enumerate(place_nt):
-                here = place_t >= 0
-                expected[column][row, here] = plain[column][row, batch.place_nt[row] >= 0][place_t[here]]
+        tokens = {column: placed(plain[column], place_nt, masked) for column, masked in self.by_token.items()}
         result = self.run(moved)
-        self.same(moved, result, expected)
+        self.same(moved, result, {column: plain[column] for column in self.by_row} | tokens)
         for column, masked in self.by_token.items():
             if bool((result[column][place_nt < 0] != masked).any()):
                 self.fail(moved, f"Got {show(result[column])}, expected exactly {masked:g} at masked tokens.")

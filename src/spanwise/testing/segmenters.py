@@ -163,8 +163,12 @@ class _Segmenter(Suite):
 
     def shown(self, example: DrawnBatch) -> str:
         """The pieces of its tokens, and all that it is given."""
-        pieces = [[self.vocabulary.pieces[i] for i in row] for row in example.rows["ids_nt"]]
-        return f"as pieces: {pieces}; {show(example.inputs())}"
+        return f"as pieces: {self.spelled(example)}; {show(example.inputs())}"
+
+    def spelled(self, batch: DrawnBatch) -> list[list[bytes]]:
+        """The pieces of the trainable tokens of each completion."""
+        rows = zip(batch.inputs()["ids_nt"], batch.place_nt >= 0, strict=True)
+        return [[self.vocabulary.pieces[i] for i in ids_t[here_t].tolist()] for ids_t, here_t in rows]
 
     def partition(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)
@@ -190,12 +194,12 @@ class _Segmenter(Suite):
 
     def text(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)
-        for row, (ids, blocks, spans) in enumerate(
-            zip(batch.rows["ids_nt"], result["text"], _intervals(result), strict=True)
+        for row, (pieces, blocks, spans) in enumerate(
+            zip(self.spelled(batch), result["text"], _intervals(result), strict=True)
         ):
             if blocks is None:
                 continue
-            data = b"".join(self.vocabulary.pieces[i] for i in ids).decode(errors="replace")
+            data = b"".join(pieces).decode(errors="replace")
             order = sorted(range(len(spans)), key=lambda k: spans[k][0])
             texts_of_row = [blocks[result["names"][row][k]] for k in order]
             there = [spans[k][0] < spans[k][1] for k in order]
