@@ -96,8 +96,7 @@ def ktae(
         fisher, gain = _tables(right, wrong, form == "code")
         evidence_w = (h1 * fisher + h2 * gain).to(ids_nt.device)[right_w, wrong_w] / (1.0 if form == "paper" else h1 + h2)
         right_tf_w, wrong_tf_w = (_frequency(word_u, side_u, words, k1, b) for side_u in (right_u, ~right_u))
-        ratio_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
-        direction_w = (right_w.double() / right).sqrt().asin() - (wrong_w.double() / wrong).sqrt().asin() + h3 * ratio_w
+        direction_w = _direction(right_w.double() / right, wrong_w.double() / wrong, right_tf_w, wrong_tf_w, h3, floor)
         term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
         term_it[mask_it] = (1.0 if form == "paper" else 2 * top) * (torch.sigmoid((evidence_w * direction_w)[word_u]) - 0.5)
         reshaped_nt[row_i] = (reshaped_nt[row_i] + term_it).to(adv_nt.dtype)
@@ -109,6 +108,14 @@ def _frequency(word_u: Tensor, side_u: Tensor, words: int, k1: float, b: float) 
     share_w = torch.bincount(word_u[side_u], minlength=words).double() / side_u.sum().clamp(min=1)
     length = float(side_u.sum()) / (len(side_u) / 2)
     return share_w * (k1 + 1) / (share_w + k1 * (1 - b + b * length)).clamp(min=1e-300)
+
+
+def _direction(
+    right_w: Tensor, wrong_w: Tensor, right_tf_w: Tensor, wrong_tf_w: Tensor, h3: float, floor: float
+) -> Float[Tensor, " w"]:
+    """D of each word, from the share of completions that hold it and its term frequency, of both sides."""
+    ratio_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
+    return right_w.sqrt().asin() - wrong_w.sqrt().asin() + h3 * ratio_w
 
 
 @lru_cache(maxsize=256)
