@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from helpers import NAN, double
-from spanwise.credit.contrib._gagpo import gagpo
+from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.types import Scores
 

@@ -236,7 +236,6 @@ def test_methods(cache):
     listed = spanwise("methods", cache=cache).stdout
     assert "arXiv 2602.10231" in listed
     assert "gigpo" in listed
-    assert "from Python only" in spanwise("methods", "vineppo", cache=cache).stdout
     assert "the paper's full text was not read" in spanwise("methods", "sae", cache=cache).stdout
     preset = yaml.safe_load(spanwise("methods", "rlcr", cache=cache).stdout)
     assert (preset["method"], preset["per"], preset["options"]) == ("rlcr", "block", {})

@@ -72,12 +72,11 @@ def test_modules_of_methods_do_not_shadow_their_functions():
 
 def test_every_method_says_where_its_formula_comes_from():
     contrib = {name for name, known in METHODS.items() if ".contrib." in known.estimator.__module__}
-    to_call = {"spo_chain", "vineppo"}  # confirmed, and no trainer here has what they need
-    assert contrib == {"ha_dw", "grpo_verif", "gagpo"} | to_call
+    assert contrib == {"ha_dw", "grpo_verif", "gagpo"}
     for name, known in METHODS.items():
         if known.estimator.__module__.startswith("spanwise."):
             assert known.source, name
-            assert known.source.startswith("notes") == (name in contrib - to_call or name == "sae"), name
+            assert known.source.startswith("notes") == (name in contrib or name == "sae"), name
 
 
 def test_no_import_inside_a_function_dodges_a_circle():

@@ -1,10 +1,12 @@
 """`Scheme`: every registered method is really called, and every option is used or refused."""
 
+import io
 from dataclasses import replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from rich.console import Console
 
 from spanwise import (
     AlignmentError,
@@ -20,6 +22,7 @@ from spanwise import (
     credit_batch,
     register,
 )
+from spanwise.commands.methods.methods import show_methods
 from spanwise.credit import METHODS, Preset
 from spanwise.credit.assign import call
 
@@ -215,15 +218,13 @@ def test_options_of_functions_are_used(name):
     data = {
         "reward_n": RIGHT_N + 0.25 * some(N),
         "correct_n": RIGHT_N,
-        "value_nk": some(N, 2),
         "block_nt": BLOCK_NT.long(),
         "adv_nt": some(N, T) - 0.5,
         "importance_nt": some(N, T),
         "stratum_n": torch.arange(N) % 3,
         **RAGGED,
     }
-    facts = {"logp_nt": RAGGED["logp_nt"]} if "logp_nt" in known.settings else {}
-    run = lambda **options: known.estimator(**{n: data.get(n, GROUP_N) for n in known.required}, **facts, **options)  # noqa: E731
+    run = lambda **options: known.estimator(**{n: data.get(n, GROUP_N) for n in known.required}, **options)  # noqa: E731
     before = run()
     for option, default in known.options.items():
         value = other(known, option, default)
@@ -252,6 +253,20 @@ def test_every_fact_of_an_objective_is_used_or_refused(name, fact):
             Scheme(name, rule.layout, objectives, rule.per)
 
 
+def test_a_method_without_a_preset_is_called_from_python_only():
+    register("measured", kind="token", paper="none")(lambda value_nk, block_nt: value_nk)
+    console = Console(file=io.StringIO(), width=120)
+    try:
+        with pytest.raises(RecipeError, match="is a function to call from Python"):
+            Scheme.preset("measured", LAYOUT)
+        show_methods("measured", console=console)
+        show_methods(console=console)
+    finally:
+        METHODS.pop("measured")
+    assert "# Called from Python only" in console.file.getvalue()
+    assert "from Python only" in console.file.getvalue()
+
+
 def test_sentences():
     def refused(sentence, name="bae", layout=LAYOUT, **changes):
         with pytest.raises(RecipeError, match=sentence):
@@ -274,7 +289,6 @@ def test_sentences():
     refused("ddof is 2", "grpo", ddof=2)
     refused("eps is -1", "grpo", eps=-1)
     refused("give it as longest=, or per='completion'", "dr_grpo", longest=None)
-    refused("is a function to call from Python", "vineppo")
     refused("There is no method 'bea'. Did you mean 'bae'", "bea")
     pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
     refused(

@@ -40,7 +40,6 @@ DATA = {
     "length_n": torch.tensor([3, 1, 2, 2]),
     "stratum_n": torch.tensor([0, 0, 1, 1]),
     "value_nt": torch.full((4, 3), 0.5),
-    "value_nk": torch.full((4, 2), 0.5),
     "logp_nt": torch.full((4, 3), -0.5),
     "importance_nt": torch.full((4, 3), 0.5),
     "adv_nt": torch.ones(4, 3),

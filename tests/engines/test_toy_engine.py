@@ -9,7 +9,7 @@ import torch
 import trl_small as small
 from spanwise import Layout, Objective, Scheme, Vocabulary
 from spanwise.credit import gae, gigpo
-from spanwise.credit.contrib import _gagpo
+from spanwise.credit.contrib import _unconfirmed
 from spanwise.errors import RecipeError
 from toy_engine import SIDES, ToyEngine
 
@@ -85,7 +85,7 @@ def test_a_token_method_with_a_critic(side):
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(("name", "function"), [("gigpo", gigpo), ("gagpo", _gagpo.gagpo)])
+@pytest.mark.parametrize(("name", "function"), [("gigpo", gigpo), ("gagpo", _unconfirmed.gagpo)])
 def test_a_step_method(side, name, function):
     trajectory_s, step_s = torch.tensor([9, 9, -4, -4, 1, 1, 0, 0]), torch.tensor([0, 1, 0, 1, 1, 0, 0, 1])
     anchor_s = ["a", "b", "a", "b", "c", "a", "a", "c"]

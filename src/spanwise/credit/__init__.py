@@ -2,10 +2,7 @@
 
 from spanwise.credit.assign import assign
 from spanwise.credit.baselines import Advantage, advantage, blended_baseline
-from spanwise.credit.contrib._gagpo import gagpo
-from spanwise.credit.contrib._grpo_verif import grpo_verif
-from spanwise.credit.contrib._ha_dw import HistoryWeight, ha_dw
-from spanwise.credit.contrib._vineppo import spo_chain, vineppo
+from spanwise.credit.contrib._unconfirmed import HistoryWeight, gagpo, grpo_verif, ha_dw
 from spanwise.credit.methods._bae import bae, dcpo
 from spanwise.credit.methods._batch_relative import gdpo, reinforce_plus_plus, reinforce_plus_plus_baseline
 from spanwise.credit.methods._gae import gae, sae, value_target
@@ -78,12 +75,10 @@ __all__ = [
     "rloo",
     "sae",
     "split_turns",
-    "spo_chain",
     "spread",
     "states_confidence",
     "step_returns",
     "step_rewards",
     "to_tokens",
     "value_target",
-    "vineppo",
 ]

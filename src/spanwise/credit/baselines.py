@@ -14,6 +14,7 @@ from spanwise.credit.strata import (
     Explained,
     Moments,
     as_columns,
+    check_counts,
     check_rewards,
     compare_in_strata,
     comparison_of,
@@ -138,10 +139,7 @@ def advantage(
         completion inside its own mean: `leave_one_out=False`). Backing off is ours.
     """
     check_known("baseline", baseline, BASELINES)
-    if len(reward_n) != len(group_n):
-        raise AlignmentError(
-            f"There are {len(reward_n)} rewards for {len(group_n)} group ids; give one id to each completion."
-        )
+    check_counts(reward_n, "rewards", group_n, "group ids", advice="one id to each completion")
     if back_off is not None and baseline != "outcome":
         raise RecipeError(
             f"Only the baseline 'outcome' has coarser strata to back off to; leave back_off out of '{baseline}'."

@@ -7,7 +7,7 @@ and outcomes. Everything here is float64, takes strata of any size in any order,
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Sized
 from dataclasses import dataclass
 from operator import eq
 from typing import Any, Literal, NamedTuple, ParamSpec
@@ -61,6 +61,17 @@ def check_mask(mask_nt: Tensor) -> None:
     """
     if mask_nt.dtype != torch.bool:
         raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
+
+
+def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: str) -> None:
+    """Refuse two lists or tensors of different lengths.
+
+    >>> check_counts([1, 2], "rewards", [1], "group ids", advice="one id to each completion")
+    Traceback (most recent call last):
+    spanwise.errors.AlignmentError: There are 2 rewards for 1 group ids; give one id to each completion.
+    """
+    if len(things) != len(others):
+        raise AlignmentError(f"There are {len(things)} {what} for {len(others)} {of}; give {advice}.")
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
@@ -191,10 +202,7 @@ def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> 
 def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | None) -> Float[Tensor, " m"]:
     """The weight of each reward in float64, 1 where none are given."""
     weight_m = torch.ones(reward_nm.shape[1]) if weight_m is None else weight_m
-    if len(weight_m) != reward_nm.shape[1]:
-        raise AlignmentError(
-            f"There are {len(weight_m)} weights for {reward_nm.shape[1]} rewards; give one weight to each reward."
-        )
+    check_counts(weight_m, "weights", reward_nm.T, "rewards", advice="one weight to each reward")
     return weight_m.double().to(reward_nm.device)
 
 
@@ -322,10 +330,7 @@ def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Momen
         >>> m.deviation_n, m.count_n()
         (tensor([ 0.6667, -0.3333, -0.3333,  0.0000], dtype=torch.float64), tensor([3., 3., 3., 1.], dtype=torch.float64))
     """
-    if value_n.shape != stratum_n.shape:
-        raise AlignmentError(
-            f"There are {len(value_n)} rewards for {len(stratum_n)} group ids; give one id to each completion."
-        )
+    check_counts(value_n, "rewards", stratum_n, "group ids", advice="one id to each completion")
     check_rewards(value_n)
     if bool((stratum_n < -1).any()):
         raise AlignmentError(

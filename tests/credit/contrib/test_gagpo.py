@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from credit_batches import WORKED, known_states, step_batches
 from helpers import assert_close
 from oracles import slow_gagpo
-from spanwise.credit.contrib._gagpo import gagpo
+from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from credit_batches import STATE, STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WORKED, step_batches
 from helpers import assert_close
-from spanwise.credit.contrib._gagpo import gagpo
+from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import anchor_groups, gigpo
 from spanwise.credit.trajectories.rollouts import step_returns, timeline
 from spanwise.errors import AlignmentError, RecipeError

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_batches import GAE_MASK, GAE_REWARD, GAE_VALUE, all_of, fast, token_batches
 from helpers import NAN, assert_close, double
-from oracles import slow_recursion
+from oracles import slow_recursion, slow_vineppo
 from spanwise.credit.methods._gae import gae, value_target
 from spanwise.credit.recursion import length_adaptive_lambda
 from spanwise.errors import RecipeError
@@ -129,3 +129,20 @@ def test_gradients_do_not_enter_and_inputs_stay():
     adv = gae(GAE_REWARD, value, GAE_MASK)
     assert not adv.requires_grad
     assert torch.equal(value.detach(), GAE_VALUE)
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 5), k=st.integers(1, 4), t=st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_gae_over_spans_is_vineppo(seed, n, k, t):
+    g = torch.Generator().manual_seed(seed)
+    value_nk = torch.rand(n, k, generator=g).double()
+    value_nk[torch.rand(n, k, generator=g) < 0.2] = NAN
+    reward_n = torch.where(torch.rand(n, generator=g) < 0.2, NAN, torch.rand(n, generator=g).double())
+    block_nt = torch.randint(0, k, (n, t), generator=g).sort(dim=1).values
+    block_nt = torch.where(torch.rand(n, t, generator=g) < 0.2, -1, block_nt)
+    mask_nk = (block_nt[:, None] == torch.arange(k)[:, None]).any(dim=2) & ~value_nk.isnan()
+    reward_nk = torch.cat([torch.zeros(n, k - 1).double(), reward_n[:, None]], dim=1)
+    reward_nk = torch.where(reward_n.isnan()[:, None], NAN, reward_nk)
+    adv_nk = gae(reward_nk, value_nk, mask_nk, lam=0.0)
+    adv_nt = torch.where(block_nt >= 0, adv_nk.gather(1, block_nt.clamp(min=0)), 0.0)
+    assert_close(adv_nt, slow_vineppo(value_nk, reward_n, block_nt), 1e-12)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from credit_batches import STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WORKED
 from helpers import assert_close
-from spanwise.credit.contrib._gagpo import gagpo
+from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import anchor_groups, gigpo
 
 

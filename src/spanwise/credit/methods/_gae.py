@@ -80,9 +80,16 @@ def gae(
         >>> gae(reward_nt, value_nt, torch.tensor([[True, False, True]]), length_adaptive_alpha=2.0)
         tensor([[0.4000, 0.0000, 0.4000]])
 
+        VinePPO: a column is a span, its value the mean reward of completions sampled from its start; the mask leaves out spans
+        that are not there or have no value. `adv_nk.gather(1, block_nt)` hands it to tokens, SPO-chain to those with p < .9 alone.
+
+        >>> gae(torch.tensor([[0., 0., 1.]]), torch.tensor([[.5, .25, .75]]), torch.ones(1, 3, dtype=torch.bool), lam=0.0)
+        tensor([[-0.2500,  0.5000,  0.2500]])
+
     Reference:
         Schulman et al. 2016 (arXiv 1506.02438); masked tokens are skipped as verl does. verl whitens always, we when asked.
-        Yue et al. 2025, "VAPO" (arXiv 2504.05118) for the length-adaptive lambda.
+        Yue et al. 2025, "VAPO" (arXiv 2504.05118) for the length-adaptive lambda; Kazemnejad et al. 2024, "VinePPO"
+        (arXiv 2410.01679) and Guo et al. 2025, "Segment Policy Optimization" (arXiv 2505.23564) for spans.
     """
     lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
     advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, bootstrap_n=bootstrap_n)

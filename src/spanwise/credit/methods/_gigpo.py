@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import centred, group_index, moments
+from spanwise.credit.strata import centred, check_counts, group_index, moments
 from spanwise.credit.trajectories.rollouts import OutcomeName, trajectory_outcomes
-from spanwise.errors import AlignmentError, RecipeError, check_known
+from spanwise.errors import RecipeError, check_known
 from spanwise.registry import register
 
 Anchors = Sequence[Hashable] | Int[Tensor, " s"]
@@ -124,10 +124,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     >>> anchor_groups(torch.tensor([0, 0, 0]), ["a red door", "a key", "a red door."], similarity=0.9)
     tensor([0, 1, 0])
     """
-    if len(anchor_s) != len(group_s):
-        raise AlignmentError(
-            f"There are {len(anchor_s)} anchor states for {len(group_s)} prompt ids; give one of each to every row."
-        )
+    check_counts(anchor_s, "anchor states", group_s, "prompt ids", advice="one of each to every row")
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity={similarity} must lie between 0 and 1; use None to compare states exactly.")
     states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)

@@ -80,7 +80,6 @@ def ktae(
     check_mask(mask_nt)
     check_rewards(correct_n)
     check_known("form of KTAE", form, ("paper", "code"))
-    numbers = {"h1": h1, "h2": h2, "h3": h3, "k1": k1, "b": b, "floor": floor}
     reshaped_nt = torch.where(mask_nt, adv_nt, 0.0)
     dense_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
     for g in dense_n[dense_n >= 0].unique():
@@ -88,38 +87,20 @@ def ktae(
         mask_it, right_i = mask_nt[row_i], correct_n[row_i] > 0
         if bool(right_i.all()) or not bool(right_i.any()) or not bool(mask_it.any()):
             continue
-        key_u = _keys(ids_nt[row_i][mask_it], mask_it.nonzero()[:, 0], right_i, form=form, **numbers)
+        id_w, word_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
+        member_u, words = mask_it.nonzero()[:, 0], len(id_w)
+        holds_wi = torch.zeros(words, len(right_i), dtype=torch.bool, device=ids_nt.device)
+        holds_wi[word_u, member_u] = True
+        right_w, wrong_w = holds_wi[:, right_i].sum(dim=1), holds_wi[:, ~right_i].sum(dim=1)
+        right, wrong, right_u = int(right_i.sum()), int((~right_i).sum()), right_i[member_u]
+        fisher, gain = _tables(right, wrong, form == "code")
+        evidence_w = (h1 * fisher + h2 * gain).to(ids_nt.device)[right_w, wrong_w] / (1.0 if form == "paper" else h1 + h2)
+        right_tf_w, wrong_tf_w = (_frequency(word_u, side_u, words, k1, b) for side_u in (right_u, ~right_u))
+        direction_w = _direction(right_w.double() / right, wrong_w.double() / wrong, right_tf_w, wrong_tf_w, h3, floor)
         term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
-        term_it[mask_it] = (1.0 if form == "paper" else 2 * top) * (torch.sigmoid(key_u) - 0.5)
+        term_it[mask_it] = (1.0 if form == "paper" else 2 * top) * (torch.sigmoid((evidence_w * direction_w)[word_u]) - 0.5)
         reshaped_nt[row_i] = (reshaped_nt[row_i] + term_it).to(adv_nt.dtype)
     return reshaped_nt
-
-
-def _keys(
-    ids_u: Tensor,
-    member_u: Tensor,
-    right_i: Tensor,
-    *,
-    form: str,
-    h1: float,
-    h2: float,
-    h3: float,
-    k1: float,
-    b: float,
-    floor: float,
-) -> Float[Tensor, " u"]:
-    """(h1 Fi + h2 IG) D of each of the U trainable tokens of a group, over h1 + h2 in the code's form."""
-    id_w, word_u = torch.unique(ids_u, return_inverse=True)
-    holds_wi = torch.zeros(len(id_w), len(right_i), dtype=torch.bool, device=ids_u.device)
-    holds_wi[word_u, member_u] = True
-    right_w, wrong_w = holds_wi[:, right_i].sum(dim=1), holds_wi[:, ~right_i].sum(dim=1)
-    right, wrong = int(right_i.sum()), int((~right_i).sum())
-    fisher, gain = _tables(right, wrong, form == "code")
-    evidence_w = (h1 * fisher + h2 * gain).to(ids_u.device)[right_w, wrong_w] / (1.0 if form == "paper" else h1 + h2)
-    right_u, words = right_i[member_u], len(id_w)
-    right_tf_w, wrong_tf_w = (_frequency(word_u, side_u, words, k1, b) for side_u in (right_u, ~right_u))
-    direction_w = _direction(right_w.double() / right, wrong_w.double() / wrong, right_tf_w, wrong_tf_w, h3, floor)
-    return (evidence_w * direction_w)[word_u]
 
 
 def _frequency(word_u: Tensor, side_u: Tensor, words: int, k1: float, b: float) -> Float[Tensor, " w"]:

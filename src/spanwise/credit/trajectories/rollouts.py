@@ -18,7 +18,7 @@ from spanwise.credit.assign import assign, sum_reasons
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
 from spanwise.credit.spread import completed, paid_blocks, summed
-from spanwise.credit.strata import check_rewards, check_shapes, compare_in_strata, first_of, group_index
+from spanwise.credit.strata import check_counts, check_rewards, check_shapes, compare_in_strata, first_of, group_index
 from spanwise.errors import AlignmentError, RecipeError, check_known
 from spanwise.objective import Objective, ScopeName
 from spanwise.types import Credit, Scores, Status
@@ -95,10 +95,7 @@ class Timeline:
 
 def timeline(trajectory_s: Int[Tensor, " s"] | Sequence[Hashable], step_s: Int[Tensor, " s"]) -> Timeline:
     """Order the rows of each trajectory, known by ids of any kind, by their step number, which may have gaps and start anywhere."""
-    if len(trajectory_s) != len(step_s):
-        raise AlignmentError(
-            f"There are {len(trajectory_s)} trajectory ids for {len(step_s)} step numbers; give one of each to every row."
-        )
+    check_counts(trajectory_s, "trajectory ids", step_s, "step numbers", advice="one of each to every row")
     index_s, names = group_index(trajectory_s), _plain(trajectory_s)
     order = step_s.argsort(stable=True)
     order = order[index_s[order].argsort(stable=True)]

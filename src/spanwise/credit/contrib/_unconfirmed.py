@@ -1,0 +1,297 @@
+"""Methods that no primary source confirms: HA-DW, GRPO-Verif and GAGPO; `source` says what each rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from spanwise.credit.methods._bae import dcpo
+from spanwise.credit.methods._gigpo import Anchors, anchor_groups
+from spanwise.credit.methods._group_relative import grpo
+from spanwise.credit.registry import Preset
+from spanwise.credit.strata import Explained, call_explained, centred, explains, group_index, moments
+from spanwise.credit.trajectories.rollouts import trajectory_outcomes
+from spanwise.errors import RecipeError, check_known
+from spanwise.registry import register
+
+
+class HistoryWeight:
+    r"""HA-DW as a run has it: call it once per batch with the options of `ha_dw`, save its state with the run.
+
+    Equation
+        anchor after a batch of mean reward y:  (1 - eta_t) anchor + eta_t y,  eta_t = eta * std of the last `window` anchors
+        (history=h: the mean of the last h values of y)
+
+    Raises:
+        RecipeError: a window below 2, an empty history.
+
+    Example:
+        >>> weigh = HistoryWeight()
+        >>> weigh(torch.tensor([1., 0., 1., 0., 1.]), torch.zeros(5, dtype=torch.long), eta=0.02).shape, round(weigh.anchor, 4)
+        (torch.Size([5]), 0.502)
+
+    Reference:
+        "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521). eta, window, history, anchor and the first steps are not
+        verified.
+    """
+
+    def __init__(self) -> None:
+        self._anchors: list[float] = []
+        self._rates: list[float] = []
+
+    @property
+    def anchor(self) -> float:
+        """The rate of success that the next batch is compared with, once there was a first one."""
+        return self._anchors[-1]
+
+    def explained(
+        self,
+        reward_n: Float[Tensor, " n"],
+        group_n: Int[Tensor, " n"],
+        *,
+        anchor: float = 0.5,
+        lambda_scale: float = 1.3,
+        eta: float = 0.1,
+        window: int = 10,
+        history: int | None = None,
+        ddof: int = 1,
+        eps: float = 1e-6,
+        min_stratum: int = 2,
+    ) -> Explained:
+        """`ha_dw` of one batch, which then moves the anchor, unless all its rewards are absent.
+
+        Args:
+            reward_n, group_n, lambda_scale, ddof, eps, min_stratum: see `ha_dw`.
+            anchor: of the first batch.
+            eta: how fast the anchor follows.
+            window: how many anchors the standard deviation sees; until there are that many, eta_t = eta, or it would stay 0.
+            history: number of batches of the moving average; None: the exponential form.
+        """
+        if window < 2 or (history is not None and history < 1):
+            raise RecipeError(f"window is {window} and history {history}; use at least 2 anchors and 1 batch.")
+        self._anchors = self._anchors or [float(anchor)]
+        options = {"lambda_scale": lambda_scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
+        weighted = call_explained(ha_dw, reward_n, group_n, anchor=self.anchor, **options)
+        present_i = reward_n[~reward_n.isnan()].double()
+        if len(present_i):
+            self._move(float(present_i.mean()), eta, window, history)
+        return weighted
+
+    __call__ = explains(explained)
+
+    def _move(self, rate: float, eta: float, window: int, history: int | None) -> None:
+        if history is not None:
+            self._rates = [*self._rates, rate][-history:]
+            self._anchors = [sum(self._rates) / len(self._rates)]
+            return
+        known = torch.tensor(self._anchors[-window:], dtype=torch.float64)
+        eta *= float(known.std()) if len(known) >= window else 1.0
+        self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * rate][-window:]
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """What a resumed run needs, as plain numbers; nothing before the first batch."""
+        return {"anchors": list(self._anchors), "rates": list(self._rates)} if self._anchors else {}
+
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        """Continue where `state_dict` was taken.
+
+        Raises:
+            RecipeError: the state is of something else.
+        """
+        if state and (set(state) != {"anchors", "rates"} or not state["anchors"]):
+            raise RecipeError(f"The state of a HistoryWeight holds 'anchors' and 'rates'; got {', '.join(sorted(state))}.")
+        self._anchors, self._rates = ([float(x) for x in state.get(name, ())] for name in ("anchors", "rates"))
+
+
+@register(
+    "ha_dw",
+    kind="completion",
+    paper="Your Group-Relative Advantage Is Biased, arXiv 2601.08521",
+    source="notes; neither the full paper nor code was read",
+    preset=Preset(whole=True, per="completion", calibrated=False),
+    exceptions={"shift": "the mean reward is compared with a rate of success"},
+    memory=HistoryWeight,
+    only_with={"eta": ("history", (None,)), "window": ("history", (None,))},
+)
+@explains
+def ha_dw(
+    reward_n: Float[Tensor, " n"],
+    group_n: Int[Tensor, " n"],
+    *,
+    anchor: float = 0.5,
+    lambda_scale: float = 1.3,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    min_stratum: int = 2,
+) -> Explained:
+    r"""Weight GRPO so that hard prompts gain from success and easy ones lose from failure more than the other way round.
+
+    Equation
+        diff = mean_g r - anchor;   D = -sign(A) sign(diff);   A'[i] = A[i] lambda_scale exp(D |diff|)
+
+    Args:
+        reward_n: one reward per completion, a rate of success in [0, 1]; NaN where absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        anchor: the rate of success to expect. In a run it is that of the first batch, and each batch moves it as `HistoryWeight`
+            says, with the options `eta`, `window` and `history`.
+        lambda_scale: of all weights.
+        ddof, eps, min_stratum: see `grpo`.
+
+    Edge cases:
+        A group of one and a constant group give exactly 0. With 1.3 every weight exceeds 1 while |diff| < .262: much of the
+        effect is a larger step, so compare with a plain factor of 1.3.
+
+    Example:
+        >>> ha_dw(torch.tensor([1., 0., 0., 0.]), torch.tensor([0, 0, 0, 0]))  # hard: .25 where .5 is expected
+        tensor([ 2.5038, -0.5062, -0.5062, -0.5062], dtype=torch.float64)
+
+    Reference:
+        "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521), after a note on it.
+    """
+    adv_n, comparison = call_explained(grpo, reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
+    diff_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
+    leaning_n = (-adv_n.sign() * diff_n).exp()  # NaN where the group has no rate of success
+    comparison = comparison.rescaled(divisor=torch.where(adv_n == 0, 1.0, 1 / (lambda_scale * leaning_n))[:, None])
+    adv_n = (adv_n * lambda_scale * leaning_n).nan_to_num(nan=0.0)
+    return Explained(adv_n, comparison.fitting(adv_n[:, None]))
+
+
+@register(
+    "grpo_verif",
+    kind="block",
+    paper="GRPO-Verif, arXiv 2511.15137",
+    source="notes; neither the full paper nor code was read",
+    preset=Preset(),
+)
+@explains
+def grpo_verif(
+    reward_nk: Float[Tensor, "n k"],
+    group_n: Int[Tensor, " n"],
+    *,
+    weight: float = 0.2,
+    if_missing_k: Sequence[float | Float[Tensor, " n"] | None] | None = None,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    min_stratum: int = 2,
+) -> Explained:
+    r"""Standardise the rewards of solution and verification over the group; the verification weighs less.
+
+    Equation
+        A[i, 0] = (r[i, 0] - mean_g r[:, 0]) / (std_g r[:, 0] + eps)
+        A[i, k] = weight (r[i, k] - mean_g r[:, k]) / (std_g r[:, k] + eps)    for the blocks after the first
+
+    The same as `dcpo` with less weight on the blocks after the first. The preset puts the confidence and its score in the place
+    of the verification.
+
+    Args:
+        reward_nk: rewards of the solution and of the judgement on it (paper: 1 right, -1 wrong, -1.5 no valid output); NaN
+            where the block is absent (takes no part, gets 0).
+        group_n: prompt ids, in any order, of any sizes.
+        weight: of the blocks after the first (alpha in the paper).
+        if_missing_k: per block, what an absent reward stands for: it joins the deviation and not the mean, see `advantage`.
+        ddof: of the standard deviations.
+        eps: added to them.
+        min_stratum: smaller groups get 0.
+
+    Edge cases:
+        A group of one and a block whose reward is constant in the group give exactly 0. Right and wrong solutions share one
+        baseline for their verifications, so on easy prompts always saying "correct" pays; `bae` does without that.
+
+    Example:
+        >>> rewards = torch.tensor([[1., 1.], [-1., 1.], [1., -1.], [-1.5, -1.]])
+        >>> grpo_verif(rewards, torch.zeros(4, dtype=torch.long), ddof=0)
+        tensor([[ 0.9879,  0.2000],
+                [-0.7683,  0.2000],
+                [ 0.9879, -0.2000],
+                [-1.2074, -0.2000]], dtype=torch.float64)
+
+    Reference:
+        "GRPO-Verif" (arXiv 2511.15137). Its alpha stands in the loss, here in the advantage, which is the same for clipped
+        losses. ddof and eps are not verified.
+    """
+    options = {"ddof": ddof, "eps": eps, "min_stratum": min_stratum}
+    inner: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **options)
+    weight_k = torch.full((reward_nk.shape[1],), weight, dtype=torch.float64, device=reward_nk.device)
+    weight_k[:1] = 1.0
+    adv_nk, told_k = inner.advantages * weight_k, weight_k != 0
+    comparison = inner.comparison.rescaled(divisor=1 / torch.where(told_k, weight_k, torch.nan)).fitting(adv_nk)
+    return Explained(adv_nk, comparison)
+
+
+@register(
+    "gagpo",
+    kind="step",
+    paper="Generalized Advantage Grouped Policy Optimization, arXiv 2605.13217",
+    source="notes and worked numbers; neither the full paper nor code was read",
+    preset=Preset(per="completion", calibrated=False),
+    only_with={"ddof": ("scale", ("std",)), "eps": ("scale", ("std",)), "min_stratum": ("scale", ("std",))},
+)
+def gagpo(
+    reward_s: Float[Tensor, " s"],
+    group_s: Int[Tensor, " s"],
+    trajectory_s: Int[Tensor, " s"],
+    step_s: Int[Tensor, " s"],
+    anchor_s: Anchors,
+    *,
+    gamma: float = 0.95,
+    lam: float = 0.95,
+    scale: Literal["none", "std"] = "none",
+    similarity: float | None = None,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    min_stratum: int = 2,
+) -> Float[Tensor, " s"]:
+    r"""Carry credit backwards through a trajectory with the mean return of each state as its value, without a critic.
+
+    Equation
+        R[t] = sum over k >= t of gamma^(k-t) r[k],   V(u) = mean of R over the steps of the prompt that start in state u
+        delta[t] = r[t] + gamma V(u[t+1]) - V(u[t]),   V after the last step = 0
+        A[t] = delta[t] + gamma lam A[t+1]
+        scale="std":  A[t] becomes (A[t] - mean_g A) / (std_g A + eps), over the rows of the prompt
+
+    Args:
+        reward_s: one reward per step row; NaN where absent.
+        group_s: prompt (task) ids, in any order, of any sizes.
+        trajectory_s: trajectory ids; a trajectory belongs to one prompt.
+        step_s: step numbers; only their order counts.
+        anchor_s: the state each step starts from, anything hashable or integer ids; None in a list is like no other state.
+        gamma: discount per step.
+        lam: 1 gives R[t] - V(u[t]), the step part of GiGPO; 0 the TD error alone.
+        scale: "std" standardises the advantages inside the prompt.
+        similarity: None for equal states, or the least `difflib` ratio of texts; see `anchor_groups`.
+        ddof, eps, min_stratum: of `scale="std"`.
+
+    Edge cases:
+        The value of a state met once is its own return, so a trajectory none of whose states is met again gets exactly 0, and a
+        lone state hands on what its successors earn. A trajectory that is alone with its prompt is compared with itself where it
+        returns to a state. An absent reward takes the advantage from its own and all earlier steps, and their returns from V.
+
+    Example:
+        Two trajectories of one task, a: s0 s1 s2 with 10 at the end, b: s0 s1 s1 with nothing.
+
+        >>> reward_s = torch.tensor([0., 0., 10., 0., 0., 0.])
+        >>> one, ab, t = torch.zeros(6).long(), torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 0, 1, 2])
+        >>> gagpo(reward_s, one, ab, t, ["s0", "s1", "s2", "s0", "s1", "s1"])
+        tensor([ 4.2117,  6.3333,  0.0000, -4.2263, -3.0162, -3.1667], dtype=torch.float64)
+
+    Reference:
+        Zhu et al. 2026, "Generalized Advantage Grouped Policy Optimization" (arXiv 2605.13217), from a secondary account. The
+        paper also normalises advantages inside groups; which group and which moments is not verified, so it is the option
+        `scale`, off by default. Its ratio per action belongs to the loss.
+    """
+    check_known("scale", scale, ("none", "std"))
+    line = trajectory_outcomes(reward_s, group_s, trajectory_s, step_s).line  # refuses trajectories that cross prompts
+    return_s = line.backward_sum(reward_s, decay=gamma)
+    state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
+    # A state that is not known is a stratum of its own.
+    alone_s = len(state_s) + torch.arange(len(state_s), device=state_s.device)
+    value_s = moments(return_s, torch.where(state_s < 0, alone_s, state_s)).mean_n()
+    later_s = torch.where(line.next_s >= 0, gamma * value_s[line.next_s], 0.0)
+    advantage_s = line.backward_sum((reward_s.double() + later_s) - value_s, decay=gamma * lam)
+    if scale == "none":
+        return advantage_s.nan_to_num(nan=0.0)
+    return centred(advantage_s, group_index(group_s), scale=scale, ddof=ddof, eps=eps, min_stratum=min_stratum)
