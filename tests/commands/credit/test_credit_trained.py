@@ -228,3 +228,11 @@ def test_conversations_of_trl(tmp_path):
     assert sampled[:8].tolist() == [True] * 3 + [False] * 3 + [True] * 2  # let, me, see; the tool's tags; the answer's
     assert (advantages[~sampled] == 0).all()
     assert (advantages[sampled] != 0).any()
+
+
+def test_what_the_loss_left_out_gets_nothing_from_a_method_per_token_either(tmp_path):
+    scripted_run("truncated", tmp_path)
+    result = credit_rollouts(tmp_path, methods=["reinforce++"])
+    left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
+    assert np.abs(result.applied[0].tokens[~left_out]).max() > 0
+    assert (result.applied[0].tokens[left_out] == 0).all()

@@ -310,6 +310,5 @@ def test_the_command_of_a_fidelity_report_measures_the_same(place, tmp_path, mon
     )
     called = run_command(monkeypatch, fidelity_module, "show", command)
     assert called["args"] == asked
-    assert {name: called[name] for name in given} == given
-    assert called["given"] == {"recipe": None, "overrides": fields}
+    assert called["options"] == {**given, "recipe": None, "overrides": fields}
     assert called["output"] == tmp_path / "out-again"

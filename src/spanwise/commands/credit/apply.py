@@ -284,7 +284,7 @@ def apply_arm(
                 part = rows[first:last]
                 places = table.tokens.places(part.numpy())
                 adv_nt = advantages(credit.take(slice(first, last)), marked.spans(part, places), scheme)
-                if table.learned_n is not None and not by_token:
+                if table.learned_n is not None:
                     adv_nt = adv_nt * table.learned_n[part, None]
                 flat[places[places >= 0]] = adv_nt.numpy()[places >= 0]
             parts.append((rows, credit))
