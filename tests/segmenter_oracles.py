@@ -169,6 +169,7 @@ PATTERNS = {
     r"[0-9]+": (rb"[0-9]+", 0),
     r"a=(?P<value>\w*)": (rb"a=(?P<value>\w*)", "value"),
     r"(?s)<.*?>": (b"<" + _CHARACTER + b"*?>", 0),
+    r"x[^y]*y": (b"x(?:(?!y)" + _CHARACTER + b")*y", 0),
 }
 
 

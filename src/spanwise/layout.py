@@ -42,7 +42,7 @@ class Layout:
     With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
     `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`. Every trainable
     token belongs to exactly one block: a block runs on to where the next one starts, and what stands before the first belongs to
-    the first.
+    the first; a part inside another one has its own bytes only.
 
     A block whose name holds `[*]` is repeated: one block per match, `item[0]`, `item[1]`, ..., the first `most` of them. One block
     without marks is the rest. Between tags that is the text before the first one; beside other segmenters it is all that no

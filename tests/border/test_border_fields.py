@@ -71,6 +71,18 @@ CASES = [
         "there earns nothing. Ask for this in the prompt, or write the layout of what the model writes.",
     ),
     Case(
+        "JSON that ends before it closes, at the first batch",
+        remarked(written='{"name": "tea and', layout=Layout(["price"], segmenter="json"), gold='{"price": 3}'),
+        "'price' is in 0 of 4 completions; ... The layout asks for it, so what is read there earns nothing. 4 of 4 end before a "
+        "part of them closes. If they were cut off, set the longest length of a completion up (max_completion_length, in verl "
+        "data.max_response_length), or ask for shorter ones; if not, ask for this in the prompt.",
+    ),
+    Case(
+        'Layout({"all": ["answer"]}), and completions that write <ответ>',
+        remarked(written="<ответ>4</ответ>", layout=Layout({"all": ["answer"]})),
+        "<answer> is in 0 of 4 completions; they do contain <ответ> (4). The layout asks for it, ...",
+    ),
+    Case(
         "The same in `spanwise credit`, of two fields",
         credited,
         "'name' is in 0 and 'price' is in 0 of 4 completions; they do contain 'cost' (4), 'title' (4). Give the "

@@ -216,6 +216,25 @@ CASES = [
         "objective correct.",
     ),
     Case(
+        "`spanwise eval` under a layout of JSON fields without them",
+        lambda folder: command(
+            "eval",
+            str(untrained(folder / "m")),
+            "--prompts",
+            "2",
+            "--samples",
+            "2",
+            *QUICK[:2],
+            "--set",
+            "layout=[g, h]",
+            "--set",
+            "segmenter=json",
+            code=0,
+        ),
+        "Not measured: coverage; the last block, h, has no part 'confidence', only 'h'. Not measured: ECE, brier, AUROC, ... no "
+        "block has the part 'answer', only 'g', 'h'; name the one that holds the answer in the objective correct.",
+    ),
+    Case(
         "`spanwise eval` of a model that answers nothing",
         lambda folder: command("eval", str(untrained(folder / "m")), "--prompts", "2", "--samples", "2", *QUICK[:2], code=0),
         "accuracy 0.000 ! ... ! most completions refuse to answer (accuracy, refusal rate)",

@@ -10,6 +10,7 @@ from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.shared.display import figure_table, interval_table, vote_table
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import unmeasured
+from spanwise.layout import Layout
 from spanwise.measure import Interval, compare_arms, voting
 
 TAGS = {"answer": "answer", "confidence": "confidence"}
@@ -75,12 +76,21 @@ def test_a_vote_table_of_sixteen_samples_fits():
 
 def test_what_a_layout_cannot_tell():
     judged = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
-    assert unmeasured({"solution": ["answer"], "confidence": ["confidence"]}, TAGS) == {}
-    assert unmeasured({"all": []}, TAGS) == {}  # the task's own tags
-    assert unmeasured({"all": "answer", "sure": "confidence"}, TAGS) == {}
-    twice = unmeasured({"first": ["answer"], "second": ["answer"]}, TAGS)
+    assert unmeasured(Layout({"solution": ["answer"], "confidence": ["confidence"]}), TAGS) == {}
+    assert unmeasured(Layout({"all": []}), TAGS) == unmeasured(None, TAGS) == {}  # the task's own tags
+    assert unmeasured(Layout({"all": "answer", "sure": "confidence"}), TAGS) == {}
+    twice = unmeasured(Layout({"first": ["answer"], "second": ["answer"]}), TAGS)
     assert set(twice) == {"coverage", *judged}
     assert set(twice.values()) == {"the last block, second, has no tag <confidence>, only <answer>"}
-    other = unmeasured({"plan": ["plan"], "sure": ["confidence"]}, TAGS)
+    other = unmeasured(Layout({"plan": ["plan"], "sure": ["confidence"]}), TAGS)
     assert set(other) == {"accuracy", "refusal_rate", "verdict_rate", *judged}
-    assert unmeasured({"plan": ["plan"], "sure": ["p"]}, {"answer": "plan", "confidence": "p"}) == {}
+    assert unmeasured(Layout({"plan": ["plan"], "sure": ["p"]}), {"answer": "plan", "confidence": "p"}) == {}
+
+
+def test_what_a_layout_without_tags_cannot_tell_is_said_of_its_parts():
+    assert unmeasured(Layout(["answer", "confidence"], segmenter="json"), TAGS) == {}
+    fields = unmeasured(Layout(["g", "h"], segmenter="json"), TAGS)
+    assert fields["coverage"] == "the last block, h, has no part 'confidence', only 'h'"
+    assert fields["accuracy"].startswith("no block has the part 'answer', only 'g', 'h'; name the one")
+    rest = unmeasured(Layout({"answer": "json:answer", "rest": []}), TAGS)
+    assert set(rest.values()) == {"the last block, rest, has no part 'confidence'"}

@@ -47,6 +47,11 @@ def test_other_tags_than_the_layouts():
     assert list(said) == ["tags"], "what follows from it is not said again"
 
 
+def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
+    assert " 2 of 3 end before a part of them closes. If they were cut off, " in found([[0, 4], [0, 4], PLAN])["tags"]
+    assert "cut off" not in found([[0, 4], PLAN, PLAN])["tags"], "most write something else"
+
+
 def test_one_tag_lacks_and_the_other_is_there():
     said = found([SILENT, SILENT])
     assert said["tags"].startswith("<sure> is in 0 of 2 completions; they do contain <answer> (2). The layout asks for it,")

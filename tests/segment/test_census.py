@@ -1,5 +1,6 @@
 """In how many completions each tag opens, beside those that a layout asks for."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,11 @@ def test_the_sentence_says_what_is_there_instead():
     )
     assert census(["4", ""], ["a"]).sentence == "<a> is in 0 of 2 completions; they contain no tags at all."
     assert census(["<a>"], ["a"]).sentence == ""
+
+
+@pytest.mark.parametrize("tag", ["<Answer>", "<ANSWER>", "<ответ>", "<答案>", "<réponse>", "<answer >"])
+def test_a_tag_in_other_letters_is_named(tag):
+    assert census([f"{tag}4"] * 2, ["answer"]).sentence == f"<answer> is in 0 of 2 completions; they do contain {tag} (2)."
 
 
 def test_a_tag_of_any_length_is_named_in_few_characters():

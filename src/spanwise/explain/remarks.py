@@ -90,10 +90,15 @@ def _untagged(reading: Reading, scheme: Scheme) -> str:
     if census is None:
         return ""
     it, what = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
-    return (
-        f"{census.sentence} The layout asks for {it}, so what is read there earns nothing. Ask for {what} in the prompt, or "
-        "write the layout of what the model writes."
-    )
+    advice = f"Ask for {what} in the prompt, or write the layout of what the model writes."
+    cut_off = int((missing_n & ((reading.fault_n & int(Fault.TRUNCATED)) != 0)).sum())
+    if cut_off * 2 >= len(reading):
+        advice = (
+            f"{cut_off} of {len(reading)} end before a part of them closes. If they were cut off, set the longest length of a "
+            "completion up (max_completion_length, in verl data.max_response_length), or ask for shorter ones; if not, ask for "
+            f"{what} in the prompt."
+        )
+    return f"{census.sentence} The layout asks for {it}, so what is read there earns nothing. {advice}"
 
 
 def _unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:

@@ -183,37 +183,48 @@ def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]
 def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
     """The pieces that the claims on one completion make of it.
 
-    Without a block for the rest a piece runs on to the next one and the first begins at byte 0. With one, a piece ends where its
-    claim ends; a claim inside another one takes its bytes out of it, and what nobody claims is the rest.
+    A claim inside another one takes its bytes out of it. Of two that overlap in part the one that begins first has its bytes, and
+    the other is not there, with the fault NESTED. What nobody claims is the rest; without a block for it a piece runs on to the
+    next one, and the first begins at byte 0.
     """
     fault, claims = 0, []
     for one in found:
         fault |= one.fault
         claims += one.claims
     claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))  # the outer one first
-    if not layout.wanted.issubset([claim.part for claim in claims]):
+    pieces, kept = _carved(claims, layout.rest, size)
+    if len(kept) < len(claims):
+        fault |= Fault.NESTED
+    if not layout.wanted.issubset([claim.part for claim in kept]):
         fault |= Fault.MISSING
-    contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims if claim.inner is not None}
-    pieces = _carved(claims, layout.rest, size)
+    contents = {(claim.part.block, claim.part.key): claim.inner for claim in kept if claim.inner is not None}
     pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
     # Of several pieces at one byte the last one has it.
     block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *pieces]) if block != before}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
 
-def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> list[tuple[int, int]]:
-    """Starts and blocks of pieces where every claim has its own bytes and the rest the others; of the claims where none is."""
-    if rest is None:
-        return [(claim.start, claim.part.block) for claim in claims]
-    pieces = [(0, rest)]
+def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> tuple[list[tuple[int, int]], list[Claim]]:
+    """Starts and blocks of the pieces, and the claims that have bytes of their own."""
+    pieces, kept = [] if rest is None else [(0, rest)], list[Claim]()
     open_ends = iter([*[claim.start for claim in claims if claim.stop is None][1:], size])
-    stack: list[tuple[int, int]] = [(size, rest)]
+    stack = [(size, rest)]
+
+    def close(byte: int) -> None:
+        """End what ends at a byte or before it; what it lies in goes on."""
+        while len(stack) > 1 and stack[-1][0] <= byte:
+            stop = stack.pop()[0]
+            block = stack[-1][1]
+            if block is not None:
+                pieces.append((stop, block))
+
     for claim in claims:
         stop = next(open_ends) if claim.stop is None else claim.stop
-        while len(stack) > 1 and stack[-1][0] <= claim.start:
-            pieces.append((stack.pop()[0], stack[-1][1]))
-        pieces.append((claim.start, claim.part.block))
-        stack.append((min(stop, stack[-1][0]), claim.part.block))
-    while len(stack) > 1:
-        pieces.append((stack.pop()[0], stack[-1][1]))
-    return [piece for piece in pieces if piece[0] < size] or pieces[:1]
+        close(claim.start)
+        least = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
+        if least <= stack[-1][0]:  # else it reaches past what it begins in
+            pieces.append((claim.start, claim.part.block))
+            stack.append((min(stop, stack[-1][0]), claim.part.block))
+            kept.append(claim)
+    close(size)
+    return [piece for piece in pieces if piece[0] < size] or pieces[:1], kept

@@ -14,7 +14,7 @@ from spanwise.registry import register
 from spanwise.segment.claims import Claim, Finder, Found, Pieces, Sample
 from spanwise.types import Fault
 
-_TAG = re.compile(r"<([A-Za-z_][\w.-]*)>")
+_TAG = re.compile(r"<([^\W\d][\w.-]* ?)>")
 #: Longer sequences of tags are worked out each time: they hardly come twice, and would fill the memory.
 _REPEATED = 64
 #: Special tokens of tokenizers that look like tags.

@@ -12,6 +12,7 @@ from spanwise.commands.shared.samples import FILE, Samples, read_samples, unmeas
 from spanwise.commands.shared.task import run_above
 from spanwise.errors import DataError, RecipeError
 from spanwise.explain import CALIBRATION, alarms
+from spanwise.layout import Layout
 from spanwise.recipe import load
 
 TAGS = {"answer": "answer", "confidence": "confidence"}
@@ -87,13 +88,13 @@ def test_a_calm_score_and_hollow_ones():
 
 
 def test_what_cannot_be_measured_is_not_said_of_the_score():
-    spoken = unmeasured({"solution": ["answer"]}, TAGS, scored=True)
+    spoken = unmeasured(Layout({"solution": ["answer"]}), TAGS, scored=True)
     assert set(spoken) == {"coverage", *CALIBRATION}
     assert spoken["ece"].endswith("only <answer>; those of the score are there")
-    nothing = unmeasured({"plan": ["plan"]}, TAGS, scored=True)
+    nothing = unmeasured(Layout({"plan": ["plan"]}), TAGS, scored=True)
     assert "laser_ece" in nothing
     assert "laser_coverage" not in nothing
-    assert not any(name.startswith("laser") for name in unmeasured({"plan": ["plan"]}, TAGS))
+    assert not any(name.startswith("laser") for name in unmeasured(Layout({"plan": ["plan"]}), TAGS))
 
 
 MEASURED = {"token": "<unk>", "id": 2, "reference": -18.98, "std": 2.38, "completions": 256, "temperature": 1.0}

@@ -24,7 +24,7 @@ from spanwise.segment.json_fields import paths
 
 #: Fields of a recipe that say what the blocks are.
 _NAMING = {"layout", "objectives", "prefilled", "segmenter", "task"}
-_SIGN = re.compile(r"<(/?)([A-Za-z_][\w.-]*)>")
+_SIGN = re.compile(r"<(/?)([^\W\d][\w.-]*)>")
 #: A text of more tags than this is no layout.
 _MOST_TAGS = 32
 

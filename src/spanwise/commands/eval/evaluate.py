@@ -75,4 +75,4 @@ def evaluate_folder(
     scored = next((mode.as_trained(places) for mode in recipe.modes.values() if mode.judge is not None), None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
     evaluated = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=scored)
-    return evaluated, unmeasured(task.layout.keys, recipe.answer_tags, scored=scored is not None)
+    return evaluated, unmeasured(task.layout, recipe.answer_tags, scored=scored is not None)

@@ -74,7 +74,7 @@ def _unmeasured(folder: Path) -> dict[str, str]:
         return {}
     if recipe.task == SCRIPT and not (folder / FILE).is_file():
         return dict.fromkeys(_HELD_OUT, "the training script asks no held-out prompts")
-    return unmeasured({} if layout is None else layout.keys, recipe.answer_tags, scored=recipe.is_scored)
+    return unmeasured(layout, recipe.answer_tags, scored=recipe.is_scored)
 
 
 #: The figures of held-out prompts.

@@ -18,6 +18,7 @@ from spanwise.commands.shared.folder import read_fields
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
 from spanwise.explain import CALIBRATION, OF_SCORE, SCORE_FIGURES
+from spanwise.layout import Layout
 from spanwise.measure import Curve, Interval, figure_intervals, figures, voting
 from spanwise.rollouts import schema
 
@@ -145,40 +146,40 @@ class Samples:
             pq.write_table(table, beside)
 
 
-def unmeasured(
-    blocks: Mapping[str, str | Sequence[str]], tags: Mapping[str, str], *, scored: bool = False
-) -> dict[str, str]:
+def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
     """The figures that an evaluation cannot have, because nothing says where answer and confidence stand, and why.
 
     Args:
-        blocks: block -> its tags, in order, by which completions are read; a layout without any tag is read as the task says.
-        tags: those of "answer" and "confidence" (`Recipe.answer_tags`).
+        layout: what completions are read by; one without any part, or None, is read as the task says.
+        tags: the parts that hold "answer" and "confidence" (`Recipe.answer_tags`).
         scored: completions have a self-rewarding score, whose figures do without the confidence and not without the answer.
 
     Example:
-        >>> found = unmeasured({"solution": ["plan", "code"]}, {"answer": "answer", "confidence": "confidence"})
+        >>> found = unmeasured(Layout({"solution": ["plan", "code"]}), {"answer": "answer", "confidence": "confidence"})
         >>> found["accuracy"]
         'no block has the tag <answer>, only <plan>, <code>; name the one that holds the answer in the objective correct'
     """
-    inside = {name: [listed] if isinstance(listed, str) else list(listed) for name, listed in blocks.items()}
-    every = list(dict.fromkeys(tag for listed in inside.values() for tag in listed))
-    if not every:
+    inside = {} if layout is None else layout.keys
+    every = list(dict.fromkeys(part for parts in inside.values() for part in parts))
+    if layout is None or not every:
         return {}
+    noun, spelled = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
+
+    def only(parts: Sequence[str]) -> str:
+        return f", only {', '.join(map(spelled.format, parts))}" if parts else ""
+
     absent: dict[str, str] = {}
     last, (answer, confidence) = list(inside)[-1], (tags["answer"], tags["confidence"])
     if confidence not in inside[last]:
-        why = f"the last block, {last}, has no tag <{confidence}>, only {_listed(inside[last])}"
+        why = f"the last block, {last}, has no {noun} {spelled.format(confidence)}{only(inside[last])}"
         why += "; those of the score are there" if scored and answer in every else ""
         absent = dict.fromkeys(("coverage", *CALIBRATION), why)
     if answer not in every:
         of_score = SCORE_FIGURES[1:] if scored else ()
-        why = f"no block has the tag <{answer}>, only {_listed(every)}; name the one that holds the answer in the objective correct"
+        why = f"no block has the {noun} {spelled.format(answer)}{only(every)}"
+        why += "; name the one that holds the answer in the objective correct"
         absent |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION, *of_score), why)
     return absent
-
-
-def _listed(tags: Sequence[str]) -> str:
-    return ", ".join(f"<{tag}>" for tag in tags)
 
 
 def read_samples(folder: str | Path) -> Samples:

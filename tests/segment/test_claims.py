@@ -1,0 +1,150 @@
+"""Blocks of several segmenters: what a block says is what its tokens say, or a fault says why not."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from json_oracle import slow_json
+from oracles import owners_of_tokens
+from segment_small import made, said
+from segmenter_oracles import Case, claimed
+from spanwise.layout import Layout
+from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
+from spanwise.types import Fault
+
+A, B = "delimiters:<<...>>", "regex:x[^y]*y"
+MARKS = [A, "delimiters:[...]", B, "regex:[0-9]+", "json:price", "lines:", "sentences:", "tags:t", "tags:u"]
+WORDS = [
+    "<<",
+    ">>",
+    "[",
+    "]",
+    "x",
+    "y",
+    "1",
+    "2",
+    " ",
+    "\n",
+    ". ",
+    "é",
+    '{"price": 1}',
+    '{"price": ',
+    "}",
+    "<t>",
+    "</t>",
+    "<u>",
+    "</u>",
+]
+PARTLY = Fault.NESTED | Fault.MISSING
+
+
+@pytest.mark.parametrize(
+    ("blocks", "pieces", "owners", "says", "fault"),
+    [
+        ({"a": A, "b": B, "rest": []}, ["<<", "1 ", "x2", ">>", " 3y", " end"], "aaaarr", {"a": "1 x2"}, PARTLY),
+        ({"a": A, "b": B}, ["<<", "1 ", "x2", ">>", " 3y", " end"], "aaaaaa", {"a": "1 x2"}, PARTLY),
+        ({"a": A, "b": B, "rest": []}, ["x", "<<", "y", " 1>>", "."], "bbbrr", {"b": "x<<y"}, PARTLY),
+        ({"a": A, "b": B, "rest": []}, ["<<", "x", "1y", "2>>", "."], "abbar", {"a": "x1y2", "b": "x1y"}, Fault.NONE),
+        ({"a": A, "b": B}, ["<<", "x", "1y", "2>>", "."], "abbaa", {"a": "x1y2", "b": "x1y"}, Fault.NONE),
+        ({"a": "tags:t", "b": B}, ["<t>", "1", "xy", "2", "</t>", "."], "aabaaa", {"a": "1xy2", "b": "xy"}, Fault.NONE),
+        # A tag has no end of its own: it ends with what it lies in, as long as what it says does.
+        ({"a": A, "b": "tags:t", "rest": []}, ["<<", "<t>", "1</t>", ".>>", "."], "abbbr", {"a": "<t>1</t>.", "b": "1"}, Fault(0)),
+        ({"a": A, "b": "tags:t", "rest": []}, ["<<", "<t>", "1", ">>", "2", "</t>"], "aaaarr", {"a": "<t>1"}, PARTLY),
+    ],
+)  # fmt: skip
+def test_a_claim_keeps_its_bytes_and_its_text_or_is_not_there(blocks, pieces, owners, says, fault):
+    found, text, wrong = made(blocks, pieces)
+    assert "".join(name[0] for name in found) == owners
+    assert {name: said(text, name) for name in says} == says
+    assert [name for name in ("a", "b") if text[name] is None] == [name for name in ("a", "b") if name not in says]
+    assert wrong == fault
+
+
+def slow_claims(case):
+    """All claims (part, start, stop, end of what it must hold, what it says), those that begin first and reach furthest first."""
+    layout, size, fault, every = case.layout, len(case.data), 0, []
+    for name in layout.segmenters:
+        if name == "tags":
+            opened, wrong = SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout)(Sample.of(case.data))
+            starts = sorted(claim.start for claim in opened)
+            for claim in opened:
+                stop = min([start for start in starts if start > claim.start], default=size)
+                every.append((claim.part, claim.start, stop, claim.inner[1] if claim.inner else claim.start, claim.inner))
+        else:
+            found, wrong = slow_json(case.data, layout) if name == "json" else claimed(case, name)
+            every += [(part, start, stop, stop, held) for part, start, stop, held in found]
+        fault |= wrong
+    return sorted(every, key=lambda one: (one[1], one[0].segmenter != "tags", -one[2])), fault
+
+
+def slow_blocks(case):
+    """The block of every byte, what each part says, and the faults, byte by byte."""
+    layout, size = case.layout, len(case.data)
+    claims, fault = slow_claims(case)
+    inside = [[] for _ in range(size)]  # the claims that hold each byte, the outer one first
+    kept = []
+    for claim in claims:
+        part, start, stop, least, _ = claim
+        while stop > start and any(other[2] <= stop - 1 for other, _ in inside[start]):
+            stop -= 1
+        if any(least > other[2] for other, _ in inside[start]):
+            fault |= Fault.NESTED
+            continue
+        kept.append(claim)
+        for at in range(start, stop):
+            inside[at].append(((part, start, stop), part.block))
+    if not {part for part in layout.parts if not part.index} <= {claim[0] for claim in kept}:
+        fault |= Fault.MISSING
+    owner, before = [], layout.rest if layout.rest is not None else min(kept, key=lambda one: one[1])[0].block if kept else 0
+    for at in range(size):
+        if layout.rest is None and inside[at]:
+            before = inside[at][0][1]  # runs on where nothing else is
+        owner.append(inside[at][-1][1] if inside[at] else before)
+    return owner, kept, Fault(int(fault))
+
+
+@st.composite
+def cases(draw):
+    several = st.lists(st.sampled_from(MARKS), min_size=2, max_size=3, unique=True)
+    marks = draw(several.filter(lambda marks: any(not mark.startswith("tags") for mark in marks)))
+    blocks = {f"b{place}": mark for place, mark in enumerate(marks)}
+    if draw(st.booleans()):
+        blocks["rest"] = []
+    data = "".join(draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=14))).encode()
+    cuts = sorted({0, len(data), *draw(st.lists(st.integers(0, len(data)), max_size=len(data)))})
+    if draw(st.booleans()):
+        cuts = range(len(data) + 1)  # a token per byte
+    tokens = [data[start:stop] for start, stop in zip(cuts, list(cuts)[1:], strict=False)]
+    return Case(Layout(blocks), tokens, [False] * len(tokens), set(), [0.0] * len(tokens), list(range(len(tokens))))
+
+
+@settings(deadline=None, max_examples=250)
+@given(cases())
+def test_the_text_of_a_block_is_what_its_tokens_say_or_a_fault_says_why_not(case):
+    layout, known = case.layout, list(dict.fromkeys(case.tokens))
+    ids = torch.tensor([[known.index(token) for token in case.tokens]])
+    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=Vocabulary(tuple(known)))
+    owner, kept, fault = slow_blocks(case)
+    owners = owners_of_tokens(case.tokens, owner)
+    assert spans.block_nt[0].tolist() == owners
+    straddled = Fault.STRADDLED if set(owner) - set(owners) else 0
+    assert Fault(int(spans.fault_n[0])) == fault | straddled
+    for block, name in enumerate(layout.names):
+        if block not in owners:
+            assert texts[0][name] is None
+            continue
+        whole = bytes(byte for byte, one in zip(case.data, owner, strict=True) if one == block)
+        assert texts[0][name][""] == whole.decode(errors="replace")
+        for part in layout.parts:
+            held = [claim for claim in kept if claim[0] is part and claim[4] is not None]
+            if part.block == block and held:
+                _, start, stop, _, last = held[-1]
+                says = case.data[slice(*last)] if isinstance(last, tuple) else last
+                assert texts[0][name][part.key] == says.decode(errors="replace")
+                within = {one[0].block for one in kept if start <= one[1] and one[3] <= stop}
+                assert set(owner[slice(*last) if isinstance(last, tuple) else slice(start, stop)]) <= within, (
+                    "says what others are paid for"
+                )
+            elif part.block == block:
+                assert texts[0][name][part.key] is None
