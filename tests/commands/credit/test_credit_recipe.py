@@ -44,12 +44,26 @@ def test_a_method_by_block_pays_what_the_recipe_pays(file, tmp_path):
 
 def test_other_methods_compare_the_rewards_of_the_recipe(file, tmp_path):
     result = credit_rollouts(file, recipe=written(tmp_path), methods=["dr_grpo", "rlcr", "bae:group"])
-    alone, summed, group = (one.credit.block_nk for one in result.applied)
-    assert alone.tolist() == [[0.5] * 3, [0.5] * 3, [-0.5] * 3, [-0.5] * 3]  # what the others are given, against its mean
+    *sums, group = (one.credit.block_nk for one in result.applied)
     total = torch.tensor([1.49, 0.91, -0.64, 0.46], dtype=torch.float64)  # runs + plans / 2 + brier
-    torch.testing.assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
+    for summed in sums:
+        torch.testing.assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
     brier = torch.tensor([-0.01, -0.09, -0.64, -0.04], dtype=torch.float64)
     torch.testing.assert_close(group[:, 2], brier - brier.mean())
+
+
+def test_grpo_compares_the_weighted_sum_though_the_first_reward_is_constant(tmp_path):
+    rows = [{"prompt": "2+2=", "completion": f"<answer>{n}</answer>", "form": 1.0, "acc": n / 2} for n in (0, 1, 2)]
+    (tmp_path / "own.json").write_text(json.dumps(rows))
+    objectives = [
+        {"reward": "correct", "name": "form", "pays": ["solution"]},
+        {"reward": "correct", "name": "acc", "pays": ["solution"], "weight": 4.0},
+    ]
+    overrides = {"layout": {"solution": ["answer"]}, "objectives": objectives}
+    result = credit_rollouts(tmp_path / "own.json", methods=["dr_grpo"], overrides=overrides)
+    assert result.applied[0].credit.block_nk.flatten().tolist() == [-2.0, 0.0, 2.0]  # 4 acc + 1 against 3
+    assert result.applied[0].dead == {"form + acc": 0.0}
+    assert result.notes[-1] == "One number for a completion is made of, in dr_grpo: form + 4 acc."
 
 
 def test_a_baseline_that_no_objective_can_use_is_refused(file, tmp_path):
