@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file
-from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.credit.credit import credit_rollouts, summary
 from spanwise.errors import DataError, RecipeError
 
 BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
@@ -64,6 +64,21 @@ def test_grpo_compares_the_weighted_sum_though_the_first_reward_is_constant(tmp_
     assert result.applied[0].credit.block_nk.flatten().tolist() == [-2.0, 0.0, 2.0]  # 4 acc + 1 against 3
     assert result.applied[0].dead == {"form + acc": 0.0}
     assert result.notes[-1] == "One number for a completion is made of, in dr_grpo: form + 4 acc."
+
+
+def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):
+    outputs = [spoken("a", 0.9), "<plan>add</plan><code>b</code>", spoken("c", 0.8), "<plan>add</plan><code>d</code>"]
+    file = verl_file(tmp_path / "1.jsonl", outputs, runs=[1, 1, 0, 0], plans=[1, 0, 0, 1])
+    figures = [
+        summary(credit_rollouts(file, recipe=written(tmp_path), methods=[name]), {}) for name in ("recipe", "dr_grpo")
+    ]
+    charged, whole = (one["methods"].popitem()[1]["blocks"] for one in figures)
+    same = {"mean_abs": 1.0, "zero_share": 0.0, "lowest": -1.0, "highest": -1.0}
+    assert charged["stop"] == {
+        "completions": 2,
+        **same,
+    }  # two leave out the confidence, whose Brier is then -1 against nothing
+    assert "stop" not in whole
 
 
 def test_a_baseline_that_no_objective_can_use_is_refused(file, tmp_path):

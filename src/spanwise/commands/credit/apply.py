@@ -73,6 +73,12 @@ class Applied:
         return {name: held_nk[:, k] for k, name in enumerate(self.marked.names)}
 
     @property
+    def charged(self) -> dict[str, Float[Tensor, " n"]]:
+        """The credit of the decision to stop, where anybody has any: NaN where it is 0."""
+        stop_n = self.credit.stop_n
+        return {STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
+
+    @property
     def silent_n(self) -> Bool[Tensor, " n"]:
         """The completions none of whose blocks gets any credit."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
