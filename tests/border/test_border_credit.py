@@ -144,8 +144,8 @@ CASES = [
             "layout={solution: [answer]}",
             code=0,
         ),
-        "1 of 4 rows hold no completion and are left out. 1 of 3 recorded values of 'acc' are missing or not finite; they join no "
-        "baseline and cost nothing.",
+        "1 of 4 rows hold no completion and are left out. 1 of 3 recorded values of 'acc' are missing or not finite: unscored, so "
+        "they join no baseline.",
     ),
     Case(
         "a CSV file in which a text with a comma stands in no quotes",

@@ -174,7 +174,7 @@ def test_credit_keeps_absent_failed_and_zero_apart():
     page = Page(credit_page())
     assert page.headline("mean reward: correct") == "0.500"  # of 0 and 1; the absent and the failed one do not count
     assert page.headline("mean reward: never") == "not measured"
-    assert "2 present, 1 failed" in page.text
+    assert "2 ok, 1 absent, 1 timeout" in page.text
     assert ["correct", "2", "1", "1", "0.500"] in page.cells
     assert ["never", "0", "4", "0", "not measured"] in page.cells
     assert ["bae: confidence", "3", "0.083", "0.667", "0", "0.250"] in page.cells  # of 0, .25, 0

@@ -98,9 +98,8 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
     headlines = []
     for name, reward_n in rewards.items():
         there = int((~reward_n.isnan()).sum())
-        failed = sum(n for status, n in statuses.get(name, {}).items() if status not in ("ok", "absent"))
-        note = f"{there:,} present" + (f", {failed:,} failed" if failed else "")
-        headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), note))
+        counts = [f"{there:,} ok", *(f"{n:,} {status}" for status, n in statuses.get(name, {}).items() if status != "ok")]
+        headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), ", ".join(counts)))
     return headlines
 
 

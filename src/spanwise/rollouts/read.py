@@ -22,6 +22,8 @@ from spanwise.rollouts.table import RolloutTable
 _REFUSED = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "is compressed; unpack it first."),
     **dict.fromkeys((".xls", ".xlsx", ".ods"), "is a spreadsheet; save it as CSV in UTF-8."),
+    ".eval": "is a log of Inspect. Write its samples (inspect_ai.log.read_eval_log_samples) as JSON lines, each with the prompt, "
+    "the completion and its rewards as numbers.",
 }
 _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",

@@ -304,13 +304,13 @@ def gaps(rewards: Mapping[str, Reward]) -> str:
     """The sentence on values that are not there; empty if all are.
 
     >>> gaps(recorded({"acc": [1.0, None], "score": [1.0, 0.0]}))
-    "1 of 2 recorded values of 'acc' are missing or not finite; they join no baseline and cost nothing."
+    "1 of 2 recorded values of 'acc' are missing or not finite: unscored, so they join no baseline."
     """
     counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
     parts = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in counts.items() if n]
     if len(parts) > 4:
         parts[4:] = [f"of {len(parts) - 4} more columns"]
-    return f"{' and '.join(parts)} are missing or not finite; they join no baseline and cost nothing." if parts else ""
+    return f"{' and '.join(parts)} are missing or not finite: unscored, so they join no baseline." if parts else ""
 
 
 def pieces(text: str) -> list[str]:

@@ -70,7 +70,7 @@ def test_traces_of_verifiers(tmp_path):
     assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
     assert table.note == (
         "The file holds no token ids; credit is shown per word. 2 of 5 recorded values of 'exact' and 2 of 5 recorded values of "
-        "'reward' are missing or not finite; they join no baseline and cost nothing."
+        "'reward' are missing or not finite: unscored, so they join no baseline."
     )
 
 

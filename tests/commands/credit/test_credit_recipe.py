@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file
-from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.credit.credit import credit_rollouts, summary
 from spanwise.errors import DataError, RecipeError
 
 BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
@@ -44,12 +44,41 @@ def test_a_method_by_block_pays_what_the_recipe_pays(file, tmp_path):
 
 def test_other_methods_compare_the_rewards_of_the_recipe(file, tmp_path):
     result = credit_rollouts(file, recipe=written(tmp_path), methods=["dr_grpo", "rlcr", "bae:group"])
-    alone, summed, group = (one.credit.block_nk for one in result.applied)
-    assert alone.tolist() == [[0.5] * 3, [0.5] * 3, [-0.5] * 3, [-0.5] * 3]  # what the others are given, against its mean
+    *sums, group = (one.credit.block_nk for one in result.applied)
     total = torch.tensor([1.49, 0.91, -0.64, 0.46], dtype=torch.float64)  # runs + plans / 2 + brier
-    torch.testing.assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
+    for summed in sums:
+        torch.testing.assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
     brier = torch.tensor([-0.01, -0.09, -0.64, -0.04], dtype=torch.float64)
     torch.testing.assert_close(group[:, 2], brier - brier.mean())
+
+
+def test_grpo_compares_the_weighted_sum_though_the_first_reward_is_constant(tmp_path):
+    rows = [{"prompt": "2+2=", "completion": f"<answer>{n}</answer>", "form": 1.0, "acc": n / 2} for n in (0, 1, 2)]
+    (tmp_path / "own.json").write_text(json.dumps(rows))
+    objectives = [
+        {"reward": "correct", "name": "form", "pays": ["solution"]},
+        {"reward": "correct", "name": "acc", "pays": ["solution"], "weight": 4.0},
+    ]
+    overrides = {"layout": {"solution": ["answer"]}, "objectives": objectives}
+    result = credit_rollouts(tmp_path / "own.json", methods=["dr_grpo"], overrides=overrides)
+    assert result.applied[0].credit.block_nk.flatten().tolist() == [-2.0, 0.0, 2.0]  # 4 acc + 1 against 3
+    assert result.applied[0].dead == {"form + acc": 0.0}
+    assert result.notes[-1] == "One number for a completion is made of, in dr_grpo: form + 4 acc."
+
+
+def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):
+    outputs = [spoken("a", 0.9), "<plan>add</plan><code>b</code>", spoken("c", 0.8), "<plan>add</plan><code>d</code>"]
+    file = verl_file(tmp_path / "1.jsonl", outputs, runs=[1, 1, 0, 0], plans=[1, 0, 0, 1])
+    figures = [
+        summary(credit_rollouts(file, recipe=written(tmp_path), methods=[name]), {}) for name in ("recipe", "dr_grpo")
+    ]
+    charged, whole = (one["methods"].popitem()[1]["blocks"] for one in figures)
+    same = {"mean_abs": 1.0, "zero_share": 0.0, "lowest": -1.0, "highest": -1.0}
+    assert charged["stop"] == {
+        "completions": 2,
+        **same,
+    }  # two leave out the confidence, whose Brier is then -1 against nothing
+    assert "stop" not in whole
 
 
 def test_a_baseline_that_no_objective_can_use_is_refused(file, tmp_path):

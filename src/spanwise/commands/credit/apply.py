@@ -73,6 +73,12 @@ class Applied:
         return {name: held_nk[:, k] for k, name in enumerate(self.marked.names)}
 
     @property
+    def charged(self) -> dict[str, Float[Tensor, " n"]]:
+        """The credit of the decision to stop, where anybody has any: NaN where it is 0."""
+        stop_n = self.credit.stop_n
+        return {STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
+
+    @property
     def silent_n(self) -> Bool[Tensor, " n"]:
         """The completions none of whose blocks gets any credit."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
@@ -137,7 +143,7 @@ def apply_arms(
     worth, of_score = _score_figures(table, schemes.values(), scores)
     modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
     sentences = [
-        *arms.notes, about_recorded, *dict.fromkeys(setup), table.note, *notes, _origins(arms), of_score,
+        *arms.notes, about_recorded, *dict.fromkeys(setup), table.note, *notes, _origins(arms), _sums(schemes), of_score,
         *(mode.note(table) for mode in modes),
     ]  # fmt: skip
     widest = max((one.marked for one in applied), key=lambda marked: len(marked.names))
@@ -201,6 +207,17 @@ def _origins(arms: Arms) -> str:
             f"{name} from " + ("the text" if column is None else "the file" if column == name else f"the file's '{column}'")
         )
     return f"Rewards: {', '.join(places)}." if places else ""
+
+
+def _sums(schemes: Mapping[str, Scheme]) -> str:
+    """Which rewards each method of one number per completion adds up."""
+    several = len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) > 1
+    parts = []
+    for name, scheme in schemes.items():
+        if several and scheme.entry.kind == "completion":
+            terms = (f"{'' if o.weight == 1 else f'{o.weight:g} '}{o.name}" for o in scheme.objectives)
+            parts.append(f"{name}: {' + '.join(terms)}{'' if len(scheme.objectives) > 1 else ' alone'}")
+    return f"One number for a completion is made of, in {'; in '.join(parts)}." if parts else ""
 
 
 def read_file(

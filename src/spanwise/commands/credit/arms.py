@@ -237,7 +237,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
 
 
 def _preset(
-    name: str, recipe: Recipe, blocks: Blocks, taken: Mapping[str, str], objectives: tuple[Objective, ...] | None
+    name: str, recipe: Recipe, blocks: Blocks, taken: Mapping[str, str], objectives: Sequence[Objective] | None
 ) -> Scheme:
     """The preset `method` or `method:baseline` on the blocks of the file; its options are those of the recipe's own method.
 
@@ -251,6 +251,8 @@ def _preset(
     chosen, layout = method(wanted), blocks.layout
     choices: dict[str, Any] = {"baseline": baseline or None}
     if objectives is not None:
+        if objectives is blocks.objectives and not (chosen.preset or Preset()).calibrated:
+            objectives = [o for o in objectives if judge_of(o) is None]  # nobody asked for a sum of right and confident
         choices = {"objectives": _compared(chosen, objectives, layout.names, baseline)}
     elif chosen.preset is not None and chosen.preset.calibrated and states_confidence(layout):
         choices["calibration"] = recipe.rule
@@ -263,15 +265,10 @@ def _compared(
 ) -> tuple[Objective, ...]:
     """The objectives of a recipe as a preset compares them.
 
-    A method by block leaves them the blocks they pay; any other pays every block, what the objective is read in first. A preset
-    of correctness alone takes the objective that the others are given or judged by, or the first one and its like.
+    A method by block leaves them the blocks they pay; any other adds them up and pays every block, what the objective is read in
+    first.
     """
-    if not (chosen.preset or Preset()).calibrated:
-        looked_at = {name for o in objectives for name in (*o.outcomes, judge_of(o))}
-        first = next((o for o in objectives if o.name in looked_at), objectives[0])
-        # The same reward of every field is one number: their sum.
-        objectives = [o for o in objectives if o is first or (o.reward == first.reward and not looked_at)]
-    elif len(objectives) == 1 and chosen.kind != "block":
+    if (chosen.preset or Preset()).calibrated and len(objectives) == 1 and chosen.kind != "block":
         raise RecipeError(
             f"Method '{chosen.name}' adds up several objectives, and there is only '{objectives[0].name}'; use grpo."
         )

@@ -151,7 +151,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
     }
     methods = {
         one.name: {
-            "blocks": {name: credit_figures(credit_n) for name, credit_n in one.by_block.items()},
+            "blocks": {name: credit_figures(credit_n) for name, credit_n in (one.by_block | one.charged).items()},
             "no_signal_share": float(one.silent_n.double().mean()),
             "stop_mean_abs": float(one.credit.stop_n.abs().mean()),
             "dead_strata": one.dead,
@@ -194,7 +194,8 @@ def figures_table(methods: Mapping[str, Mapping[str, Any]], title: Text) -> Tabl
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=rows, right=(2, 3, 4),
         title=title, title_justify="left", caption_justify="left",
         caption="Exactly 0: of the completions that have the block. No signal: no token of a completion gets any credit. "
-        "Dead strata: comparisons in which nobody gets any.",
+        "Dead strata: comparisons in which none of those compared gets any. "
+        "Stop: on the last token of those that leave out every block that a reward pays.",
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spanwise.commands.shared.fitted import plain_table, say
-from spanwise.credit import METHODS, method
+from spanwise.credit import METHODS, Method, method
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT
 
@@ -31,16 +31,23 @@ def show_methods(name: str | None = None) -> None:
     say(
         console,
         f"# {chosen.summary}",
-        f"# {needs}{chosen.paper}. Taken from {chosen.source}.",
+        f"# {needs}{chosen.paper}. Taken from {_source(chosen)}.",
         f"# spanwise.credit.{chosen.estimator.__name__}; options: {options}.",
         preset,
     )
 
 
+def _source(entry: Method) -> str:
+    """What the formula was taken from; of a plug-in that says nothing of it where its function lies."""
+    place = entry.estimator.__module__
+    ours = place.partition(".")[0] == "spanwise" or entry.source != Method.source
+    return entry.source if ours else f"{place}, which is no part of spanwise"
+
+
 def _table() -> Table:
     rows = []
     for entry in sorted(METHODS.values(), key=lambda entry: (entry.kind, entry.name)):
-        facts = [entry.paper, f"from {entry.source}", f"needs {', '.join(entry.needs) or 'rewards only'}"]
+        facts = [entry.paper, f"from {_source(entry)}", f"needs {', '.join(entry.needs) or 'rewards only'}"]
         facts += ["beside another method"] if entry.kind == "refinement" else [] if entry.preset else ["from Python only"]
         rows.append([f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]"])
     return plain_table("method", "credits", "what it does", rows=rows)
