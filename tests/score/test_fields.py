@@ -163,6 +163,37 @@ def test_a_whole_completion_under_a_schema(tmp_path):
     same(valid(['{"a": {"a": []}}', deep], recursive), [1, 0], [OK, OK])
 
 
+@pytest.mark.parametrize(
+    ("step", "number", "right"),
+    [
+        ("0.01", "0.07", 1), ("0.01", "19.99", 1), ("0.01", "0.075", 0), ("0.1", "0.3", 1), ("0.1", "1.1e0", 1),
+        ("0.01", "3", 1), ("0.01", "3.0", 1), ("0.01", "1e300", 1), ("0.01", "1" + "0" * 400, 1), ("3", "1" + "0" * 400, 0),
+        ("0.03", "1" + "0" * 400, 0), ("2", "1e400", 0), ("0.01", "1e400", 0), ("0.01", "-1e400", 0), ("2", "4.0", 1),
+        ("0.01", "NaN", 0), ("0.01", "Infinity", 0), ("2", "-Infinity", 0), ("5e-324", "0.1", 1), ("3e-300", "0.1", 0),
+        ("0.01", "5e-324", 0), ("0.01", "1" + "0" * 5000, 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", ["", "https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
+)
+def test_a_multiple_is_one_of_the_decimals_that_are_written(kind, step, number, right):
+    schema = f'{{"properties": {{"price": {{"multipleOf": {step}}}, "of": {{"$ref": "#"}}}}}}'
+    schema = schema.replace("{", f'{{"$schema": "{kind}", ', 1) if kind else schema
+    said = [f'{{"price": {number}}}', f'{{"of": {{"price": {number}}}}}']
+    same(valid(said, "shape", columns={"shape": [schema] * 2}), [right] * 2, [OK] * 2)
+
+
+def test_numbers_are_read_for_what_they_are():
+    said = ["3.0", "3", "3.5", "1e400", "NaN", "Infinity", '"NaN"']
+    same(valid(said, {"type": "integer"}), [1, 1, 0, 0, 0, 0, 0], [OK] * 7)
+    same(valid(said, {"type": "number", "minimum": 3}), [1, 1, 1, 1, 0, 0, 0], [OK] * 7)
+    same(valid(said, {"enum": [3, 3.5, "NaN"]}), [1, 1, 1, 0, 0, 0, 1], [OK] * 7)
+    fields = [{"all": {"n": one, "": f'"n": {one}'}} for one in said[:4]]
+    same(valid(fields, {"type": "number", "multipleOf": 0.5}, tag="n"), [1, 1, 1, 0], [OK] * 4)
+    schemas = ['{"multipleOf": NaN}', '{"multipleOf": 1e400}', '{"maximum": Infinity}']
+    same(valid(["3"] * 3, "shape", columns={"shape": schemas}), [NAN] * 3, [ERROR] * 3)
+
+
 def test_all_blocks_make_the_whole_in_the_order_in_which_they_were_written():
     from spanwise import Vocabulary, read
     from spanwise.batch import Batch
