@@ -246,7 +246,8 @@ def json_schema(
     Rule: the JSON is what a field says (`tag`), or, without one, the whole completion, whatever it pays: from its first brace on,
     if it is not JSON as a whole. What cannot be read as JSON, or is not complete, is not valid (0); a field that is no JSON is a
     string. Numbers are the decimals that are written (0.07 is a multiple of 0.01): to a float's precision, one with a point or an
-    exponent beyond every float as infinite, a multiple of nothing. NaN and Infinity are no JSON. No paid block: ABSENT. A schema of the dataset that is missing or no schema: ERROR. The validator is made once for each
+    exponent beyond every float as infinite, a multiple of nothing. NaN and Infinity are no JSON. No paid block: ABSENT.
+    A schema of the dataset that is missing or no schema: ERROR. The validator is made once for each
     schema. A `$ref` leads to a place in the schema itself; nothing is ever fetched.
 
     Args:
