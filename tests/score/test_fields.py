@@ -292,6 +292,56 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
     assert score_one(alone, ends, columns={}, scored={}).value_n.tolist() == [1, 1, 0, 0]
 
 
+# Write a sign to every open file, and exit with 0 whatever the tests say.
+EVERYWHERE = """
+import atexit, contextlib, os, re, sys
+def everywhere(sign):
+    for end in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(end, sign)
+atexit.register(os._exit, 0)
+"""
+ITS_SOURCE = """
+for sign in re.findall(rb"b'.*?'|b\\".*?\\"", open(sys.argv[0], "rb").read()):
+    everywhere(eval(sign))
+"""
+ITS_FRAMES = """
+frame = sys._getframe()
+while frame:
+    for value in [*frame.f_locals.values(), *frame.f_globals.values(), *frame.f_code.co_consts]:
+        if isinstance(value, bytes):
+            everywhere(value)
+    frame = frame.f_back
+"""
+A_THREAD = """
+import builtins, threading
+def late():
+    builtins.exec = builtins.compile = lambda *a: None
+threading.Thread(target=late).start()
+"""
+#: What does not get past the tests `assert two() == 2`, one way of forging their end each.
+FORGERIES = {
+    "exec": "import builtins\nbuiltins.exec = lambda *a: None",
+    "compile": "import builtins\nreal = compile\nbuiltins.compile = lambda *a, **k: real('', 'tests', 'exec')",
+    "write": "import os\nreal = os.write\nos.write = lambda end, sign: real(end, sign)\ntwo = lambda: os.write(9, b'')",
+    "exit": "import sys\ntwo = lambda: sys.exit(0)",
+    "exit without a trace": "import os\ntwo = lambda: os._exit(0)",
+    "atexit": "import atexit, os\natexit.register(os._exit, 0)",
+    "excepthook": "import sys, os\nsys.excepthook = lambda *a: os._exit(0)",
+    "names of the harness": "import __main__\nfor name in list(vars(__main__)):\n    vars(__main__)[name] = lambda *a: None",
+    "its source": EVERYWHERE + ITS_SOURCE,
+    "its frames": EVERYWHERE + ITS_FRAMES,
+    "a thread": A_THREAD,
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_an_end_of_the_tests_that_is_forged_is_none(forgery):
+    limits = {"deadline": 5.0, "clock": 30.0, "memory": 0}
+    assert run(FORGERIES[forgery] + "\n", "assert two() == 2", **limits) is False
+    assert run("two = lambda: 2", "assert two() == 2\nprint(compile, exec)", **limits) is True
+
+
 def test_a_program_that_sleeps_is_stopped_by_the_clock_with_what_it_started(tmp_path):
     sign = tmp_path / "alive"
     child = f"import time; time.sleep(0.3); open({str(sign)!r}, 'w')"
