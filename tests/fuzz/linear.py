@@ -23,7 +23,19 @@ from spanwise.tasks.digits import is_refusal
 from spanwise.types import Status
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]})
-JSON = Layout({"a": "json:a", "x": "json:items[*]", "rest": []})
+#: Every other segmenter of text, with a layout of its marks.
+OTHERS = {
+    "json": Layout({"a": "json:a", "x": "json:items[*]", "rest": []}),
+    "code": Layout(
+        {"f[*]": "code:python.function", "d": "code:python.docstring", "s": "code:python.statement", "rest": []}, most=2
+    ),
+    "fences": Layout({"c": "code:fence", "rest": []}),
+    "markdown": Layout(["section[*]"], segmenter="markdown", most=3),
+    "delimiters": Layout({"t": "delimiters:<answer>...</answer>", "r": "delimiters:Answer:...", "rest": []}),
+    "channels": Layout(["reasoning", "tool_call[*]", "answer"], segmenter="channels", most=2),
+    "regex": Layout({"n": r"regex:^(\w+\s?)*$", "w": r"regex:(x+x+)+y", "rest": []}),
+    **{name: Layout({"u[*]": f"{name}:"}, most=3) for name in ("lines", "paragraphs", "sentences", "steps")},
+}
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 
 
@@ -66,6 +78,12 @@ SHAPES = {
     "an open tag name": lambda size: "<" + "a" * size,
     "brackets": repeated("<"),
     "closing brackets": repeated("</"),
+    "round brackets that never close": repeated("("),
+    "brackets of all kinds": repeated("([{"),
+    "nested round brackets": nested("(", "4", ")"),
+    "functions in functions": lambda size: "".join(
+        " " * depth + "def f():\n" for depth in range(int((2 * size) ** 0.5) - 9)
+    ),
     "braces": repeated("{"),
     "dollars": repeated("$x"),
     "a list in a list": repeated("["),
@@ -99,14 +117,9 @@ class NoProcess(MathVerifier):
         return [Verdict(Status.OK, 0.0)] * len(pairs)
 
 
-def by_json(text):
+def segmented(layout, text):
     ids = torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64))[None]
-    return find_blocks(ids, torch.ones_like(ids), layout=JSON, vocabulary=BYTES)
-
-
-def segmented(text):
-    ids = torch.from_numpy(np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64))[None]
-    return find_blocks(ids, torch.ones_like(ids), layout=LAYOUT, vocabulary=BYTES)
+    return find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=BYTES)
 
 
 @cache
@@ -162,8 +175,8 @@ READERS = {
     "brier": partial(rewarded, "brier"),
     "format": lambda text: format_([blocks(text)], pays=("solution", "confidence"), columns={}, scored={}),
     "second_attempt": attempted,
-    "find_blocks": segmented,
-    "segment, json": by_json,
+    "find_blocks": partial(segmented, LAYOUT),
+    **{f"segment, {name}": partial(segmented, layout) for name, layout in OTHERS.items()},
     "read, credit, advantages": credited,
     "census": lambda text: census([text], ["answer"]).sentence,
     "usual tags of a file": lambda text: usual_tags([text]),

@@ -163,6 +163,37 @@ def test_a_whole_completion_under_a_schema(tmp_path):
     same(valid(['{"a": {"a": []}}', deep], recursive), [1, 0], [OK, OK])
 
 
+@pytest.mark.parametrize(
+    ("step", "number", "right"),
+    [
+        ("0.01", "0.07", 1), ("0.01", "19.99", 1), ("0.01", "0.075", 0), ("0.1", "0.3", 1), ("0.1", "1.1e0", 1),
+        ("0.01", "3", 1), ("0.01", "3.0", 1), ("0.01", "1e300", 1), ("0.01", "1" + "0" * 400, 1), ("3", "1" + "0" * 400, 0),
+        ("0.03", "1" + "0" * 400, 0), ("2", "1e400", 0), ("0.01", "1e400", 0), ("0.01", "-1e400", 0), ("2", "4.0", 1),
+        ("0.01", "NaN", 0), ("0.01", "Infinity", 0), ("2", "-Infinity", 0), ("5e-324", "0.1", 1), ("3e-300", "0.1", 0),
+        ("0.01", "5e-324", 0), ("0.01", "1" + "0" * 5000, 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", ["", "https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
+)
+def test_a_multiple_is_one_of_the_decimals_that_are_written(kind, step, number, right):
+    schema = f'{{"properties": {{"price": {{"multipleOf": {step}}}, "of": {{"$ref": "#"}}}}}}'
+    schema = schema.replace("{", f'{{"$schema": "{kind}", ', 1) if kind else schema
+    said = [f'{{"price": {number}}}', f'{{"of": {{"price": {number}}}}}']
+    same(valid(said, "shape", columns={"shape": [schema] * 2}), [right] * 2, [OK] * 2)
+
+
+def test_numbers_are_read_for_what_they_are():
+    said = ["3.0", "3", "3.5", "1e400", "NaN", "Infinity", '"NaN"']
+    same(valid(said, {"type": "integer"}), [1, 1, 0, 0, 0, 0, 0], [OK] * 7)
+    same(valid(said, {"type": "number", "minimum": 3}), [1, 1, 1, 1, 0, 0, 0], [OK] * 7)
+    same(valid(said, {"enum": [3, 3.5, "NaN"]}), [1, 1, 1, 0, 0, 0, 1], [OK] * 7)
+    fields = [{"all": {"n": one, "": f'"n": {one}'}} for one in said[:4]]
+    same(valid(fields, {"type": "number", "multipleOf": 0.5}, tag="n"), [1, 1, 1, 0], [OK] * 4)
+    schemas = ['{"multipleOf": NaN}', '{"multipleOf": 1e400}', '{"maximum": Infinity}']
+    same(valid(["3"] * 3, "shape", columns={"shape": schemas}), [NAN] * 3, [ERROR] * 3)
+
+
 def test_all_blocks_make_the_whole_in_the_order_in_which_they_were_written():
     from spanwise import Vocabulary, read
     from spanwise.batch import Batch
@@ -259,6 +290,56 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
     alone = Objective("runs", "fix", options=limits)
     ends = [{"fix": {"code": code, "": ""}} for code in ("exit(0)", "x = 1", "exit(3)", "1 / 0")]
     assert score_one(alone, ends, columns={}, scored={}).value_n.tolist() == [1, 1, 0, 0]
+
+
+# Write a sign to every open file, and exit with 0 whatever the tests say.
+EVERYWHERE = """
+import atexit, contextlib, os, re, sys
+def everywhere(sign):
+    for end in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(end, sign)
+atexit.register(os._exit, 0)
+"""
+ITS_SOURCE = """
+for sign in re.findall(rb"b'.*?'|b\\".*?\\"", open(sys.argv[0], "rb").read()):
+    everywhere(eval(sign))
+"""
+ITS_FRAMES = """
+frame = sys._getframe()
+while frame:
+    for value in [*frame.f_locals.values(), *frame.f_globals.values(), *frame.f_code.co_consts]:
+        if isinstance(value, bytes):
+            everywhere(value)
+    frame = frame.f_back
+"""
+A_THREAD = """
+import builtins, threading
+def late():
+    builtins.exec = builtins.compile = lambda *a: None
+threading.Thread(target=late).start()
+"""
+#: What does not get past the tests `assert two() == 2`, one way of forging their end each.
+FORGERIES = {
+    "exec": "import builtins\nbuiltins.exec = lambda *a: None",
+    "compile": "import builtins\nreal = compile\nbuiltins.compile = lambda *a, **k: real('', 'tests', 'exec')",
+    "write": "import os\nreal = os.write\nos.write = lambda end, sign: real(end, sign)\ntwo = lambda: os.write(9, b'')",
+    "exit": "import sys\ntwo = lambda: sys.exit(0)",
+    "exit without a trace": "import os\ntwo = lambda: os._exit(0)",
+    "atexit": "import atexit, os\natexit.register(os._exit, 0)",
+    "excepthook": "import sys, os\nsys.excepthook = lambda *a: os._exit(0)",
+    "names of the harness": "import __main__\nfor name in list(vars(__main__)):\n    vars(__main__)[name] = lambda *a: None",
+    "its source": EVERYWHERE + ITS_SOURCE,
+    "its frames": EVERYWHERE + ITS_FRAMES,
+    "a thread": A_THREAD,
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_an_end_of_the_tests_that_is_forged_is_none(forgery):
+    limits = {"deadline": 5.0, "clock": 30.0, "memory": 0}
+    assert run(FORGERIES[forgery] + "\n", "assert two() == 2", **limits) is False
+    assert run("two = lambda: 2", "assert two() == 2\nprint(compile, exec)", **limits) is True
 
 
 def test_a_program_that_sleeps_is_stopped_by_the_clock_with_what_it_started(tmp_path):

@@ -2,6 +2,7 @@
 
 import ast
 import random
+import time
 
 import pytest
 import torch
@@ -31,6 +32,13 @@ def found(text, blocks, most=16):
         for c in sorted(claims, key=lambda claim: claim.start)
     ]
     return held, Fault(fault)
+
+
+@pytest.mark.parametrize("brackets", ["(", "([{"])
+def test_brackets_that_never_close_take_time_in_proportion(brackets):
+    start = time.process_time()
+    found(brackets * (2**16 // len(brackets)), ALL)
+    assert time.process_time() - start < 2.0  # a query of the syntax took 5 s here, and four times that for twice as many
 
 
 FENCED = "So:\n```python\nimport os\nx = 1\n```\nand\n~~~ js\nlet y;\n~~~\n"

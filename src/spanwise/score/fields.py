@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,10 @@ def same(said: str, gold: Any) -> bool:
     return value is not _MISSING and value == gold and isinstance(value, bool) == isinstance(gold, bool)
 
 
-def json_value(text: str, *, within: bool = False) -> Any:
+def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = _DECODER) -> Any:
     """What the JSON of a text says, or that from its first brace on (`within`); `_MISSING` if it is no JSON."""
     try:
-        return _DECODER.raw_decode(text, text.index("{"))[0] if within else json.loads(text)
+        return decoder.raw_decode(text, text.index("{"))[0] if within else decoder.decode(text)
     except (ValueError, RecursionError):
         return _MISSING
 
@@ -244,7 +245,9 @@ def json_schema(
 
     Rule: the JSON is what a field says (`tag`), or, without one, the whole completion, whatever it pays: from its first brace on,
     if it is not JSON as a whole. What cannot be read as JSON, or is not complete, is not valid (0); a field that is no JSON is a
-    string. No paid block: ABSENT. A schema of the dataset that is missing or no schema: ERROR. The validator is made once for each
+    string. Numbers are the decimals that are written (0.07 is a multiple of 0.01): to a float's precision, one with a point or an
+    exponent beyond every float as infinite, a multiple of nothing. NaN and Infinity are no JSON. No paid block: ABSENT.
+    A schema of the dataset that is missing or no schema: ERROR. The validator is made once for each
     schema. A `$ref` leads to a place in the schema itself; nothing is ever fetched.
 
     Args:
@@ -274,15 +277,26 @@ def json_schema(
     return of_verdicts(len(text), verdicts)
 
 
+def _exact(text: str) -> int | Fraction:
+    """The decimal that is the shortest for this float, so that remainders are exact; ValueError if it is none."""
+    number = Fraction(repr(float(text)))
+    return number.numerator if number.denominator == 1 else number
+
+
+_SAID = json.JSONDecoder(
+    parse_float=lambda text: _exact(text) if math.isfinite(float(text)) else float(text), parse_constant=_exact
+)
+
+
 def _whole(said: str) -> Any:
-    value = json_value(said)
-    return json_value(said, within=True) if value is _MISSING else value
+    value = json_value(said, decoder=_SAID)
+    return json_value(said, within=True, decoder=_SAID) if value is _MISSING else value
 
 
 def _field(block: Mapping[str, str | None], tag: str) -> Any:
     """What a field says as JSON; what stood in quotes is a string."""
     content = block.get(tag)
-    if content is None or (value := json_value(content)) is _MISSING:
+    if content is None or (value := json_value(content, decoder=_SAID)) is _MISSING:
         return _MISSING if content is None else content
     # The text of a field is without its quotes: "3" and 3 differ in what stands before them.
     written = re.search(r'(?:^|[:\[,])\s*+("?)' + re.escape(content), block.get("") or "")
@@ -330,7 +344,7 @@ def _validator(text: str) -> Any:
     from referencing import Resource
     from referencing.jsonschema import DRAFT202012
 
-    schema = json.loads(text)
+    schema = json.loads(text, parse_float=_exact, parse_constant=_exact)
     if not isinstance(schema, dict):
         raise ValueError(f"it is {text:.60}, and must be an object")
     kind = validator_for(schema, default=Draft202012Validator)

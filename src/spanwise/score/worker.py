@@ -28,13 +28,17 @@ except ImportError:  # on Windows
 
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
-# Code and tests are compiled one by one: what the code leaves open (a quote, a bracket) cannot swallow the tests.
+# Code and tests are compiled one by one: what the code leaves open (a quote, a bracket) cannot swallow the tests. What the harness
+# needs is bound before the code runs, which may replace it, and the sign of the end stands neither in its source nor in its names.
 _PROGRAM = """\
 import os
-space = {{"__name__": "__main__"}}
-exec(compile({code}, "completion", "exec"), space)
-exec(compile({tests}, "tests", "exec"), space)
-os.write({end}, {sign})
+def main(run=exec, read=os.read, write=os.write):
+    space = {{"__name__": "__main__"}}
+    code, tests = compile({code}, "completion", "exec"), compile({tests}, "tests", "exec")
+    run(code, space)
+    run(tests, space)
+    write({end}, read({key}, 8))
+main()
 """
 _FILE_BYTES = 2**26
 
@@ -75,11 +79,12 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
     """Whether the code, and the tests after it, come to their end and exit with 0."""
     sign = secrets.token_bytes(8)
-    read, write = os.pipe()
+    (read, write), (key, lock) = os.pipe(), os.pipe()
     try:
+        os.write(lock, sign)
         with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder:
             program = Path(folder, "program.py")
-            program.write_text(_PROGRAM.format(code=ascii(code), tests=ascii(tests or ""), end=write, sign=sign))
+            program.write_text(_PROGRAM.format(code=ascii(code), tests=ascii(tests or ""), end=write, key=key))
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", str(program)],
                 stdin=subprocess.DEVNULL,
@@ -87,7 +92,7 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
                 env={"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"},
-                pass_fds=(write,),
+                pass_fds=(write, key),
                 start_new_session=True,
                 preexec_fn=lambda: _limit_program(deadline, clock, memory),
             )
@@ -103,8 +108,8 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
             return ended == 0 and (tests is None or sign in os.read(read, 4096))
         return False
     finally:
-        os.close(read)
-        os.close(write)
+        for end in (read, write, key, lock):
+            os.close(end)
 
 
 def _limit_program(deadline: float, clock: float, memory: int) -> None:

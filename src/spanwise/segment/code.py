@@ -44,11 +44,6 @@ _KINDS = {
         "use_declaration",
     ),
 }
-_DOCSTRING = """
-(module . (comment)* . (expression_statement . (string) @it .))
-(class_definition body: (block . (comment)* . (expression_statement . (string) @it .)))
-(function_definition body: (block . (comment)* . (expression_statement . (string) @it .)))
-"""
 _MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
 
 #: From the root of a syntax tree to the bytes of what one mark matches, and whether it is broken.
@@ -122,29 +117,43 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     if kind == "statement":
         return lambda root: [_place(node) for node in root.named_children if not node.is_error and not node.is_extra]
     if kind == "docstring" and language == "python":
-        pattern = _DOCSTRING
-    else:
-        types = {grammar.node_kind_for_id(n) for n in range(grammar.node_kind_count) if grammar.node_kind_is_named(n)}
-        names = [name for name in _KINDS.get(kind, (kind,)) if name in types]
-        if not names:
-            ours = [*(own for own, theirs in _KINDS.items() if types.intersection(theirs)), "statement"]
-            ours += ["docstring"] if language == "python" else []
-            raise LayoutError(f"{unknown(f'kind of {language}', kind, types)} Beside these: {', '.join(ours)}.")
-        pattern = " ".join(f"({name}) @it" for name in names)
-        if "decorated_definition" in types and kind in ("function", "class"):
-            pattern += " ".join(f"(decorated_definition definition: ({name})) @it" for name in names)
-    sitter = import_module("tree_sitter")
-    query = sitter.Query(grammar, pattern)
+        return lambda root: _outermost(root, _docstring)
+    types = {grammar.node_kind_for_id(n) for n in range(grammar.node_kind_count) if grammar.node_kind_is_named(n)}
+    names = {name for name in _KINDS.get(kind, (kind,)) if name in types}
+    if not names:
+        ours = [*(own for own, theirs in _KINDS.items() if types.intersection(theirs)), "statement"]
+        ours += ["docstring"] if language == "python" else []
+        raise LayoutError(f"{unknown(f'kind of {language}', kind, types)} Beside these: {', '.join(ours)}.")
+    decorated = kind in ("function", "class")
 
-    def outermost(root: Any) -> list[tuple[int, int, bool]]:
-        outer: list[tuple[int, int, bool]] = []
-        places = map(_place, sitter.QueryCursor(query).captures(root).get("it", []))
-        for place in sorted(places, key=lambda place: (place[0], -place[1])):
-            if not outer or place[0] >= outer[-1][1]:
-                outer.append(place)
-        return outer
+    def match(node: Any) -> Any:
+        inner = node.child_by_field_name("definition") if decorated and node.type == "decorated_definition" else node
+        return node if inner is not None and inner.is_named and inner.type in names else None
 
-    return outermost
+    return lambda root: _outermost(root, match)
+
+
+def _outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
+    """Where the nodes lie that match, in order, without those inside of one; queries are quadratic in a node's children."""
+    places, stack = list[tuple[int, int, bool]](), [root]
+    while stack:
+        node = stack.pop()
+        matched = match(node)
+        if matched is not None:
+            places.append(_place(matched))
+        if matched != node:
+            stack += reversed(node.children)
+    return places
+
+
+def _docstring(node: Any) -> Any:
+    """The string that a module, a class or a function of Python starts with."""
+    if node.type not in ("module", "class_definition", "function_definition"):
+        return None
+    body = node if node.type == "module" else node.child_by_field_name("body")
+    first = next((child for child in body.named_children if child.type != "comment"), None) if body is not None else None
+    inner = first.named_children if first is not None and first.type == "expression_statement" else []
+    return inner[0] if len(inner) == 1 and inner[0].type == "string" else None
 
 
 def _place(node: Any) -> tuple[int, int, bool]:
