@@ -157,7 +157,7 @@ class RunRecord:
         """Begin the run, or go on with it from a step."""
         place = self.folder.path
         self.step, self._recipe = step, recipe
-        self.folder.begin(recipe, step=step, history=list(metrics_until(place, step)))
+        self.folder.begin(recipe, step=step, history=metrics_until(place, step))
         with whole_folder(place / "tokenizer"):
             tokenizer.save_pretrained(str(place / "tokenizer"))
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,17 +178,24 @@ class RunFolder:
         write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", parts)
 
 
-def metrics_until(run: Path, step: int) -> Iterator[dict[str, Any]]:
+def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     """The lines of a run's `metrics.jsonl` up to a step, without the final evaluation; none if the file is not there.
 
-    What an interruption cut off in the middle of a line ends them as well.
+    A line that is damaged, or cut off by an interruption, is left out, with a warning that counts them.
     """
     file = run / "metrics.jsonl"
-    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    texts, lines, damaged = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
+    for text in texts:
         try:
             line = json.loads(text)
-        except ValueError:
-            return
-        if line["step"] > step or "final" in line:
-            return
-        yield line
+            ended = line["step"] > step or "final" in line
+        except (ValueError, TypeError, KeyError):
+            damaged += 1
+            continue
+        if ended:
+            break
+        lines.append(line)
+    if damaged:
+        which = f"{damaged} of {len(texts)} lines of '{file}'"
+        warnings.warn(f"{which} cannot be read and {'is' if damaged == 1 else 'are'} left out.", UserWarning, stacklevel=2)
+    return lines
