@@ -10,7 +10,7 @@ from spanwise.cli import main
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import again_command, changed
 from spanwise.commands.train.train import train
-from spanwise.errors import DataError
+from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.rollouts.folder import hidden
 
@@ -76,6 +76,12 @@ def test_a_hidden_field_of_the_trainer_is_left_out_when_a_run_goes_on_and_said(f
     train(load(None, own), console=Console(quiet=True))
     train(load(place / "recipe.yaml"), console=Console(width=200), resume=str(place / "checkpoints" / "checkpoint-1"))
     assert "trainer.hub_token is <hidden> in the recipe, so it is left out" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_hidden_field_of_a_reward_is_refused():
+    judged = {"reward": "correct", "pays": ["solution"], "options": {"api_key": "<hidden>"}}
+    with pytest.raises(RecipeError, match=r"^objectives\.0\.options\.api_key is <hidden> .* Set objectives with it again"):
+        train(load(None, {**SMALL, "objectives": [judged]}), console=Console(quiet=True))
 
 
 def test_a_comparison_hands_its_runs_the_secrets_and_leaves_none(fields, tmp_path):
