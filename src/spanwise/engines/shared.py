@@ -23,7 +23,7 @@ from spanwise.disk import whole_folder
 from spanwise.errors import DataError, refuse
 from spanwise.modes import MODES
 from spanwise.rollouts import Rollouts
-from spanwise.rollouts.folder import RunFolder, check_free, is_run, metrics_until, sole_writer
+from spanwise.rollouts.folder import RunFolder, check_free, hidden, is_run, metrics_until, sole_writer
 from spanwise.scheme import SCRIPT, Scheme
 from spanwise.step import StepResult
 
@@ -145,7 +145,7 @@ class RunRecord:
                 "run away, or go on with it from a checkpoint."
             )
         written = yaml.safe_load((place / "recipe.yaml").read_text(encoding="utf-8")) or {}
-        other = [name for name in RULE if written.get(name) != recipe.get(name)]
+        other = [name for name in RULE if hidden({name: written.get(name)}) != hidden({name: recipe.get(name)})]
         if other:
             raise DataError(
                 f"The run in '{place}' was trained with another {', '.join(other)}, so it cannot go on in the same folder. "
@@ -157,7 +157,7 @@ class RunRecord:
         """Begin the run, or go on with it from a step."""
         place = self.folder.path
         self.step, self._recipe = step, recipe
-        self.folder.begin(recipe, step=step, history=list(metrics_until(place, step)))
+        self.folder.begin(recipe, step=step, history=metrics_until(place, step))
         with whole_folder(place / "tokenizer"):
             tokenizer.save_pretrained(str(place / "tokenizer"))
 

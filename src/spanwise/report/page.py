@@ -24,6 +24,7 @@ from markupsafe import Markup
 from spanwise import __version__
 from spanwise.explain.glossary import Terms
 from spanwise.report.charts import Drawn, Palette
+from spanwise.rollouts.folder import hidden
 
 #: What a table may hold: None and NaN are shown as "not measured".
 Cell = str | float | int | None
@@ -169,7 +170,7 @@ def render(
         terms=Terms(),
         headlines=headlines,
         sections=filled,
-        recipe=yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True) if recipe else "",
+        recipe=yaml.safe_dump(hidden(dict(recipe)), sort_keys=False, allow_unicode=True) if recipe else "",
         styles=Markup("\n".join(_static(f"{asset}.css") for asset in assets)),
         scripts=[Markup(script) for script in scripts],
         vega=deflated(_vega()) if drawn else None,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,52 @@ from spanwise.rollouts.schema import write_rollouts
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
 #: All that a run writes, files and folders.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "model", "tokenizer", "critic", "laser.json", *RESULTS)
+
+#: What stands in files in the place of a secret.
+HIDDEN = "<hidden>"
+#: Where a recipe has settings of libraries and of functions of the user's own, which may need a secret.
+_OPEN = ("trainer", "objectives")
+#: The names of secrets, in words joined by _; a token of a tokenizer is none.
+_SECRET = re.compile(r"secret|passw|passphrase|credential|(api|access|auth|private|account|hub|hf)_?key|_token$")
+_TOKENIZER = re.compile(
+    r"(^|_)(pad|eos|bos|unk|sep|cls|mask|stop|start|end|begin|special|image|video|audio|think|tool)_token$"
+)
+
+
+def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
+    """The settings with a stand-in for each secret, as they may be written; None leaves it out.
+
+    A secret is a text below `trainer` or `objectives` whose name says so, such as `hub_token`, `api_key` or `password`.
+
+    >>> hidden({"trainer": {"hub_token": "hf_1", "pad_token": "<pad>"}, "laser": {"token": "<unk>"}})
+    {'trainer': {'hub_token': '<hidden>', 'pad_token': '<pad>'}, 'laser': {'token': '<unk>'}}
+    """
+    if isinstance(value, Mapping):
+        secret = {name for name, field in value.items() if within and field and _is_secret(str(name), field, within)}
+        return {
+            name: stand_in if name in secret else hidden(field, stand_in, within=within or (name if name in _OPEN else ""))
+            for name, field in value.items()
+            if name not in secret or stand_in is not None
+        }
+    return [hidden(entry, stand_in, within=within) for entry in value] if isinstance(value, list) else value
+
+
+def _is_secret(name: str, value: Any, within: str) -> bool:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower()
+    named = _SECRET.search(words) is not None and _TOKENIZER.search(words) is None
+    return isinstance(value, str) and (named or (within, words) == ("trainer", "token"))
+
+
+def hidden_names(value: Any, before: str = "") -> list[str]:
+    """Where a stand-in for a secret stands.
+
+    >>> hidden_names({"objectives": [{"options": {"api_key": "<hidden>"}}]})
+    ['objectives.0.options.api_key']
+    """
+    if value == HIDDEN:
+        return [before]
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    return [place for name, field in pairs for place in hidden_names(field, f"{before}.{name}".lstrip("."))]
 
 
 def is_run(path: Path) -> bool:
@@ -96,9 +144,9 @@ class RunFolder:
         self.path, self.writes = Path(path), tuple(writes)
 
     def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Write the recipe as it was resolved, without the folder: that may be moved."""
+        """Write the recipe as it was resolved, without the folder, which may be moved, and without secrets."""
         written = {name: value for name, value in recipe.items() if name != "output"}
-        write_text(self.path / "recipe.yaml", yaml.safe_dump(written, sort_keys=False, allow_unicode=True))
+        write_text(self.path / "recipe.yaml", yaml.safe_dump(hidden(written), sort_keys=False, allow_unicode=True))
 
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
@@ -123,24 +171,31 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
-        write_text(self.path / "summary.json", json.dumps(dict(summary), indent=2) + "\n")
+        write_text(self.path / "summary.json", json.dumps(hidden(dict(summary)), indent=2) + "\n")
 
     def write_rollouts(self, parts: Sequence[pa.Table], *, step: int) -> None:
         """Write one generation batch, what each process has of it, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
         write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", parts)
 
 
-def metrics_until(run: Path, step: int) -> Iterator[dict[str, Any]]:
+def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     """The lines of a run's `metrics.jsonl` up to a step, without the final evaluation; none if the file is not there.
 
-    What an interruption cut off in the middle of a line ends them as well.
+    A line that is damaged, or cut off by an interruption, is left out, with a warning that counts them.
     """
     file = run / "metrics.jsonl"
-    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    texts, lines, damaged = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
+    for text in texts:
         try:
             line = json.loads(text)
-        except ValueError:
-            return
-        if line["step"] > step or "final" in line:
-            return
-        yield line
+            ended = line["step"] > step or "final" in line
+        except (ValueError, TypeError, KeyError):
+            damaged += 1
+            continue
+        if ended:
+            break
+        lines.append(line)
+    if damaged:
+        which = f"{damaged} of {len(texts)} lines of '{file}'"
+        warnings.warn(f"{which} cannot be read and {'is' if damaged == 1 else 'are'} left out.", UserWarning, stacklevel=2)
+    return lines

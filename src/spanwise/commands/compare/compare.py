@@ -6,6 +6,7 @@ them outlives the one that started them.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ from rich.table import Column
 from rich.text import Text
 
 from spanwise.commands.shared.fitted import plain_table, say
-from spanwise.commands.shared.folder import changed, check_no_run, read_fields, without_nan
+from spanwise.commands.shared.folder import SECRETS, changed, check_no_run, read_fields, without_nan
 from spanwise.commands.shared.samples import ended_runs
 from spanwise.credit import METHODS
 from spanwise.disk import write_text
@@ -37,7 +38,7 @@ from spanwise.explain import OF_SCORE
 from spanwise.measure import ArmComparison, Interval, compare_arms
 from spanwise.objective import BASELINES
 from spanwise.recipe import Recipe, load
-from spanwise.rollouts.folder import RunFolder, is_filled, sole_writer
+from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 
 #: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
@@ -170,13 +171,15 @@ def train_command(run: ArmRun, *, resume: bool) -> list[str]:
 
 def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     """Start the training of one run, from its newest intact checkpoint if it has one."""
-    write_text(run.file, yaml.safe_dump(run.asked(), sort_keys=False))
+    asked = run.asked()
+    write_text(run.file, yaml.safe_dump(hidden(asked), sort_keys=False))
+    secrets = {name: value for name, value in asked.items() if hidden({name: value}) != {name: value}}
     checkpoint, faults = newest_checkpoint(run.folder / "checkpoints")
     if faults:
         said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
         goes_on = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
         say(console, f"{run.folder.name} {goes_on}; not readable are {said}.")
-    environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120"}
+    environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
     with _log(run).open("ab") as file:  # an earlier attempt, and another process that writes it, keep their lines
         return subprocess.Popen(
             train_command(run, resume=checkpoint is not None),

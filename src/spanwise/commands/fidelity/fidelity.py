@@ -25,6 +25,7 @@ from spanwise.fidelity.tokens import TOKEN_KINDS, VALUES, SaeSegments, TokenFide
 from spanwise.measure import Interval
 from spanwise.modes.critic.value_model import ABOUT
 from spanwise.recipe import Recipe, answer_layout, scheme_of
+from spanwise.rollouts.folder import hidden
 from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
@@ -66,7 +67,7 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
 def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
     """Write `fidelity.json`: what `fidelity_report` takes, and the options, which the report prints."""
     data = {"source": source, "recipe": dict(recipe), **_NOTHING, **measured}
-    write_text(Path(folder) / FIDELITY, json.dumps(without_nan(data), indent=1) + "\n")
+    write_text(Path(folder) / FIDELITY, json.dumps(without_nan(hidden(data)), indent=1) + "\n")
 
 
 def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> rolls.Roller:

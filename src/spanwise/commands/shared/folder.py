@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -14,7 +15,7 @@ import yaml
 from spanwise.disk import write_text
 from spanwise.errors import DataError
 from spanwise.recipe import EMBEDDED, HUB, Recipe
-from spanwise.rollouts.folder import is_run
+from spanwise.rollouts.folder import hidden, is_run
 
 #: Where runs go that name no folder.
 RUNS = Path("runs")
@@ -67,13 +68,23 @@ def read_fields(file: Path) -> dict[str, Any]:
 _WATCHED = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads")
 
 
+#: The variable by which a comparison hands a run the fields that hold secrets, which its recipe file does not.
+SECRETS = "SPANWISE_RECIPE_SECRETS"
+
+
+def secret_fields() -> dict[str, Any]:
+    """Take the fields that hold secrets out of the environment, which other processes inherit."""
+    return json.loads(os.environ.pop(SECRETS, "{}"))
+
+
 def changed(file: Path, asked: Mapping[str, Any], *, but: Sequence[str] = _WATCHED) -> list[str]:
     """What a recipe file says otherwise than it is asked for now, but for some fields; nothing if the file is not there."""
     if not file.is_file():
         return []
     written = read_fields(file)
     plain = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
-    before = {**plain, **({} if written.get("task", EMBEDDED[0]) in EMBEDDED else HUB), **written}
+    before = hidden({**plain, **({} if written.get("task", EMBEDDED[0]) in EMBEDDED else HUB), **written}, None)
+    asked = hidden(dict(asked), None)  # secrets stand in no file
     names = [name for name in asked if name not in but and before.get(name) != asked[name]]
     sentences = [f"{name} was {before.get(name)!r} and is {asked[name]!r} now" for name in names]
     return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, sentences, strict=True)]
@@ -97,7 +108,7 @@ def again_command(command: str, *places: str | Path, folder: Path, options: Mapp
         'spanwise credit 1.jsonl --methods bae --reward correct=acc --set prefilled=null --output runs/credit-again'
     """
     words = [str(place) for place in places]
-    for name, value in (options or {}).items():
+    for name, value in hidden(options or {}).items():
         option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
             pairs = {key: _yaml(field) if name == "overrides" else field for key, field in value.items()}

@@ -77,6 +77,7 @@ def command(
         for field, value in locals().items()
         if value is not None and field not in ("recipe", "columns", "resume", "overwrite", "set_")
     }
+    from spanwise.commands.shared.folder import secret_fields
     from spanwise.recipe import load
 
     if recipe is None and resume and (Path(resume) / "recipe.yaml").is_file():
@@ -85,7 +86,7 @@ def command(
         if role not in ("question", "prompt", "answer"):
             raise RecipeError(unknown("role of --columns", role, ("question", "prompt", "answer")))
         given[f"{role}_column"] = column
-    loaded = load(recipe, {**given, **recipe_fields(set_)})
+    loaded = load(recipe, {**given, **recipe_fields(set_), **secret_fields()})
     from spanwise.commands.train.train import train
 
     train(loaded, console=Console(), resume=resume, overwrite=overwrite)

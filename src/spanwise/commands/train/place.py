@@ -74,7 +74,7 @@ def history_of(
         note = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
         say(console, note)
     step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
-    return step, list(metrics_until(file.parent, step))
+    return step, metrics_until(file.parent, step)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from spanwise.modes.critic.critic import megabytes
 from spanwise.recipe import EMBEDDED, Recipe, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
 from spanwise.rollouts import Rollouts
-from spanwise.rollouts.folder import RunFolder, metrics_until
+from spanwise.rollouts.folder import HIDDEN, RunFolder, hidden_names, metrics_until
 from spanwise.tasks import Task
 from spanwise.types import Scores
 
@@ -58,6 +58,12 @@ def train(
     It is resumed only under the recipe of the checkpoint, save for what is watched and kept (`shared.folder.changed`).
     """
     console = console or Console()
+    if names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
+        which = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {HIDDEN} in the recipe, so"
+        if [name for name in names if not name.startswith("trainer.")]:
+            raise RecipeError(f"{which} a reward would not get its secret. Set objectives with it again.")
+        say(console, f"{which} it is left out. Set trainer with it again, or log in to the hub, if it is needed.")
+        recipe = recipe.model_copy(update={"trainer": _without_stand_ins(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
     check_recipe(recipe)
@@ -106,6 +112,12 @@ def train(
 
                 say(console, f"Report: {report_folder(place)}")
     return summary
+
+
+def _without_stand_ins(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_stand_ins(field) for name, field in value.items() if field != HIDDEN}
+    return value
 
 
 def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: Mapping[str, str]) -> None:

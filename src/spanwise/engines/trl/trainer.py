@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences, sequences
 from spanwise.rollouts import Rollouts
+from spanwise.rollouts.folder import hidden
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
 from spanwise.step import Ranks, ReadBatch, Step
@@ -191,13 +193,26 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            torch.save(self.args, place / "training_args.bin")  # with the limit
+            torch.save(self._written_args(), place / "training_args.bin")  # with the limit
             resumable, processes = not self.args.save_only_model, self.accelerator.num_processes
             entry: Any = self.scheme.entry  # of a method that may remember earlier batches
             state = entry.estimator.state_dict() if entry.stateful else None
             write_manifest(place, processes=processes, resumable=resumable, estimator=state)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        own, self.args = self.args, self._written_args()
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.args = own
+
+    def _written_args(self) -> Any:
+        """The arguments without secrets, for files."""
+        written = copy.copy(self.args)
+        written.__dict__ = hidden({"trainer": vars(self.args)}, None)["trainer"]
+        return written
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -1,0 +1,125 @@
+"""What opens a door is in no file that a run, a comparison, a report or a checkpoint leaves."""
+
+import os
+
+import pytest
+import yaml
+from rich.console import Console
+
+from spanwise.cli import main
+from spanwise.commands.report.report import report_folder
+from spanwise.commands.shared.folder import again_command, changed
+from spanwise.commands.train.train import train
+from spanwise.errors import DataError, RecipeError
+from spanwise.recipe import load
+from spanwise.rollouts.folder import hidden
+
+HUB, JUDGE = "hf_" + "q7Zk" * 8, "sk-" + "w3Xy" * 8
+SMALL = {
+    "steps": 2, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,
+    "save_every": 1, "keep_rollouts": 1,
+}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers about itself
+REWARD = """
+def judged(completions, *, api_key, **_):
+    assert api_key == {key!r}, api_key
+    return [float(len(text) % 3) for text in completions]
+"""
+
+
+@pytest.fixture
+def fields(tmp_path, monkeypatch):
+    """A recipe with two secrets, one of which its reward needs, in a working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "judge.py").write_text(REWARD.format(key="".join(JUDGE)).replace(repr(JUDGE), f"{JUDGE[::-1]!r}[::-1]"))
+    judged = {"reward": "judge.py:judged", "pays": ["solution"], "options": {"api_key": JUDGE}}
+    return {
+        **SMALL, "objectives": [{"reward": "correct", "pays": ["solution"]}, judged],
+        "trainer": {"hub_token": HUB, "max_grad_norm": 0.5},
+    }  # fmt: skip
+
+
+def holding(place):
+    """The files under a place that hold one of the secrets."""
+    files = [file for file in place.rglob("*") if file.is_file()]
+    assert len(files) > 10
+    return [str(file) for file in files if any(secret.encode() in file.read_bytes() for secret in (HUB, JUDGE))]
+
+
+def test_a_run_leaves_no_secret_and_goes_on_from_what_it_leaves(fields, tmp_path, capsys):
+    place = tmp_path / "run"
+    train(load(None, {**fields, "output": str(place)}), console=Console(width=200))
+    said = capsys.readouterr().out
+    assert HUB not in said
+    assert JUDGE not in said
+    assert (place / "checkpoints" / "checkpoint-2" / "training_args.bin").is_file()
+    assert (place / "report.html").is_file()
+    assert holding(place) == []
+    written = yaml.safe_load((place / "recipe.yaml").read_text())
+    assert written["trainer"] == {"hub_token": "<hidden>", "max_grad_norm": 0.5}
+    assert [entry.get("options", {}) for entry in written["objectives"]][1] == {"api_key": "<hidden>"}
+    checkpoint = str(place / "checkpoints" / "checkpoint-1")
+    train(load(None, {**fields, "output": str(tmp_path / "other")}), console=Console(quiet=True), resume=checkpoint)
+    assert holding(tmp_path / "other") == []
+    with pytest.raises(DataError, match=r"is of a run of another recipe \(trainer was another\)|trainer was \{"):
+        train(
+            load(None, {**fields, "trainer": {"hub_token": HUB, "max_grad_norm": 0.1}, "output": str(tmp_path / "third")}),
+            console=Console(quiet=True),
+            resume=checkpoint,
+        )
+
+
+def test_a_hidden_field_of_the_trainer_is_left_out_when_a_run_goes_on_and_said(fields, tmp_path, capsys):
+    place = tmp_path / "run"
+    own = {**fields, "objectives": None, "report": False, "output": str(place)}
+    train(load(None, own), console=Console(quiet=True))
+    train(load(place / "recipe.yaml"), console=Console(width=200), resume=str(place / "checkpoints" / "checkpoint-1"))
+    assert "trainer.hub_token is <hidden> in the recipe, so it is left out" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_hidden_field_of_a_reward_is_refused():
+    judged = {"reward": "correct", "pays": ["solution"], "options": {"api_key": "<hidden>"}}
+    with pytest.raises(RecipeError, match=r"^objectives\.0\.options\.api_key is <hidden> .* Set objectives with it again"):
+        train(load(None, {**SMALL, "objectives": [judged]}), console=Console(quiet=True))
+
+
+def test_a_comparison_hands_its_runs_the_secrets_and_leaves_none(fields, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(fields))
+    command = ["compare", "recipe.yaml", "--arms", "bae", "--seeds", "0", "--output", "out"]
+    main(command)
+    assert holding(tmp_path / "out") == []
+    assert not [name for name, value in os.environ.items() if HUB in value]
+    main(command)  # everything is there, and of the same recipe
+    report_folder(tmp_path / "out" / "bae-0")
+
+
+@pytest.mark.parametrize(
+    "name", ["hub_token", "access_token", "api_key", "apiKey", "API-KEY", "password", "client_secret", "db_passwd"]
+)
+def test_the_names_of_secrets(name):
+    assert hidden({"trainer": {"deep": [{name: "x"}]}}) == {"trainer": {"deep": [{name: "<hidden>"}]}}
+    assert hidden({"objectives": [{"options": {name: "x"}}]}, None) == {"objectives": [{"options": {}}]}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"laser": {"token": "<unk>"}},
+        {"layout": {"api_key": ["api_key"], "key": ["key"]}},
+        {"trainer": {"max_tokens": 3, "pad_token": "<pad>", "eos_token": "<eos>", "secret": None, "hub_token": ""}},
+        {"objectives": [{"reward": "equals", "options": {"key": "price", "token": "<x>", "dict_key": "a"}}]},
+    ],
+)
+def test_what_is_no_secret_stays(plain):
+    assert hidden(plain) == plain
+
+
+def test_a_printed_command_and_a_comparison_of_recipes_hold_none(tmp_path):
+    asked = {"overrides": {"trainer": {"hub_token": HUB}}}
+    assert HUB not in again_command("compare", folder=tmp_path, options=asked)
+    (tmp_path / "recipe.yaml").write_text("trainer: {hub_token: <hidden>, seed: 1}")
+    assert changed(tmp_path / "recipe.yaml", {"trainer": {"hub_token": HUB, "seed": 1}}) == []
+    assert changed(tmp_path / "recipe.yaml", {"trainer": {"seed": 1}}) == []
+    (sentence,) = changed(tmp_path / "recipe.yaml", {"trainer": {"hub_token": HUB, "seed": 2}})
+    assert HUB not in sentence
