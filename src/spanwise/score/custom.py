@@ -96,10 +96,10 @@ def _process_kept(what: str) -> Iterator[None]:
             torch.set_rng_state(state)
             if cuda:
                 torch.cuda.set_rng_state_all(cuda)
-        if _is_set(*(_python(one) for one in (python, random.getstate()))):
+        if _is_set(_python(python), _python(random.getstate())):
             changed.append("the seed of random")
             random.setstate(python)
-        if _is_set(*(_numpy(one) for one in (legacy, np.random.get_state()))):  # noqa: NPY002
+        if _is_set(_numpy(legacy), _numpy(np.random.get_state())):  # noqa: NPY002
             changed.append("the seed of numpy")
             np.random.set_state(legacy)  # noqa: NPY002
         if not os.path.isdir(".") or os.getcwd() != folder:
@@ -143,10 +143,10 @@ def _leads(before: _State, after: _State) -> bool:
     if np.array_equal(before[0], after[0]):
         return before[1] <= after[1]
     twin = np.random.RandomState()
-    twin.set_state(("MT19937", before[0], 624))
+    twin.set_state(("MT19937", before[0], 624, 0, 0.0))
     for _ in range(_MOST_BLOCKS):
         twin.bytes(624 * 4)
-        if np.array_equal(twin.get_state()[1], after[0]):
+        if np.array_equal(_numpy(twin.get_state())[0], after[0]):
             return True
     return False
 
