@@ -86,6 +86,11 @@ def of_blocks(blocks):
     return [True for _ in blocks]
 
 
+def seeds(blocks):
+    torch.manual_seed(0)
+    return [1.0 for _ in blocks]
+
+
 def sleepy(folder):
     usual, custom.SLOW = custom.SLOW, 0.05
     try:
@@ -220,6 +225,23 @@ CASES = [
         "A reward function that returns NaN",
         lambda folder: scored(returning([1.0, float("nan")])),
         "Objective 'mine' gives completion 1 of 2 the reward nan; return a finite number, or None for no reward.",
+    ),
+    Case(
+        "A reward function that returns 1e308",
+        lambda folder: scored(returning([1.0, 1e308])),
+        "Objective 'mine' gives completion 1 of 2 the reward 1e+308; beyond 1e+30 credit overflows. Return a smaller number, or "
+        "None for no reward.",
+    ),
+    Case(
+        "A reward function that returns a tensor on the device meta",
+        lambda folder: scored(returning(torch.ones(2, device="meta"))),
+        "Objective 'mine': its reward function returned a tensor on the device meta, which holds no numbers; return a list of 2.",
+    ),
+    Case(
+        "A reward function that sets a seed, the default dtype, gradients or the working directory",
+        lambda folder: scored(seeds),
+        "Objective 'seeds': its reward function changed torch's seed (0) for the whole process; it is put back after each call. "
+        "Leave that to your script, or use a generator of your own (random.Random, torch.Generator).",
     ),
     Case(
         "A reward function that returns -1.0 where the block is left out",

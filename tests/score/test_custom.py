@@ -3,6 +3,9 @@
 import functools
 import json
 import math
+import os
+import random
+import re
 import time
 import warnings
 from decimal import Decimal
@@ -15,6 +18,7 @@ import torch
 from helpers import NAN, assert_close
 from score_small import ABSENT, CORRECT, OK, TIMEOUT, completion, trl_reward
 from spanwise import register
+from spanwise.credit import METHODS
 from spanwise.errors import DataError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -251,3 +255,118 @@ def test_a_registered_reward_works_by_name_and_names_are_taken_once():
             register("length_of_answer", kind="reward")(completion)
     finally:
         REWARDS.pop("length_of_answer", None)
+
+
+def right(blocks, solution):
+    return [float(block["solution"]["answer"] == gold["answer"]) for block, gold in zip(blocks, solution, strict=True)]
+
+
+def test_a_reward_that_changes_what_it_is_given_changes_nothing_for_the_next():
+    def cheats(blocks, solution, ids, level=(), seen=None):
+        for block, gold in zip(blocks, solution, strict=True):
+            gold["answer"] = block["solution"]["answer"] = "changed"
+        blocks.clear()
+        ids[0].append(9)
+        seen.append(1)
+        return [0.0]
+
+    columns, options = {"solution": [{"answer": "4"}], "ids": [[1, 2]]}, {"seen": []}
+    wrong = [completion("5")]
+    objectives = [Objective(cheats, pays="solution", options=options), Objective(right, pays="solution")]
+    assert score_all(objectives, wrong, columns=columns).reward_nm.tolist() == [[0.0, 0.0]]
+    assert (columns, options) == ({"solution": [{"answer": "4"}], "ids": [[1, 2]]}, {"seen": []})
+
+    def outcome(text, *, columns):
+        columns["solution"][0]["answer"] = text[0]["solution"]["answer"] = "changed"
+        return [True]
+
+    score_all([Objective(right, pays="solution", given=[outcome])], wrong, columns=columns)
+    assert columns["solution"] == [{"answer": "4"}]
+    assert wrong == [completion("5")]
+
+    @register("spoils", kind="reward")
+    def spoils(text, *, pays, columns, scored):
+        scored["right"].value_n.fill_(7.0)
+        columns["ids"][0].clear()
+        return Reward.of([0.0])
+
+    objectives = [Objective(right, pays="solution"), Objective("spoils", pays="solution")]
+    assert score_all(objectives, wrong, columns=columns).reward_nm.tolist() == [[0.0, 0.0]]
+    assert columns["ids"] == [[1, 2]]
+    REWARDS.pop("spoils")
+
+
+STATES = {
+    "torch's default dtype (torch.float64)": lambda: torch.set_default_dtype(torch.float64),
+    "whether torch computes gradients (False)": lambda: torch.set_grad_enabled(False),
+    "torch's seed (77)": lambda: torch.manual_seed(77),
+    "the seed of random": lambda: random.seed(3),
+    "the seed of numpy": lambda: np.random.seed(3),  # noqa: NPY002
+    "the working directory": lambda: os.chdir("/"),
+}
+
+
+@pytest.mark.usefixtures("unchecked_shapes")  # checking them draws random numbers
+@pytest.mark.parametrize("named", STATES)
+def test_what_a_reward_changes_in_the_process_is_put_back_and_named(named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(77)  # the very seed that is set: only where it stands tells them apart
+    torch.rand(1000)
+
+    def everywhere():
+        numbers = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # noqa: NPY002
+        return torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd(), numbers
+
+    def sets(blocks):
+        STATES[named]()
+        return [1.0]
+
+    before = everywhere()
+    with pytest.warns(UserWarning, match="Objective 'sets': its reward function changed") as warned:
+        score_all([Objective(sets, pays="solution")], [completion()], columns={})
+    assert [f"changed {named} for the whole process" in str(one.message) for one in warned] == [True]
+    assert everywhere() == before
+
+    def raises(blocks):
+        STATES[named]()
+        raise ValueError("no")
+
+    with pytest.warns(UserWarning, match="changed"), pytest.raises(RewardError, match="ValueError"):
+        score_all([Objective(raises, pays="solution")], [completion()], columns={})
+    assert everywhere() == before
+
+
+@pytest.mark.parametrize("draws", [1, 700, 100_000])
+def test_a_reward_may_draw_random_numbers_and_draws_others_each_time(draws):
+    def noise(blocks):
+        numbers = [random.random() for _ in range(draws)]
+        return [numbers[-1] + float(np.random.rand(draws)[-1]) + float(torch.rand(draws)[-1])]  # noqa: NPY002
+
+    objective = Objective(noise, pays="solution")
+    both = [float(score_one(objective, [completion()], columns={}, scored={}).value_n[0]) for _ in range(2)]
+    assert both[0] != both[1]
+
+
+@pytest.mark.parametrize("value", [1e308, -1e31])
+def test_a_reward_whose_squares_or_float32_overflow_is_refused_by_name_completion_and_number(value):
+    sentence = f"'huge' .* completion 1 of 2 .* {re.escape(f'{value:g}')}"
+    huge = Objective(lambda blocks: [1e30, value], pays="solution", name="huge")
+    with pytest.raises(RewardError, match=sentence):
+        score_all([huge], [completion()] * 2, columns={})
+    with pytest.raises(RewardError, match=sentence):
+        score_all([huge], [completion()] * 2, columns={}, recorded={"huge": Reward.of([1.0, value])})
+    largest = Objective(lambda blocks: [1e30, -1e30], pays="solution")
+    reward_n = score_all([largest], [completion()] * 2, columns={}).reward_nm[:, 0]
+    for method in ("grpo", "rloo", "dr_grpo"):
+        adv_n = METHODS[method].estimator(reward_n, torch.zeros(2, dtype=torch.long)).float()
+        assert adv_n[0] > 0 > adv_n[1]
+        assert adv_n.isfinite().all()
+
+
+def test_a_tensor_on_meta_holds_no_numbers():
+    with pytest.raises(RewardError, match="'empty': its reward function returned a tensor on the device meta"):
+        score_all(
+            [Objective(lambda blocks: torch.ones(1, device="meta"), pays="solution", name="empty")],
+            [completion()],
+            columns={},
+        )

@@ -125,7 +125,7 @@ SEGMENTERS_OF = {
     "sentences": (Layout(["sentence[*]"], segmenter="sentences", most=3), (". ", "? A"), {}),
     "steps": (Layout({"preface": [], "step[*]": "steps:"}, most=3), ("\n1. ", "\nStep 2"), APART),
     "fixed": (Layout({"chunk[*]": "fixed:3"}, most=3), (), {}),
-    "turns": (Layout(["turn[*]"], segmenter="turns", most=3), (), {"masking": BY_MASK, "poison": BY_MASK}),
+    "turns": (Layout(["turn[*]"], segmenter="turns", most=3), (), {"masking": BY_MASK, "poison": BY_MASK, "seen": BY_MASK}),
     "json": (Layout({"price": "json:price", "rest": []}), ('{"price": ', "}", ", "), APART),
 }  # fmt: skip
 

@@ -114,6 +114,19 @@ def infinite(reward_n, group_n):
     return dr_grpo(reward_n, group_n) / (reward_n.double().nan_to_num() != 0.5)
 
 
+def flipped(reward_n, group_n):
+    return -dr_grpo(reward_n, group_n)
+
+
+def always_zero(reward_n, group_n):
+    return torch.zeros(len(reward_n), dtype=torch.float64)
+
+
+def below_the_best(reward_n, group_n):
+    best_n = torch.stack([reward_n[group_n == g].nan_to_num(nan=-torch.inf).max() for g in group_n])
+    return (reward_n - best_n).double().nan_to_num()
+
+
 @pytest.mark.parametrize(
     ("estimator", "broken"),
     [
@@ -139,6 +152,9 @@ def infinite(reward_n, group_n):
         (nan_where_constant, "result"),
         (infinite, "result"),
         (only_one_number, "result"),
+        (flipped, "monotone"),
+        (always_zero, "signs"),
+        (below_the_best, "signs"),
     ],
 )
 def test_wrong_estimators_of_completions(estimator, broken):
@@ -393,6 +409,13 @@ def test_wrong_segmenters(segmenter, broken):
     check_segmenter(right, properties=[broken], examples=5)
     with pytest.raises(ConformanceError, match=f"Segmenter '{segmenter.__name__}' breaks '{broken}'"):
         check_segmenter(segmenter, properties=[broken])
+
+
+def test_a_segmenter_whose_marks_occur_in_no_example_was_not_checked():
+    of_other_tags = partial(find_blocks, layout=Layout({"a": ["thoughts"], "b": ["verdict"]}), vocabulary=small_vocabulary())
+    with pytest.raises(ConformanceError, match="breaks 'seen': its marks occur"):
+        check_segmenter(of_other_tags)
+    check_segmenter(right, properties=["seen"])
 
 
 def test_segmenters_that_crash_or_return_something_else():

@@ -32,6 +32,8 @@ PROPERTIES: Mapping[str, str] = {
     "poison": "what stands at a masked token (NaN, 1e9, any id) is never read",
     "padding": "padding on the left and on the right give the same numbers",
     "conservation": "spread over the tokens of its block, credit adds up to itself and is exactly 0 elsewhere",
+    "monotone": "more reward never means less credit for that completion, block, step or last token",
+    "signs": "of all examples, some credit is above 0 and some below: it is not always 0, and does not only pay or only charge",
 }
 #: Keyword parameters that are bound to what the objectives say, and to what a batch may have beside what it must.
 FACTS = (

@@ -5,17 +5,23 @@ A reward has TRL's signature, or ours with the blocks of each completion.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
+import os
+import random
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from threading import Timer
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError
@@ -25,13 +31,128 @@ from spanwise.score.reward import Columns, Reward, Texts
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
 #: Seconds after which a function that has not returned is named.
 SLOW = 60.0
+#: A list of nothing but these is copied at once.
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
+#: Blocks of 624 numbers that a function may draw before its state of random numbers counts as a new seed.
+_MOST_BLOCKS = 4000
 
 
-def called(function: Callable[[], Any], *, what: str, size: int, advice: str) -> Any:
+def called(function: partial[Any], *, what: str, size: int, advice: str) -> Any:
     """What `function()` returns; a warning while it runs names it once it takes more than a minute.
 
-    Nothing stops it: a check that may hang needs a deadline of its own.
+    Nothing stops it: a check that may hang needs a deadline of its own. A function of somebody else's works on copies of its
+    arguments, and what it changes in the process is undone.
     """
+    if not f"{getattr(function.func, '__module__', '')}.".startswith("spanwise."):
+        function = partial(function.func, *own_copy(function.args), **own_copy(function.keywords))
+        with _process_kept(what):
+            return _watched(function, what=what, size=size, advice=advice)
+    return _watched(function, what=what, size=size, advice=advice)
+
+
+def own_copy(value: Any) -> Any:
+    """A copy of lists, tuples, dicts, sets, tensors, arrays and data classes, and of those inside them; anything else as it is.
+
+    >>> rows = [{"gold": ["4"]}]
+    >>> own_copy(rows)[0]["gold"].append("5")
+    >>> rows
+    [{'gold': ['4']}]
+    """
+    if type(value) in (list, tuple):
+        return type(value)(value if _PLAIN.issuperset(map(type, value)) else map(own_copy, value))
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, (np.ndarray, set)):
+        return value.copy()
+    if isinstance(value, dict):
+        copied = copy.copy(value)
+        copied.update((key, own_copy(one)) for key, one in value.items())
+        return copied
+    if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
+        copied = copy.copy(value)
+        vars(copied).update(own_copy(vars(value)))
+        return copied
+    return value
+
+
+@contextmanager
+def _process_kept(what: str) -> Iterator[None]:
+    """Undo, and say, that a function changed the default dtype, gradients, a seed or the working directory."""
+    dtype, gradients, folder = torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd()
+    python, legacy, seed, state = random.getstate(), np.random.get_state(), torch.initial_seed(), torch.get_rng_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        changed: list[str] = []
+        if torch.get_default_dtype() != dtype:
+            changed.append(f"torch's default dtype ({torch.get_default_dtype()})")
+            torch.set_default_dtype(dtype)
+        if torch.is_grad_enabled() != gradients:
+            changed.append(f"whether torch computes gradients ({torch.is_grad_enabled()})")
+            torch.set_grad_enabled(gradients)
+        if torch.initial_seed() != seed or _is_set(_words(state), _words(torch.get_rng_state()), torch.initial_seed()):
+            changed.append(f"torch's seed ({torch.initial_seed()})")
+            torch.set_rng_state(state)
+            if cuda:
+                torch.cuda.set_rng_state_all(cuda)
+        if _is_set(_python(python), _python(random.getstate())):
+            changed.append("the seed of random")
+            random.setstate(python)
+        if _is_set(_numpy(legacy), _numpy(np.random.get_state())):  # noqa: NPY002
+            changed.append("the seed of numpy")
+            np.random.set_state(legacy)  # noqa: NPY002
+        if not os.path.isdir(".") or os.getcwd() != folder:
+            changed.append("the working directory")
+            os.chdir(folder)
+        if changed:
+            warnings.warn(
+                f"{what} changed {', '.join(changed)} for the whole process; it is put back after each call. Leave that to your "
+                f"script, or use a generator of your own (random.Random, torch.Generator).",
+                UserWarning,
+                stacklevel=2,
+            )
+
+
+_State = tuple[np.ndarray, int]  # the 624 words of a Mersenne Twister, and how many of them are used
+
+
+def _words(state: Tensor) -> _State:
+    data = state.numpy().tobytes()
+    left, following = np.frombuffer(data, np.int32, 1, 8)[0], np.frombuffer(data, np.uint64, 1, 16)[0]
+    return np.frombuffer(data, np.uint64, 624, 24).astype(np.uint32), 624 if left == 1 else int(following)
+
+
+def _python(state: tuple[Any, ...]) -> _State:
+    return np.array(state[1][:-1], np.uint32), state[1][-1]
+
+
+def _numpy(state: Any) -> _State:
+    return state[1], state[2]
+
+
+def _is_set(before: _State, after: _State, seed: int | None = None) -> bool:
+    """Whether a generator stands where drawing numbers does not lead; with a seed only if that does lead there."""
+    if _leads(before, after):
+        return False
+    return seed is None or _leads(_words(torch.Generator().manual_seed(seed).get_state()), after)
+
+
+def _leads(before: _State, after: _State) -> bool:
+    """Whether drawing numbers leads from one state to another."""
+    if np.array_equal(before[0], after[0]):
+        return before[1] <= after[1]
+    twin = np.random.RandomState()
+    twin.set_state(("MT19937", before[0], 624, 0, 0.0))
+    for _ in range(_MOST_BLOCKS):
+        twin.bytes(624 * 4)
+        if np.array_equal(_numpy(twin.get_state())[0], after[0]):
+            return True
+    return False
+
+
+def _watched(function: partial[Any], *, what: str, size: int, advice: str) -> Any:
+    """What a function returns, or a sentence in the place of what it raises."""
     text = (
         f"{what} has been running for {SLOW:g} s on {size} completions. Nothing stops it; give what it waits for a deadline."
     )
@@ -52,6 +173,10 @@ def called(function: Callable[[], Any], *, what: str, size: int, advice: str) ->
 def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[Any]:
     """What a function returned, if that is a list of one value for each completion."""
     if isinstance(result, (Tensor, np.ndarray)):
+        if isinstance(result, Tensor) and result.is_meta:
+            raise RewardError(
+                f"{what} returned a tensor on the device meta, which holds no {noun}s; return a list of {size}."
+            )
         if len(result.shape) > 1:
             raise RewardError(
                 f"{what} returned an array of the shape {tuple(result.shape)}; return one {noun} per completion, an array of the "

@@ -21,6 +21,9 @@ from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outco
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts
 from spanwise.types import Scores, Status
 
+#: The largest reward: squares of a batch stay finite in float64, and in float32 eight powers of ten are left for weights and sums.
+LARGEST = 1e30
+
 
 def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns, recorded: Scored | None = None) -> Scores:
     """Score every completion by every objective.
@@ -61,6 +64,9 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
         scored: objective -> its reward, in order.
         outcome_names, outcome_no: as `read_outcomes` gives them.
 
+    Raises:
+        RewardError: a reward is beyond 1e30, so that credit would overflow.
+
     Example:
         >>> as_scores({"a": Reward.of([1.0]), "b": Reward.of([None], stated=[0.5])}).stated_nm
         tensor([[   nan, 0.5000]], dtype=torch.float64)
@@ -71,6 +77,13 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
         return torch.stack([torch.full_like(like, NAN) if own is None else own for like, own in columns], dim=1)
 
     reward_nm, status_nm, by_outcome_nmo = map(side_by_side, ("value_n", "status_n", "by_outcome_n2"))
+    beyond_nm = reward_nm.abs() > LARGEST
+    if beyond_nm.any():
+        n, m = beyond_nm.nonzero()[0].tolist()
+        raise RewardError(
+            f"Objective '{tuple(scored)[m]}' gives completion {n} of {len(reward_nm)} the reward {float(reward_nm[n, m]):g}; "
+            f"beyond {LARGEST:g} credit overflows. Return a smaller number, or None for no reward."
+        )
     stated_nm, unused_nm = map(side_by_side, ("stated_n", "unused_n"))
     known_no = outcome_no if outcome_names else None
     names = tuple(outcome_names)

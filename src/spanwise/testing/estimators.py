@@ -28,13 +28,14 @@ _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
+_PAID = ("monotone", "signs")
 _MASKED = ("masking", "poison", "padding")
 #: What a method credits -> the properties that are checked of it.
 BY_KIND: Mapping[str, tuple[str, ...]] = {
-    "completion": (*_ALWAYS, *_REWARDED),
-    "block": (*_ALWAYS, *_REWARDED),
-    "token": (*_ALWAYS, *_MASKED),
-    "step": (*_ALWAYS, "constant"),
+    "completion": (*_ALWAYS, *_REWARDED, *_PAID),
+    "block": (*_ALWAYS, *_REWARDED, *_PAID),
+    "token": (*_ALWAYS, *_MASKED, *_PAID),
+    "step": (*_ALWAYS, "constant", *_PAID),
     "refinement": (*_ALWAYS, *_MASKED),
 }
 
@@ -102,7 +103,7 @@ def check_estimator(
     )
 
     def strategy_of(name: str) -> SearchStrategy[DrawnBatch]:
-        whole = name in ("precision", "shift") or "absent" in method.exceptions
+        whole = name in ("precision", "shift", "monotone", "signs") or "absent" in method.exceptions
         return batches_of(spec, absent=not whole and method.kind in ("completion", "block"))
 
     suite.check(strategy_of, asked=properties, exceptions=declared, examples=examples)
@@ -124,6 +125,7 @@ class _Estimator(Suite):
     slow: Callable[..., Tensor] | None
     sequence: Callable[..., Tensor] | None
     by_token: ClassVar[Mapping[str, float]] = {"": 0.0}
+    to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {"signs": frozenset((-1, 1))}
 
     @property
     def of_tokens(self) -> bool:
@@ -234,6 +236,31 @@ class _Estimator(Suite):
         self.same(batch, {"": sums}, {"": credit.block_nk})
         if bool((adv_nt[block_nt < 0] != 0).any()):
             self.refuse(batch, adv_nt, "exactly 0 outside every block")
+
+    def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
+        """Give one row more of one reward, of tokens the last; credit of that row's same block, step or token is compared."""
+        names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
+        row, name, more = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(names)), draw(_NOT_NEGATIVE)
+        before = batch.rows[name]
+        at: tuple[int, ...] = (row,)
+        if before.ndim > 1:
+            size = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else before.shape[1]
+            if not size:
+                return
+            at = (row, size - 1 if self.of_tokens else draw(st.integers(0, size - 1)))
+        reward = before.clone()
+        reward[at] += more
+        moved = batch.put({name: reward})
+        less, result = self.run(batch)[""], self.run(moved)[""]
+        where = at[: result.ndim]
+        if not bool(result[where] >= less[where] - 1e-9):
+            self.refuse(
+                moved, result, f"at {where} no less than {float(less[where])}, which it gets with {more:g} less of {name}"
+            )
+
+    def signs(self, batch: DrawnBatch, _: Draw) -> None:
+        result = self.run(batch)[""]
+        self.met |= {sign for sign in (-1, 1) if bool((sign * result > 0).any())}
 
     def oracle(self, batch: DrawnBatch, _: Draw) -> None:
         self.same(batch, self.run(batch), {"": self.call(batch.inputs(), self.slow)[""].double()})

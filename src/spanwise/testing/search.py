@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -18,6 +18,9 @@ from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed,
 
 # How fast an estimator is, and how large its inputs are, is not what is checked here.
 _NOT_OURS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
+
+#: Examples that a property sees at least which asks that something happens at all.
+_MOST_TO_MEET = 60
 
 
 class ConformanceError(SpanwiseError, AssertionError):
@@ -37,6 +40,9 @@ class Suite:
     function: Callable[..., Any]
     sentences: Mapping[str, str]
     name: str = ""  # the property that is checked
+    met: set[Any] = field(default_factory=set)  # what examples of it showed so far
+    #: Properties that hold if the examples together showed all of this.
+    to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {}
     #: What a result has per token -> what stands at a masked one; and what it has per row that other places leave alone.
     by_token: ClassVar[Mapping[str, float]] = {}
     by_row: ClassVar[tuple[str, ...]] = ()
@@ -68,7 +74,13 @@ class Suite:
         for name in asked or self.sentences:
             if name not in (exceptions or ()):
                 self.name = name
-                _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=examples)
+                self.met, to_meet = set(), self.to_meet.get(name, frozenset())
+                examined = max(examples, _MOST_TO_MEET) if to_meet else examples
+                _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=examined)
+                if not to_meet <= self.met:
+                    raise ConformanceError(
+                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {examined} examples showed it."
+                    )
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
         """What comes out; a crash breaks the property too."""

@@ -26,6 +26,7 @@ SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "masking": "masked tokens, wherever they stand, change nothing at the others",
     "poison": "what stands at a masked token (an impossible id, NaN, 1e9) is never read",
     "padding": "padding on the left and on the right give the same spans",
+    "seen": "its marks occur: in some example a token is in another block than the first, if there is another",
 }
 _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "< a>", "\n\n", "<<")
 
@@ -145,6 +146,7 @@ class _Segmenter(Suite):
     vocabulary: Vocabulary
     by_token: ClassVar[Mapping[str, float]] = {"block_nt": -1}
     by_row = ("fault_n", "text")
+    to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {"seen": frozenset((True,))}
 
     def columns(self, result: Any) -> dict[str, Any]:
         """The tensors of its spans, and its texts if it says them."""
@@ -185,6 +187,10 @@ class _Segmenter(Suite):
         if not bool((right_nk | (~expected.present_nk & (start_nk == end_nk))).all()):
             intervals = f"from {show(start_nk)} to {show(end_nk)}"
             self.fail(batch, f"The intervals of the blocks go {intervals}, and their tokens say {show(block_nt)}.")
+
+    def seen(self, batch: DrawnBatch, _: Draw) -> None:
+        result = self.run(batch)
+        self.met.add(len(result["names"][0]) < 2 or bool((result["block_nt"] > 0).any()))
 
     def contiguous(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)

@@ -113,7 +113,10 @@ class HistoryWeight:
     paper="Your Group-Relative Advantage Is Biased, arXiv 2601.08521",
     source="notes; neither the full paper nor code was read",
     preset=Preset(whole=True, per="completion", calibrated=False),
-    exceptions={"shift": "the mean reward is compared with a rate of success"},
+    exceptions={
+        "shift": "the mean reward is compared with a rate of success",
+        "monotone": "the weight falls as the mean of the group rises",
+    },
     memory=HistoryWeight,
     only_with={"eta": ("history", (None,)), "window": ("history", (None,))},
 )
