@@ -1,12 +1,13 @@
 """How often intervals hold the true ECE, and the true difference of two: the tables of docs/intervals.md.
 
-    python benchmarks/coverage.py                # about fifteen minutes on one core
+    python benchmarks/coverage.py                # about half an hour on one core
     python benchmarks/coverage.py --cells        # every cell of the grid on a line of its own
 
 The truth is known: confidences are drawn from atoms at .0, .1, ..., 1, from a beta density, or are nearly always .9; answers are
 right with a probability that misses the confidence by the same amount everywhere, by turns up and down, or in one bin only, such
 that the ECE (eleven bins) is what is asked for. Completions of a prompt are correlated by .4 in what they claim and in what they
-get right; two runs share what belongs to the prompt.
+get right; two runs share what belongs to the prompt. Policies that are nearly certain say one of few confidences and are right
+almost always (or almost never); the completions of a prompt agree in both, or are correlated by .4 as well.
 """
 
 from __future__ import annotations
@@ -25,17 +26,51 @@ BINS, LEVEL, WITHIN = 11, 0.95, 0.4
 PROMPTS, SAMPLES, TRUTHS = (30, 100, 400), (1, 4, 16), (0.0, 0.03, 0.1, 0.2)
 ATOMS = (0.01, 0.02, 0.03, 0.04, 0.06, 0.10, 0.12, 0.17, 0.20, 0.20, 0.05)
 RARE = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.01, 0.03, 0.93, 0.03)
+#: Nearly certain policies: how often which confidence is said, and how often it is right.
+CERTAIN = {
+    "says 1, right .995": ((1.0, 1.0, 0.995),),
+    "says 1, right .99": ((1.0, 1.0, 0.99),),
+    "says 1, right .97": ((1.0, 1.0, 0.97),),
+    "says 1, right 1": ((1.0, 1.0, 1.0),),
+    "says .9, right .99": ((0.9, 1.0, 0.99),),
+    "says .9, right .975": ((0.9, 1.0, 0.975),),
+    "says .9, right .9": ((0.9, 1.0, 0.9),),
+    "says .9 or 1, right .95 or 1": ((0.9, 0.5, 0.95), (1.0, 0.5, 1.0)),
+    "says .9 or 1, right .85 or .99": ((0.9, 0.3, 0.85), (1.0, 0.7, 0.99)),
+    "says 0, right .03": ((0.0, 1.0, 0.03),),
+    "says 0 or 1, right .01 or .99": ((0.0, 0.3, 0.01), (1.0, 0.7, 0.99)),
+}
+CERTAIN_PAIRS = (
+    ("says 1, right .99", "says 1, right .99"),
+    ("says 1, right .97", "says 1, right .995"),
+    ("says 1, right .99", "says .9, right .975"),
+    ("says 0, right .03", "says 1, right .99"),
+    ("says .9 or 1, right .95 or 1", "says 1, right 1"),
+)
 METHODS = ("percentile", "basic", "BCa", "debiased", "m of n", "bins")
 
 
 @dataclass(frozen=True)
 class World:
-    """Confidences with their probabilities, their bins, and how often each is right."""
+    """Confidences with their probabilities, their bins, how often each is right, and how alike the completions of a prompt are."""
 
     q_v: Tensor
     weight_v: Tensor
     bin_v: Tensor
     right_v: Tensor
+    within: float = WITHIN
+
+    @property
+    def ece(self) -> float:
+        """The true ECE."""
+        gap_v = self.weight_v * (self.right_v - self.q_v)
+        return float(torch.zeros(BINS, dtype=torch.float64).index_add_(0, self.bin_v, gap_v).abs().sum())
+
+
+def certain(name: str, within: float) -> World:
+    """A nearly certain policy, of `CERTAIN`."""
+    q_v, weight_v, right_v = torch.tensor(CERTAIN[name], dtype=torch.float64).T
+    return World(q_v, weight_v, (q_v * 10 + 1e-9).long(), right_v, within=within)
 
 
 def world(says: str, misses: str, truth: float) -> World | None:
@@ -54,21 +89,24 @@ def world(says: str, misses: str, truth: float) -> World | None:
         "one bin": -(bin_v == mass_b.argmax()).double(),
     }[misses]
 
-    def of(shift: float) -> tuple[float, Tensor]:
-        right_v = (q_v + shift * side_v).clamp(0, 1)
-        gap_b = torch.zeros(BINS, dtype=torch.float64).index_add_(0, bin_v, weight_v * (right_v - q_v))
-        return float(gap_b.abs().sum()), right_v
+    def of(shift: float) -> World:
+        return World(q_v, weight_v, bin_v, (q_v + shift * side_v).clamp(0, 1))
 
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if of(middle)[0] < truth else (low, middle)
-    found, right_v = of(high if truth else 0.0)
-    return World(q_v, weight_v, bin_v, right_v) if abs(found - truth) < 1e-9 else None
+        low, high = (middle, high) if of(middle).ece < truth else (low, middle)
+    nearest = of(high if truth else 0.0)
+    return nearest if abs(nearest.ece - truth) < 1e-9 else None
 
 
-def gaps_of(worlds: list[World], prompts: int, samples: int, trials: int, generator: torch.Generator) -> Tensor:
+def gaps_of(
+    worlds: list[World], prompts: int, samples: int, trials: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Per trial and prompt what it adds to the gap of each bin, world after world: (trials, P, B).
+
+    The second tensor is what one more prompt with a trial's confidences would add to its gaps, as `spanwise` works it out: if all
+    answers contradicted their confidence, and if all agreed with it, the other way round in a second world: (trials, 2, B).
 
     All worlds share the part of the dice that belongs to the prompt.
     """
@@ -76,17 +114,25 @@ def gaps_of(worlds: list[World], prompts: int, samples: int, trials: int, genera
     def dice(completions: int) -> Tensor:
         return torch.randn(trials, prompts, completions, generator=generator, dtype=torch.float64)
 
-    claim_xp1, luck_xp1, parts = dice(1), dice(1), []
+    claim_xp1, luck_xp1, parts, unseen = dice(1), dice(1), [], []
     for one in worlds:
         claim_xpk, luck_xpk = (
-            torch.special.ndtr(math.sqrt(WITHIN) * shared_xp1 + math.sqrt(1 - WITHIN) * dice(samples))
+            torch.special.ndtr(math.sqrt(one.within) * shared_xp1 + math.sqrt(1 - one.within) * dice(samples))
             for shared_xp1 in (claim_xp1, luck_xp1)
         )
         v_xpk = torch.searchsorted(one.weight_v.cumsum(0), claim_xpk).clamp(max=len(one.q_v) - 1)
         miss_xpk = (luck_xpk < one.right_v[v_xpk]).double() - one.q_v[v_xpk]
         empty_xpb = torch.zeros(trials, prompts, BINS, dtype=torch.float64)
         parts.append(empty_xpb.scatter_add_(2, one.bin_v[v_xpk], miss_xpk) / samples)
-    return torch.cat(parts, dim=2)
+        v_xn = v_xpk.flatten(1)
+        low_xn = (one.q_v[v_xn] < 0.5).double()  # right where the confidence says wrong
+        ends = (low_xn, 1 - low_xn) if not unseen else (1 - low_xn, low_xn)
+        alike = [
+            torch.zeros(trials, BINS, dtype=torch.float64).scatter_add_(1, one.bin_v[v_xn], right_xn - one.q_v[v_xn])
+            for right_xn in ends
+        ]
+        unseen.append(torch.stack(alike, dim=1) / (samples * prompts**2))
+    return torch.cat(parts, dim=2), torch.cat(unseen, dim=2)
 
 
 def draws(prompts: int, size: int, resamples: int, generator: torch.Generator) -> Tensor:
@@ -98,7 +144,9 @@ def draws(prompts: int, size: int, resamples: int, generator: torch.Generator) -
     )
 
 
-def intervals(gap_pb: Tensor, side_b: Tensor, share_rp: Tensor, fewer_rp: Tensor) -> Iterator[tuple[float, float]]:
+def intervals(
+    gap_pb: Tensor, unseen_jb: Tensor, side_b: Tensor, share_rp: Tensor, fewer_rp: Tensor
+) -> Iterator[tuple[float, float]]:
     """The interval of each of `METHODS` from one trial."""
     prompts, tail = len(gap_pb), (1 - LEVEL) / 2
     gap_b, gap_rb = gap_pb.mean(dim=0), share_rp @ gap_pb
@@ -116,7 +164,7 @@ def intervals(gap_pb: Tensor, side_b: Tensor, share_rp: Tensor, fewer_rp: Tensor
     yield middle - half, middle + half
     root_r = math.sqrt(round(prompts ** (2 / 3)) / prompts) * (size(fewer_rp @ gap_pb) - value)
     yield value - float(root_r.quantile(1 - tail)), value - float(root_r.quantile(tail))
-    yield bounds(gap_b, gap_rb - gap_b, side_b, count=prompts, level=LEVEL)
+    yield bounds(gap_b, gap_rb - gap_b, unseen_jb, side_b, count=prompts, level=LEVEL, seed=0)
 
 
 def _bca(value: float, value_r: Tensor, left_out_p: Tensor, tail: float) -> tuple[float, float]:
@@ -154,8 +202,8 @@ def cell(
     )
     held, width = torch.zeros(len(METHODS)), torch.zeros(len(METHODS))
     least = 0.0 if len(worlds) == 1 else -1.0
-    for gap_pb in gaps_of(worlds, prompts, samples, trials, generator):
-        for m, (low, high) in enumerate(intervals(gap_pb, side_b, share_rp, fewer_rp)):
+    for gap_pb, unseen_jb in zip(*gaps_of(worlds, prompts, samples, trials, generator), strict=True):
+        for m, (low, high) in enumerate(intervals(gap_pb, unseen_jb, side_b, share_rp, fewer_rp)):
             low, high = min(max(low, least), 1.0), min(max(high, least), 1.0)
             held[m] += low - 1e-9 <= truth <= high + 1e-9
             width[m] += high - low
@@ -173,6 +221,31 @@ def single(trials: int, resamples: int, seed: int) -> Iterator[Cell]:
                         if one is not None:
                             where = {"prompts": prompts, "samples": samples, "says": says, "ECE": truth, "misses": misses}
                             yield cell([one], truth, where, trials, resamples, seed)
+
+
+def certain_cells() -> Iterator[tuple[float, dict[str, str | int | float]]]:
+    """How many prompts and samples, and how alike the samples are; of samples that all agree the number does not matter."""
+    for prompts in PROMPTS:
+        for samples, within, alike in ((4, 1.0, ", all agree"), (4, WITHIN, ""), (16, WITHIN, "")):
+            yield within, {"prompts": prompts, "samples": samples, "alike": alike}
+
+
+def single_certain(trials: int, resamples: int, seed: int) -> Iterator[Cell]:
+    """The grid for one ECE of nearly certain policies."""
+    for within, where in certain_cells():
+        for says in CERTAIN:
+            one = certain(says, within)
+            there = where | {"says": says, "ECE": f"{one.ece:.3g}"}
+            yield cell([one], one.ece, there, trials, resamples, seed)
+
+
+def paired_certain(trials: int, resamples: int, seed: int) -> Iterator[Cell]:
+    """The grid for the difference of two nearly certain runs."""
+    for within, where in certain_cells():
+        for a, b in CERTAIN_PAIRS:
+            left, right = certain(a, within), certain(b, within)
+            there = where | {"says": f"{a} - {b}", "ECE": f"{left.ece:.3g} - {right.ece:.3g}"}
+            yield cell([left, right], left.ece - right.ece, there, trials, resamples, seed)
 
 
 def paired(trials: int, resamples: int, seed: int) -> Iterator[Cell]:
@@ -209,7 +282,13 @@ def main() -> None:
     parser.add_argument("--cells", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for title, grid in (("ECE", single), ("Difference of two ECEs, the same prompts", paired)):
+    grids = {
+        "ECE": single,
+        "ECE, nearly certain": single_certain,
+        "Difference of two ECEs, the same prompts": paired,
+        "Difference of two ECEs, nearly certain": paired_certain,
+    }
+    for title, grid in grids.items():
         cells = []
         for one in grid(given.trials, given.resamples, given.seed):
             cells.append(one)
@@ -219,7 +298,10 @@ def main() -> None:
                 )
                 print(" ".join(f"{name} {value}," for name, value in one.where.items()), shares, flush=True)
         print(f"\n{title}: mean (least) coverage, mean width; {given.trials} trials in each of {len(cells)} cells\n")
-        print(table(cells, by=lambda one: f"{one.where['prompts']} prompts x {one.where['samples']}"), flush=True)
+        print(
+            table(cells, by=lambda one: "{prompts} prompts x {samples}{alike}".format(**{"alike": ""} | one.where)),
+            flush=True,
+        )
         print()
         print(table(cells, by=lambda one: f"{one.where['says']}, true {one.where['ECE']}"), flush=True)
 

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
-from scipy.stats import t
+from scipy.stats import binom, t
 
 from measure_small import reports
 from spanwise.errors import AlignmentError
@@ -30,23 +30,36 @@ def slow(runs, seed, resamples=25):
     count = len(prompts)
     drawn = torch.randint(count, (resamples, count), generator=torch.Generator().manual_seed(seed)).tolist()
     stretch = math.sqrt(count / (count - 1)) * t.ppf(0.975, count - 1) / NormalDist().inv_cdf(0.975)
-    value, above, below = 0.0, np.zeros(resamples), np.zeros(resamples)
+    fresh = torch.empty(resamples, 2, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(seed + 1))
+    value, above, below, zero = 0.0, *np.zeros((3, 2 * resamples))
     for side, (q, c, own) in zip((1, -1), runs, strict=False):
         here = gaps(q, c, range(len(q)))
         noise = [gaps(q, c, [n for p in row for n in range(len(q)) if int(own[n]) == prompts[p]]) - here for row in drawn]
+        contradict, agree = (gaps(q, answers, range(len(q))) / count for answers in (q < 0.5, q >= 0.5))
+        ways = [(contradict, agree), (agree, contradict)][
+            ::side
+        ]  # an unseen prompt that contradicts in run a agrees in run b
+        noise = [
+            z + (float(one) - 1) * first + (float(other) - 1) * second
+            for first, second in ways for z, (one, other) in zip(noise, fresh, strict=True)
+        ]  # fmt: skip
         sd = np.std(noise, axis=0, ddof=1)
         clear = [abs(here[b]) > math.sqrt(2 * math.log(count)) * sd[b] for b in range(11)]
-        signed = [[np.sign(here[b]) * z[b] for b in range(11)] for z in noise]
+        signed = [[np.sign(here[b]) * z[b] if abs(here[b]) > 1e-12 else 0.0 for b in range(11)] for z in noise]
         most = np.array(
             [sum(s[b] if clear[b] else abs(z[b]) for b in range(11)) for s, z in zip(signed, noise, strict=True)]
         )
         least = np.array([sum(s) for s in signed])
         if len(runs) == 2:
             least = np.array([sum(abs(here[b] + z[b]) - abs(here[b]) for b in range(11)) for z in noise])
+        else:
+            zero = np.array([sum(abs(z[b]) for b in range(11) if abs(here[b]) <= 1e-12) for z in noise])
         value += side * np.abs(here).sum()
         above += most if side > 0 else -least
         below += least if side > 0 else -most
-    return value, value - stretch * np.quantile(above, 0.975), value - stretch * np.quantile(below, 0.025)
+    down = np.quantile(above, 0.975), -np.quantile(above, 0.025)
+    up = np.quantile(below + zero, 0.975), -np.quantile(below - zero, 0.025)
+    return value, value - stretch * max(down), value + stretch * max(up)
 
 
 def test_the_bounds_against_loops():
@@ -105,6 +118,33 @@ def test_coverage_where_the_bootstrap_of_the_ece_has_none():
     assert held["difference"] >= 18
     assert held["percentile"] <= 5
     assert held["basic"] <= 17
+
+
+@pytest.mark.parametrize(("q", "prompts"), [(1.0, 100), (0.0, 100), (0.9, 100), (1.0, 30)])
+def test_coverage_of_a_nearly_certain_policy(q, prompts):
+    """One completion to a prompt, all of one confidence: how many are wrong is binomial, so no trial is needed for the coverage."""
+    count_k, q_n = np.arange(prompts + 1), torch.full((prompts,), q, dtype=torch.float64)
+    bounds = {}
+    for share in (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0):
+        right = 1 - share if q == 0 else share
+        mass_k, held = binom.pmf(count_k, prompts, right), 0.0
+        for k in count_k[mass_k > 1e-4].tolist():
+            if k not in bounds:
+                found = ece_interval(Reports(q_n, (torch.arange(prompts) < k).double(), list(range(prompts))), resamples=400)
+                bounds[k] = found.low, found.high
+            low, high = bounds[k]
+            assert high > low
+            held += mass_k[k] * (low - 1e-9 <= abs(right - q) <= high + 1e-9)
+        assert held > 0.93, right
+
+
+def test_a_difference_of_certain_runs_has_width():
+    """100 prompts, all right at 1 in both runs: either may err on a prompt that nobody saw, in 3.7 % at most (.025 = .963^100)."""
+    sure = Reports(torch.ones(100), torch.ones(100), list(range(100)))
+    both = ece_difference(sure, sure)
+    assert both.value == 0
+    assert both.low == pytest.approx(-both.high)
+    assert 0.02 < both.high < 0.05
 
 
 def test_what_has_no_bounds():
