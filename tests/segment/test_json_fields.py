@@ -232,7 +232,10 @@ def test_has_the_properties_of_segmenters(layout):
         vocabulary=vocabulary,
         tags=(),
         signs=["{", *FRAGMENTS],
-        exceptions={"contiguous": "a part with [*], and the rest, lie in pieces; fields stand in any order"},
+        exceptions={
+            "contiguous": "a part with [*], and the rest, lie in pieces; fields stand in any order",
+            "seen": "a soup of fragments has these fields too rarely; the oracles above meet them",
+        },
         examples=5,
     )
 

@@ -450,11 +450,9 @@ def by_position(blocks):
     return list(range(len(blocks)))
 
 
-def edits_the_text(blocks):
-    for block in blocks:
-        if block["solution"] is not None:
-            block["solution"]["answer"] = "4"
-    return right_or_wrong(blocks)
+def counts_its_calls(blocks, calls=[]):  # noqa: B006 - a memory is what is wrong with it
+    calls.append(len(blocks))
+    return [None if value is None else value + len(calls) for value in right_or_wrong(blocks)]
 
 
 def only_in_the_main_thread(blocks):
@@ -475,7 +473,7 @@ def other_process(blocks):
         (longest_wins, "split"),
         (counts_the_absent, "absent"),
         (by_position, "permutation"),
-        (edits_the_text, "pure"),
+        (counts_its_calls, "pure"),
         (only_in_the_main_thread, "threads"),
     ],
 )
