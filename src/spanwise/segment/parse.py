@@ -43,14 +43,14 @@ def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
             raise LayoutError(
                 f"Tag '{part.mark}' of block '{layout.names[part.block]}' must be a bare name, without brackets or spaces."
             )
-    return TagParser(layout).find
+    return TagParser(layout, parts).find
 
 
 class TagParser:
     """Reads completions of one layout."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._parts = layout.parts_of("tags")
+    def __init__(self, layout: Layout, parts: Sequence[Part] | None = None) -> None:
+        self._parts = list(layout.parts if parts is None else parts)
         tags = [part.mark for part in self._parts]
         self._key_of = {(part.block, part.mark): part.key for part in self._parts}
         self._before = [_Mark(layout.prefilled, False, 0, 0)] if layout.prefilled in tags else []
