@@ -130,8 +130,7 @@ class Segmenter:
 SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), group="spanwise.segmenters", entry=Segmenter)
 
 
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(NamedTuple):
     """One completion, cut into pieces that belong to blocks.
 
     Attributes:

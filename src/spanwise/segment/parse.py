@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from spanwise.errors import LayoutError
@@ -55,7 +56,7 @@ class TagParser:
         self._key_of = {(part.block, part.mark): part.key for part in self._parts}
         self._before = [_Mark(layout.prefilled, False, 0, 0)] if layout.prefilled in tags else []
         names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
-        self._pattern = re.compile(b"<(/?)(" + names + b")>" if tags else rb"(?!)")
+        self._pattern = re.compile(b"(</?(?:" + names + b")>)" if tags else rb"((?!))")
         self._known = lru_cache(4096)(self._work_out)
 
     def find(self, sample: Sample) -> Found:
@@ -72,21 +73,20 @@ class TagParser:
         of these belongs to the first block of the layout. Without any match everything is the first block. A sequence of tags
         that came before is not worked out again.
         """
-        matches = list(self._pattern.finditer(text))
-        edges, tags = [0, 0], tuple([match.groups() for match in matches])
-        for match in matches:
-            edges += match.span()
+        stretches = self._pattern.split(text)  # what stands between tags, and the tags
+        edges, tags = [0, *accumulate(map(len, stretches))], tuple(stretches[1::2])
         read = self._known if len(tags) <= _REPEATED else self._work_out
-        pieces, starts = read(tags, edges[2:3] == [0])
+        pieces, starts = read(tags, edges[1] == 0)
         contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in pieces.contents.items()}
         placed = Pieces(pieces.blocks, tuple([edges[at] for at in pieces.starts]), pieces.fault, contents)
         return placed, [None if at is None else edges[at] for at in starts]
 
-    def _work_out(self, tags: tuple[tuple[bytes, ...], ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """What a sequence of tags means, in places: 0 is the first byte, tag i lies at [2i + 2, 2i + 3)."""
+    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
+        """What a sequence of tags means, in places: 0 is the first byte, tag i lies at [2i + 1, 2i + 2)."""
         marks = [*self._before]
-        for i, (slash, tag) in enumerate(tags):
-            marks.append(_Mark(tag.decode(), slash != b"", 0 if at_start and not i else 2 * i + 2, 2 * i + 3))
+        for i, tag in enumerate(tags):
+            closes = tag.startswith(b"</")
+            marks.append(_Mark(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
         matched: dict[Part, int] = {}  # each part's first opening after the match before
         cursor = 0
         for part in self._parts:

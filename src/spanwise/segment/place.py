@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment.claims import SEGMENTERS, Inner, Pieces, Sample, cut
+from spanwise.segment.claims import SEGMENTERS, Pieces, Sample, cut
 from spanwise.segment.parse import TagParser
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
@@ -82,13 +82,17 @@ def find_blocks(
     return spans, texts
 
 
-def _cutter(layout: Layout) -> Callable[[Sample], Pieces]:
-    """What cuts a completion into the pieces of a layout."""
+#: From the texts of completions, and the samples that finders see, to their pieces.
+_Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
+
+
+def _cutter(layout: Layout) -> _Cutter:
+    """What cuts completions into the pieces of a layout."""
     if layout.segmenters == ("tags",):
-        parser = TagParser(layout)  # it knows more of its own order than claims can say
-        return lambda sample: parser.parse(sample.text)[0]
+        parser = TagParser(layout)  # it knows more of its own order than claims can say, and reads text alone
+        return lambda texts, _: [parser.parse(text)[0] for text in texts]
     finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
-    return lambda sample: cut(layout, [find(sample) for find in finders], len(sample.text))
+    return lambda _, samples: [cut(layout, [find(sample) for find in finders], len(sample.text)) for sample in samples]
 
 
 def _segment_rows(
@@ -96,7 +100,7 @@ def _segment_rows(
     valid_nt: np.ndarray,
     logp_nt: np.ndarray | None,
     layout: Layout,
-    cutter: Callable[[Sample], Pieces],
+    cutter: _Cutter,
     vocabulary: Vocabulary,
     first: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
@@ -112,11 +116,13 @@ def _segment_rows(
     # The tokens and bytes of completion i lie between the edges i and i + 1.
     token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     byte_edge = np.concatenate(([0], end_t))[token_edge]
-    pieces, held = [], []
-    for (low, high), (start, stop) in zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True):
-        own = slice(low, high)
-        held.append(data[start:stop])
-        pieces.append(cutter(Sample(held[-1], id_t[own], end_t[own] - start, column_t[own], logp_t[own], vocabulary)))
+    edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
+    held = [data[start:stop] for _, (start, stop) in edges]
+    samples = (
+        Sample(text, id_t[low:high], end_t[low:high] - start, column_t[low:high], logp_t[low:high], vocabulary)
+        for text, ((low, high), (start, _)) in zip(held, edges, strict=True)
+    )
+    pieces = cutter(held, samples)
 
     row = np.repeat(np.arange(n), [len(one.starts) for one in pieces])
     block = np.array([k for one in pieces for k in one.blocks], dtype=np.int64)
@@ -187,20 +193,19 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
     """What a completion says, block by block."""
-    pieces: list[list[bytes]] = [[] for _ in keys]
+    pieces: dict[int, list[bytes]] = {}
     for k, start, stop in zip(one.blocks, one.starts, (*one.starts[1:], len(data)), strict=True):
-        pieces[k].append(data[start:stop])
+        pieces.setdefault(k, []).append(data[start:stop])
     text: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
     for k, (name, own) in enumerate(keys.items()):
         if present[k]:
-            contents = {key: _inner(data, one.contents.get((k, key))) for key in own}
-            text[name] = contents | {"": b"".join(pieces[k]).decode(errors="replace")}
-    in_order = all(before < after for before, after in pairwise(one.blocks))
-    return text if in_order else PiecewiseText(text, data.decode(errors="replace"))
-
-
-def _inner(data: bytes, inner: Inner | None) -> str | None:
-    """What a part says, of the bytes that it lies in."""
-    if inner is None:
-        return None
-    return (inner if isinstance(inner, bytes) else data[slice(*inner)]).decode(errors="replace")
+            text[name] = inside = dict[str, str | None]()
+            for key in own:
+                inner = one.contents.get((k, key))
+                stretch = data[inner[0] : inner[1]] if isinstance(inner, tuple) else inner
+                inside[key] = None if stretch is None else stretch.decode("utf-8", "replace")
+            inside[""] = b"".join(pieces[k]).decode("utf-8", "replace")
+    # In one piece each, in the order of the layout.
+    if len(pieces) == len(one.blocks) and sorted(pieces) == [*one.blocks]:
+        return text
+    return PiecewiseText(text, data.decode("utf-8", "replace"))
