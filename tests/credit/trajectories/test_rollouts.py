@@ -17,6 +17,7 @@ from spanwise.credit import (
     spread,
 )
 from spanwise.pipeline import Reading, credit_batch, metrics
+from spanwise.types import Zero
 
 NAN = float("nan")
 BLOCKS = ("call", "note")
@@ -203,6 +204,17 @@ def test_a_completion_method_sees_rollouts(seed):
     adv_j = dr_grpo(torch.tensor(totals, dtype=torch.float64), torch.tensor(groups))
     for k in range(2):
         assert found.block_nk[:, k].tolist() == pytest.approx(adv_j[trajectory_s].tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("method", ["rloo", "gdpo"])
+def test_a_sum_over_turns_says_which_check_failed(method):
+    """The first of two turns has no verdict, the last one does: the sum has none, for the reason of the first."""
+    objective = Objective("correct", pays=BLOCKS, scope="turn")
+    credit = turns([["failed", 1.0, 0.0, 1.0]], [0] * 4, [0, 0, 1, 2], [0, 1, 0, 0], [objective], method=method)
+    reasons = [Zero(reason) for reason in credit.comparison.reason_nm.flatten().tolist()]
+    assert reasons == [Zero.FAILED, Zero.FAILED, Zero.CREDITED, Zero.CREDITED]
+    assert credit.block_nk[:2].flatten().tolist() == [0.0] * 4
+    assert credit.absent_m.tolist() == [1]
 
 
 def test_a_step_method_takes_rewards_where_they_stand():

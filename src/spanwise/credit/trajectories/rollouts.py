@@ -259,7 +259,9 @@ def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objecti
             here_s = ~(_not_here(scores)[:, m] & value_s.isnan())
             total_j, here_j = line.totals(torch.where(here_s, value_s, 0.0)), line.added(here_s) > 0
             taken["reward_nm"][:, m] = torch.where(here_j, total_j, taken["reward_nm"][:, m])
-            taken["status_nm"][here_j & ~total_j.isnan(), m] = int(Status.OK)
+            failed_j = scores.status_nm[line.last_with(here_s & value_s.isnan()), m]  # no sum knows what failed in one turn
+            status_j = torch.where(total_j.isnan(), failed_j, int(Status.OK))
+            taken["status_nm"][:, m] = torch.where(here_j, status_j, taken["status_nm"][:, m])
     outcome_jo = None
     if scores.outcome_no is not None:
         outcome_jo = torch.stack([column[line.last_with(~column.isnan())] for column in scores.outcome_no.T], dim=1)
