@@ -245,6 +245,9 @@ def spread(
         and A[i, last] += stop[i], the last trainable token as a block of one token.
         Where rows are turns of trajectories (`credit.length_nk`), |T_k| and |T| count the tokens of the whole trajectory.
 
+    stop[i] is whole under every `per`: it is what leaving a block out costs, which no length of the completion thins out. In
+    `spread_tokens` the decision to stop is one more token of the method's own sum, and is shared as the others are.
+
     The training objective is then mean over completions of sum over tokens of min(rho A, clip(rho) A): clipped surrogates are
     positively homogeneous in A, so dividing A is dividing the loss term.
 
