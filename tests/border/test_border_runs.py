@@ -91,9 +91,9 @@ CASES = [
         "spanwise train --resume ...A; or leave out --resume.",
     ),
     Case(
-        "a run is to be trained for more steps than its recipe says",
-        lambda folder: command("train", "--resume", str(begun(folder / "A")), "--steps", "200"),
-        "is of a run of another recipe (steps was 1 and is 200 now)",
+        "a run is to be trained for fewer steps than its recipe says",
+        lambda folder: command("train", "--resume", str(begun(folder / "A", steps=200)), "--steps", "1"),
+        "is of a run of another recipe (steps was 200 and is 1 now)",
     ),
     Case(
         "`spanwise train --resume last` where nothing was trained",

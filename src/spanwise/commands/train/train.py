@@ -39,7 +39,7 @@ from spanwise.types import Scores
 #: What TRL counts in optimizer steps and the recipe in generation batches, and what the run itself writes.
 _OWN_FIELD = {
     "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (a line for each generation batch)",
-    "keep_rollouts": "keep_rollouts", "report": "report",
+    "keep_rollouts": "keep_rollouts", "report": "report", "max_completion_length": "max_completion_length",
 }  # fmt: skip
 #: What `summary.json` keeps of a generation batch.
 _BATCH = ("step", "malformed", "accuracy", "ece")
@@ -85,6 +85,7 @@ def train(
             critic=recipe.modes.get("critic"),
             callbacks=[recorder],
         )
+        trainer.settings = asked
         trainer.remove_callback(PrinterCallback)  # the recorder stands in the place of TRL's own progress
         trainer.remove_callback(ProgressCallback)
         main, critic = trainer.accelerator.is_main_process, trainer.critic

@@ -21,6 +21,7 @@ from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
 from spanwise.rollouts.cells import prompt_fault
+from spanwise.rollouts.folder import hidden
 from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
@@ -101,6 +102,10 @@ class SpanGRPOConfig(GRPOConfig):
             raise RecipeError(str(error)) from error
         check_args(self)
         check_keeping(self.keep_rollouts, self.report)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as trackers and model cards get them, with a stand-in for each secret."""
+        return hidden({"trainer": super().to_dict()})["trainer"]
 
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
