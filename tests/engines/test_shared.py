@@ -34,7 +34,7 @@ OTHERS = {
     "options": rule(ddof=0),
     "values": rule("gae", values="shared", per="completion"),
     "refine": rule(refine="ktae"),
-    "laser": rule(modes=[Laser(token="<unk>")]),
+    "laser": rule(modes=[Laser(token="<unk>", verdict="length")]),
 }
 
 
