@@ -10,7 +10,7 @@ import json
 import os
 import warnings
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,12 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError, safe_open
 
 from spanwise.disk import whole_file
+from spanwise.engines.changes import changes, plain
 from spanwise.errors import DataError
-from spanwise.rollouts.folder import hidden
 from spanwise.scheme import Scheme
 
 #: The list of a checkpoint's files. A checkpoint without it was cut off while it was written.
 MANIFEST = "spanwise.json"
-#: What may be another when a run goes on: where it lies, what is watched and kept of it, and how long it lasts.
-MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
 
 def write_manifest(
@@ -53,7 +51,7 @@ def write_manifest(
         "processes": processes,
         "resumable": resumable,
         "estimator": estimator,
-        "settings": None if settings is None else _plain(settings),
+        "settings": None if settings is None else plain(settings),
     }
     with whole_file(place / MANIFEST) as beside, beside.open("w", encoding="utf-8") as file:
         json.dump(about, file, indent=1)
@@ -122,23 +120,6 @@ def find_checkpoint(folder: str | Path, asked: str | Path | None = None) -> tupl
             "resume_from_checkpoint)."
         )
     return place, f"Resuming from {place.name}; not readable are {damaged}." if damaged else ""
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """What is set otherwise than before, but for some names; secrets are not looked at.
-
-    >>> changes({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
-    ['seed was 0 and is 1 now']
-    """
-    before, now = _plain(before), _plain(now)
-    names = [name for name in now if name not in but and before.get(name) != now[name]]
-    sentences = [f"{name} was {before.get(name)!r} and is {now[name]!r} now" for name in names]
-    return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, sentences, strict=True)]
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a file has them again, without secrets."""
-    return json.loads(json.dumps(hidden(dict(settings), None), default=str))
 
 
 def check_contents(place: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from spanwise.disk import write_text
-from spanwise.engines.checkpoints import MAY_CHANGE, changes
+from spanwise.engines.changes import MAY_CHANGE, changes
 from spanwise.errors import DataError
 from spanwise.recipe import EMBEDDED, HUB, Recipe
 from spanwise.rollouts.folder import hidden, is_run

@@ -15,7 +15,8 @@ from rich.console import Console
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.folder import changed, new_folder, newest_folder, read_fields
 from spanwise.disk import refusal, unwritten
-from spanwise.engines.checkpoints import MAY_CHANGE, check_contents, find_checkpoint, newest_checkpoint, read_manifest
+from spanwise.engines.changes import MAY_CHANGE
+from spanwise.engines.checkpoints import check_contents, find_checkpoint, newest_checkpoint, read_manifest
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.recipe import Recipe
 from spanwise.rollouts.folder import WRITES, check_free, is_first_rank, is_run, metrics_until, sole_writer
