@@ -140,6 +140,14 @@ def test_a_partial_and_an_object_are_functions(function):
     assert score_one(Objective(function, pays="solution"), [completion()], columns={}, scored={}).value_n.tolist() == [2.0]
 
 
+def test_a_reward_that_ends_the_process_is_named_and_does_not_end_it_in_success():
+    def leaving(blocks):
+        raise SystemExit(0)
+
+    with pytest.raises(RewardError, match="'leaving': its reward function raised SystemExit: 0"):
+        score_one(Objective(leaving, pays="solution"), [completion()], columns={}, scored={})
+
+
 def test_an_exception_in_a_reward_is_named_and_chained():
     def broken(blocks):
         return 1 / 0

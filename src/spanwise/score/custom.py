@@ -163,7 +163,7 @@ def _watched(function: partial[Any], *, what: str, size: int, advice: str) -> An
         return function()
     except SpanwiseError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a run that a reward ends would look like one that is done
         none = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
         raise RewardError(f"{what} raised {type(error).__name__}: {error}. {advice}{none}{_place(error)}") from error
     finally:
@@ -190,7 +190,7 @@ def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[A
     return result
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Where in its own file the function went wrong; nothing for a function without one."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if frame.filename == frames[0].filename]

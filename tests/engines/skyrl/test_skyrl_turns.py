@@ -302,3 +302,13 @@ def test_fully_asynchronous_training_takes_the_same_road(data):
     plain, _, _ = through(data, small.BY_TURN, output)
     assert torch.equal(made.last_advantages, plain.last_advantages)
     assert asyncio.iscoroutinefunction(cls.train)
+
+
+def test_a_turn_of_a_whole_conversation_is_paid_what_stands_until_the_next_turn():
+    """Three turns that begin at 0, 3 and 5: .5 + 0 + .25, then 1 + 2, then 0 + 4."""
+    output = {
+        "prompt_token_ids": [[9]], "response_ids": [[1, 2, 3, 4, 5, 6, 7]], "loss_masks": [[1, 1, 0, 1, 0, 1, 1]],
+        "rewards": [[0.5, 0.0, 0.25, 1.0, 2.0, 0.0, 4.0]],
+    }  # fmt: skip
+    batch, _ = SampledRows(output, ["p"], [(0, 0)], [7], stepwise=False).turns(lambda uids: {}, width=7)
+    assert batch.columns["environment"] == [0.75, 3.0, 4.0]

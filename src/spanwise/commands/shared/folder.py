@@ -60,7 +60,7 @@ def read_fields(file: Path) -> dict[str, Any]:
         return dict((json.loads if is_json else yaml.safe_load)(text) or {})
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"'{file}' cannot be read: {error}.") from error
-    except (ValueError, TypeError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         kind = "a JSON object" if is_json else "YAML"
         raise DataError(f"'{file}' is not {kind}: {str(error).splitlines()[0]}.") from error
 
