@@ -29,10 +29,11 @@ from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.explain import CAUSES, SHOWN_BY, alarms
 from spanwise.measure import ece
 from spanwise.modes.critic.critic import megabytes
+from spanwise.objective import HIDDEN, hidden_names
 from spanwise.recipe import EMBEDDED, Recipe, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
 from spanwise.rollouts import Rollouts
-from spanwise.rollouts.folder import HIDDEN, RunFolder, hidden_names, metrics_until
+from spanwise.rollouts.folder import RunFolder, metrics_until
 from spanwise.tasks import Task
 from spanwise.types import Scores
 
