@@ -296,7 +296,8 @@ def _leave_out_tagless(
     A scheme needs every tag that it reads a reward in, as a reward that is read where nothing is makes everybody wrong; by block it
     also needs a tag of every block that it pays. A recorded reward of the whole completion needs none.
     """
-    counts = {one.sentence: one for scheme in schemes.values() for one in census_of(scheme.layout, texts)}
+    layouts = dict.fromkeys(scheme.layout for scheme in schemes.values())
+    counts = {one.sentence: one for layout in layouts for one in census_of(layout, texts)}
     lacking = [one for one in counts.values() if one.lacking]
     if not lacking:
         return []
