@@ -74,6 +74,8 @@ def choose_arms(
     objectives, own_name = blocks.objectives, "recipe"
     try:
         own_name, own, objectives = _own(recipe, blocks, taken, run_code)
+        if objectives is not blocks.objectives:  # they pay the recipe's own blocks
+            blocks = replace(blocks, layout=own.layout)
     except (RecipeError, LayoutError) as error:
         if given:
             raise
@@ -172,6 +174,7 @@ def _own(
 
     usual = recipe.objectives is None or any(preset.objectives == scheme.objectives for _, preset in presets(None))
     objectives = None if usual else tuple(scheme.objectives)
+    blocks = blocks if usual else replace(blocks, layout=scheme.layout)
     return next((name for name, preset in presets(objectives) if preset == scheme), "recipe"), scheme, objectives
 
 
