@@ -298,6 +298,7 @@ def apply_arm(
             else:  # without any token, nothing carries what stopping costs
                 credit = replace(credit, stop_n=credit.stop_n.masked_fill(~here.present_nk.any(dim=1), 0.0))
             if by_token:
+                places = table.tokens.places(rows.numpy())
                 flat[places[places >= 0]] = _learned(table, credit, here.spans, scheme, rows)[places >= 0]
             parts.append((rows, credit))
     credit = _joined(parts)
