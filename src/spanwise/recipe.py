@@ -22,7 +22,7 @@ from pydantic import (
 from spanwise.credit import METHODS, Refinement, method
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
-from spanwise.modes import MODES
+from spanwise.modes import MODES, Mode
 from spanwise.objective import OWN, Objective
 from spanwise.registry import imported, is_registered, seen_from_here
 from spanwise.scheme import SCRIPT, Scheme
@@ -240,6 +240,15 @@ class Recipe(BaseModel):
         return Layout(self.layout, prefilled=self.prefilled, segmenter=self.segmenter, most=self.most)
 
     @property
+    def scheme_modes(self) -> tuple[Mode, ...]:
+        """Those of its modes that are a part of the rule of credit.
+
+        >>> [mode.name for mode in load(None, {"laser": {"token": "<unk>"}}).scheme_modes]
+        ['laser']
+        """
+        return tuple(mode for mode in self.modes.values() if mode.in_scheme)
+
+    @property
     def is_scored(self) -> bool:
         """Whether one of its modes gives completions a score."""
         return any(mode.judge is not None for mode in self.modes.values())
@@ -358,7 +367,7 @@ def scheme_of(
         "layout": _layout(recipe, task_layout),
         "objectives": entries and [_objective(n, recorded, run_code) for n in enumerate(entries, start=1)],
         **{field: getattr(recipe, field) for field in ("calibration", "baseline", "per", "values")},
-        "modes": [mode for mode in recipe.modes.values() if mode.in_scheme],
+        "modes": recipe.scheme_modes,
         "refine": recipe.refinement,
     }
     method(recipe.method).check_names(rule.keys() & recipe.options.keys())
