@@ -87,8 +87,16 @@ def token_view(view: TokenView) -> Markup:
         >>> "<b>" in html
         False
     """
-    data = json.dumps(payload(view), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Markup(template("tokens.html.j2").render(data=deflated(data), count=len(view.completions)))
+    return Markup(template("tokens.html.j2").render(data=pack(payload(view)), count=len(view.completions)))
+
+
+def pack(data: Any) -> str:
+    """Compress JSON to base64.
+
+    >>> pack({"a": [1, None]}) == deflated('{"a":[1,null]}')
+    True
+    """
+    return deflated(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def payload(view: TokenView) -> dict[str, Any]:
