@@ -19,7 +19,7 @@ from spanwise.mode import Chart, Mode, Page
 from spanwise.modes import MODES
 from spanwise.report import sections as parts
 from spanwise.report.page import Headline, Panel, Section, render, shown
-from spanwise.report.rows import Row, batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
+from spanwise.report.sections import Row, batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
 from spanwise.report.tokens import TokenView
 
 Lines = Sequence[Mapping[str, Any]]

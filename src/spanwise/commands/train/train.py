@@ -87,8 +87,8 @@ def train(
             callbacks=[recorder],
         )
         trainer.settings = asked
-        trainer.remove_callback(PrinterCallback)  # the recorder stands in the place of TRL's own progress
-        trainer.remove_callback(ProgressCallback)
+        for usual in (PrinterCallback, ProgressCallback) if args.log_metrics == "few" else ():
+            trainer.remove_callback(usual)  # the recorder stands in the place of TRL's own progress
         main, critic = trainer.accelerator.is_main_process, trainer.critic
         if main:
             folder.begin(asked, step=step, history=history)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import torch
 import trl
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -25,7 +27,7 @@ from spanwise.batch import Batch
 from spanwise.engines.checkpoints import MANIFEST, read_manifest, restore_estimator, whole_checkpoint, write_manifest
 from spanwise.engines.shared import reward_means
 from spanwise.engines.trl import config, fold
-from spanwise.engines.trl.keeping import Keeping, log_credit
+from spanwise.engines.trl.keeping import Keeping, few_in, log_credit
 from spanwise.errors import DataError, refuse
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
@@ -160,6 +162,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.critic = None if critic is None else self.parts[critic.name].critic
         self._step_seconds = 0.0
         self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
+        if getattr(args, "log_metrics", "all") == "few":
+            for usual in (PrinterCallback, ProgressCallback):
+                if self.pop_callback(usual) is not None:
+                    self.add_callback(few_in(usual))
         keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
         self.keeping = Keeping(self, keep_rollouts=keep, report=report) if keep or report else None
         if self.keeping is not None:
@@ -443,7 +449,10 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ log
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """TRL's log line, with the credit metrics of the batches since the last one."""
+        """TRL's log line, with the credit metrics of the batches since the last one; without those that no batch has."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name in [name for name, values in metrics.items() if all(math.isnan(value) for value in values)]:
+            del metrics[name]
         for part in self.parts.values() if self.model.training else ():
             if shown := part.logged(self._step_seconds):
                 logs.update(shown)
