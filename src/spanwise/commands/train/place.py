@@ -22,9 +22,15 @@ from spanwise.recipe import Recipe
 from spanwise.rollouts.folder import WRITES, check_free, is_first_rank, is_run, metrics_until, sole_writer
 
 
+def task_name(recipe: Recipe) -> str:
+    """What a run trains on: the task, or the dataset where its completions have blocks of their own."""
+    own = recipe.dataset is not None and recipe.own_layout is not None
+    return Path(str(recipe.dataset).partition(":")[0]).stem if own else recipe.task
+
+
 def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:
     """The folder of the run, and the checkpoint that it goes on from."""
-    name = f"{recipe.task}-{recipe.method}-{recipe.seed}"
+    name = f"{task_name(recipe)}-{recipe.method}-{recipe.seed}"
     place = None if recipe.output is None else Path(recipe.output)
     if resume is None:
         if place is None:
