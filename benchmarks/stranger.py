@@ -10,6 +10,7 @@ would leave is not there.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
@@ -330,6 +331,7 @@ def hostile_rewards(_: Path) -> None:
 
 def main() -> None:
     """Try everything, print the table and what failed."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         for attack in (hostile_rewards, hostile_folders, hostile_completions):
