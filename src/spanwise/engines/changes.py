@@ -17,9 +17,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, but: Collectio
 
     >>> changes({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
     ['seed was 0 and is 1 now']
+    >>> changes({"layout": {"a": ["a"], "b": ["b"]}}, {"layout": {"b": ["b"], "a": ["a"]}})
+    ["layout was {'a': ['a'], 'b': ['b']} and is {'b': ['b'], 'a': ['a']} now"]
     """
     before, now = plain(before), plain(now)
     names = [name for name in now if name not in but and before.get(name) != now[name]]
+    if "layout" not in names and list(before.get("layout") or ()) != list(now.get("layout") or ()):
+        names.append("layout")  # the same blocks in another order are another layout
     sentences = [f"{name} was {before.get(name)!r} and is {now[name]!r} now" for name in names]
     return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, sentences, strict=True)]
 
