@@ -1,12 +1,13 @@
 """Cost of `spanwise credit` on a large rollout file, each measured in a process of its own.
 
-    python benchmarks/credit_files.py [--completions 10000] [--tokens 1000] [--files 10] [--methods grpo,rlcr,bae] [--text]
+    python benchmarks/credit_files.py [--completions 10000] [--tokens 1000] [--files 10] [--methods grpo,bae] [--text | --lines]
 
 Writes spanwise's own parquet with synthetic completions (eight tags each, words of four bytes on average), then prints wall time,
 tokens per second and peak memory of the whole command (reading, segmentation, rewards, three methods, export, report), beside
 two floors: starting Python with torch and pyarrow, and reading and rewriting the same columns with pyarrow alone.
 
 With `--text` the file is TRL's completions, text without ids, and a byte-level BPE tokenizer of 8,000 pieces encodes it again.
+With `--lines` it is verl's dump, JSON lines with text, of which every word is a token; the floor copies it line by line.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ for file in files:
     writer = writer or pq.ParquetWriter(sys.argv[2], table.schema, compression="zstd")
     writer.write_table(table)
 writer.close()
+"""
+LINES_FLOOR = """
+import json, sys
+from pathlib import Path
+with open(sys.argv[2], "w") as out:
+    for line in open(next(Path(sys.argv[1]).glob("*.jsonl"))):
+        out.write(json.dumps(json.loads(line)) + "\\n")
 """
 START = "import sys, torch, pyarrow.parquet"
 COMMAND = """
@@ -111,6 +119,27 @@ def text_run(folder: Path, run: Path, *, pieces: int = 8000) -> Path:
     return folder
 
 
+def lines_run(folder: Path, *, completions: int, tokens: int, group: int = 16, words: int = 20_000) -> int:
+    """Write verl's dump of texts, line by line; returns the number of words in them."""
+    rng = np.random.default_rng(0)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    known = np.array(["".join(rng.choice(letters, size=size)) for size in rng.integers(2, 9, words)])
+    folder.mkdir()
+    total, prompt = 0, ""
+    with (folder / "1.jsonl").open("w") as file:
+        for n in range(completions):
+            prompt = prompt if n % group else f"{n // group}: {' '.join(rng.choice(known, 60))}"
+            length, answer, sure = int(rng.integers(tokens // 2, tokens)), int(rng.integers(10)), int(rng.integers(1, 10))
+            reasoning, analysis = (" ".join(rng.choice(known, size)) for size in (length, length // 4))
+            body = f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
+            body += f"<analysis>{analysis}</analysis><confidence>0.{sure}</confidence>"
+            right = float(answer == n // group % 10)
+            row = {"input": prompt, "output": body, "gts": str(n // group % 10), "score": right, "acc": right}
+            file.write(json.dumps({**row, "step": 1 + n // group // 64}) + "\n")
+            total += length + length // 4
+    return total
+
+
 def measured(code: str, *arguments: object) -> tuple[float, float, float]:
     """Wall seconds, CPU seconds and peak memory in GiB of a Python process."""
     probe = (
@@ -133,19 +162,23 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=10)
     parser.add_argument("--methods", default="grpo,rlcr,bae")
     parser.add_argument("--text", action="store_true", help="TRL's completions, encoded again with a tokenizer")
+    parser.add_argument("--lines", action="store_true", help="verl's JSON lines, a token per word")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         run, out = Path(place) / "run", Path(place) / "out"
         size = {"completions": options.completions, "tokens": options.tokens, "files": options.files}
-        tokens = synthetic_run(run, **size)
         more = []
+        if options.lines:
+            tokens = lines_run(run, completions=options.completions, tokens=options.tokens)
+        else:
+            tokens = synthetic_run(run, **size)
         if options.text:
             run = text_run(Path(place) / "text", run)
             more = [run / "tokenizer.json"]
-        on_disk = sum(file.stat().st_size for file in run.glob("*/*.parquet"))
+        on_disk = sum(file.stat().st_size for file in (*run.glob("*/*.parquet"), *run.glob("*.jsonl")))
         rows = {
             "start": measured(START),
-            "floor: read and rewrite": measured(FLOOR, run, Path(place) / "floor.parquet"),
+            "floor: read and rewrite": measured(LINES_FLOOR if options.lines else FLOOR, run, Path(place) / "floor"),
             "spanwise credit": measured(COMMAND, run, out, options.methods, *more),
         }
         print(

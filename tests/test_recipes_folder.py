@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 from rich.console import Console
 
+from spanwise import Batch, Vocabulary, credit_batch, read
 from spanwise.commands.train.train import train, trainer_config
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
@@ -65,12 +66,35 @@ def test_each_pays_every_block_by_itself(name) -> None:
 
 
 def test_one_line_pays_sixteen_fields_and_the_prompt_asks_for_each() -> None:
-    recipe, filled = planned(FIELDS)
+    _, filled = planned(FIELDS)
     items = [f"items[{n}].{key}" for key in ("name", "quantity", "price") for n in range(4)]
     names = ["seller", "date", "currency", "total", *items]
-    assert [(o.name, o.pays, o.options) for o in filled.objectives] == [
-        (f"equals.{n}", (n, "form"), {"tag": n}) for n in names
-    ]
+    assert [(o.name, o.pays, o.weight, o.options) for o in filled.objectives] == [
+        *((f"equals.{n}", (n,), 1.0, {"tag": n}) for n in names),
+    ] + [(o.name, o.pays, o.weight, o.options) for o in filled.objectives[-2:]]
+    assert [(o.name, o.pays) for o in filled.objectives[-2:]] == [("json_schema", ("form",)), ("count", ("form",))]
+
+
+def test_an_invented_item_costs_and_the_form_is_paid_once() -> None:
+    """Two of four completions, all right else, write a second item where the invoice has one."""
+    _, filled = planned(FIELDS)
+    item = '{"name": "tea", "quantity": 2, "price": 6}'
+    head = '{"seller": "Ada", "date": "2026-01-02", "currency": "EUR", "total": 12, "items": ['
+    right, invented, wrong = (f"{head}{items}]}}" for items in (item, f"{item}, {item}", item.replace("tea", "cup")))
+    vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+    ids = [list(text.encode()) for text in (right, invented, right, invented)]
+    batch = Batch.jagged(ids, ["invoice"] * 4, columns={"answer": [right] * 4})
+    found = credit_batch(read(batch, filled, vocabulary), batch, filled)
+    form_n = found.block_nk[:, filled.layout.names.index("form")]
+    assert form_n.tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])  # 1 or 0 for the number of items, minus the mean of 1/2
+    batch = Batch.jagged([*ids[::2], list(wrong.encode()), ids[0]], ["invoice"] * 4, columns={"answer": [right] * 4})
+    found = credit_batch(read(batch, filled, vocabulary), batch, filled)
+    form_n = found.block_nk[:, filled.layout.names.index("form")]
+    assert form_n.tolist() == pytest.approx([0.0] * 4)  # a wrong value is no fault of the form
+
+
+def test_the_fields_recipe_asks_for_its_fields() -> None:
+    recipe, filled = planned(FIELDS)
     assert untold(filled.layout, [str(recipe.instruction)]) == []
     assert "total" in untold(filled.layout, [str(recipe.instruction).replace("total", "totals")])
 

@@ -15,6 +15,7 @@ from datasets import Dataset
 
 from rollout_files import own_run
 from spanwise.cli import main
+from spanwise.commands.shared.folder import read_fields
 from spanwise.commands.shared.task import load_model
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, RecipeError
@@ -102,6 +103,15 @@ def test_a_recipe_is_data(tmp_path):
     with pytest.raises(RecipeError, match="is not valid YAML"):
         load(recipe)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_recipe_nested_without_end_is_one_sentence(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("options: " + "[" * 20_000)
+    with pytest.raises(RecipeError, match="is nested deeper than can be read"):
+        load(recipe)
+    with pytest.raises(DataError, match="is not YAML"):
+        read_fields(recipe)
 
 
 def test_a_function_that_a_recipe_names_is_shown_before_it_runs(tmp_path, capfd, monkeypatch):

@@ -18,6 +18,8 @@ ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
 #: Of objectives with `each`: given the rewards of all blocks before one's own, the nearest first; pays one's own block.
 EARLIER, OWN = "earlier", "own"
+#: What stands in files in the place of a secret.
+HIDDEN = "<hidden>"
 
 
 @dataclass(frozen=True, init=False)
@@ -157,6 +159,18 @@ class Objective:
                 f"Objective '{self.name}' has back_off: {str(self.back_off).lower()}, which only the baseline 'outcome' knows; "
                 f"leave it out or write 'baseline: outcome'."
             )
+
+
+def hidden_names(value: Any, before: str = "") -> list[str]:
+    """Where a stand-in for a secret stands.
+
+    >>> hidden_names({"objectives": [{"options": {"api_key": "<hidden>"}}]})
+    ['objectives.0.options.api_key']
+    """
+    if value == HIDDEN:
+        return [before]
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    return [place for name, field in pairs for place in hidden_names(field, f"{before}.{name}".lstrip("."))]
 
 
 def function_name(function: Callable[..., Any]) -> str:

@@ -310,6 +310,8 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"The recipe '{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     except yaml.YAMLError as error:
         raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise RecipeError(f"The recipe '{path}' is nested deeper than can be read.") from error
     if read is not None and not isinstance(read, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
     # What lies beside the recipe of a run came from it.

@@ -81,7 +81,7 @@ class Scheme:
         _check_objectives_used(self)
         _check_values(self)
         check_modes(self.modes)
-        vars(self).update(modes=tuple(self.modes), refine=None if self.refine is None else Refinement.of(self.refine))
+        vars(self).update(modes=tuple(self.modes))
         for stage in self.stages:
             stage.check_scheme(self)
         says = {
@@ -150,8 +150,8 @@ class Scheme:
             share = longest
         modes = (*modes, *(value for value in options.values() if isinstance(value, Mode)))
         options = {key: value for key, value in options.items() if not isinstance(value, Mode)}
-        own = None if refine is None else Refinement.of(refine)
-        return Scheme(name, layout, objectives, share, options, _names(recorded), values, modes, own)
+        refined = None if refine is None else Refinement.of(refine)
+        return Scheme(name, layout, objectives, share, options, _names(recorded), values, modes, refined)  # type: ignore[arg-type]
 
     @property
     def stages(self) -> tuple[Any, ...]:

@@ -187,7 +187,26 @@ CASES = [
         "Error: Row 0 of ... in column 'messages'; 2 of its 4 messages are the assistant's, where the last one alone may be; write "
         "what was sampled into a column 'completion', and what came before it into 'prompt'.",
     ),
+    Case(
+        "a log of Inspect",
+        lambda folder: credited(text(folder / "1.eval", "PK")),
+        "is a log of Inspect. Write its samples (inspect_ai.log.read_eval_log_samples) as JSON lines, each with the prompt, the "
+        "completion and its rewards as numbers.",
+    ),
+    Case(
+        "a method of one number beside a recipe with two rewards",
+        lambda folder: credited(summed(folder), "--methods", "dr_grpo", "--recipe", folder / "mine.yaml", code=0),
+        "One number for a completion is made of, in dr_grpo: form + 4 acc.",
+    ),
 ]
+
+
+def summed(folder):
+    rewards = [{"name": "form"}, {"name": "acc", "weight": 4.0}]
+    objectives = [{"reward": "correct", "pays": ["solution"], **one} for one in rewards]
+    recipe(folder, layout={"solution": ["answer"]}, objectives=objectives)
+    rows = [{"prompt": "2+2=", "completion": f"<answer>{n}</answer>", "form": 1.0, "acc": n / 2} for n in (0, 1, 2)]
+    return text(folder / "own.json", json.dumps(rows))
 
 
 def text(path, content):

@@ -12,7 +12,7 @@ from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.samples import Samples
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.recipe import load, resolved, scheme_of
-from spanwise.rollouts.folder import sole_writer
+from spanwise.rollouts.folder import metrics_until, sole_writer
 from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer
 from tokenizers_small import byte_model
 
@@ -75,7 +75,39 @@ def collapsed(folder):
     return html.split('aria-label="what is wrong">')[1].split("</ul>")[0]
 
 
+def of_secrets(folder, *options, **fields):
+    """A recipe that a run has written, with what stands in it for a secret."""
+    (folder / "r.yaml").write_text(yaml.safe_dump(fields))
+    return command("train", "r.yaml", *options, *QUICK)
+
+
+def cut_through(folder):
+    run = begun(folder / "A")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "los')
+    return f"{metrics_until(run, 9)}"
+
+
 CASES = [
+    Case(
+        "the recipe.yaml of a run whose reward had an api_key, trained again",
+        lambda folder: of_secrets(
+            folder, objectives=[{"reward": "correct", "pays": ["solution"], "options": {"api_key": "<hidden>"}}]
+        ),
+        "objectives.0.options.api_key is <hidden> in the recipe, so a reward would not get its secret. Set objectives with it "
+        "again.",
+    ),
+    Case(
+        "the recipe.yaml of a run whose trainer had a hub_token, trained again (and no run to go on with)",
+        lambda folder: of_secrets(folder, "--resume", "last", trainer={"hub_token": "<hidden>"}),
+        "trainer.hub_token is <hidden> in the recipe, so it is left out. Set trainer with it again, or log in to the hub, if it "
+        "is needed.",
+    ),
+    Case(
+        "a metrics.jsonl whose last line was cut off by an interruption",
+        cut_through,
+        "1 of 2 lines of '...metrics.jsonl' cannot be read and is left out.",
+    ),
     Case(
         "`spanwise train --output A --method rlcr` where A holds a run of bae",
         lambda folder: command("train", "--output", str(begun(folder / "A")), "--method", "rlcr", *QUICK),
@@ -91,9 +123,9 @@ CASES = [
         "spanwise train --resume ...A; or leave out --resume.",
     ),
     Case(
-        "a run is to be trained for more steps than its recipe says",
-        lambda folder: command("train", "--resume", str(begun(folder / "A")), "--steps", "200"),
-        "is of a run of another recipe (steps was 1 and is 200 now)",
+        "a run is to be trained for fewer steps than its recipe says",
+        lambda folder: command("train", "--resume", str(begun(folder / "A", steps=200)), "--steps", "1"),
+        "is of a run of another recipe (steps was 200 and is 1 now)",
     ),
     Case(
         "`spanwise train --resume last` where nothing was trained",

@@ -117,6 +117,11 @@ CASES = [
         "its tokenizer in a folder and pass the folder as model, or set beta=0.",
     ),
     Case(
+        'log_metrics="some"',
+        lambda folder: script(folder, log_metrics="some"),
+        "There is no log_metrics 'some'. Known: all, few.",
+    ),
+    Case(
         "train_dataset=load_dataset(...) with its splits",
         lambda folder: script(folder, given={"train_dataset": DatasetDict({"train": prompts(), "test": prompts()})}),
         "train_dataset holds the splits train, test; pass one of them: train_dataset=data['train'].",

@@ -17,8 +17,7 @@ from spanwise.measure import figure_intervals, reliability, voting
 from spanwise.report import Headline, Section, TokenView, credit_report, render
 from spanwise.report.charts import bars, curves, dodged, histograms, reliability_diagram
 from spanwise.report.page import shown, spec_data
-from spanwise.report.rows import batch_curve, seed_curves
-from spanwise.report.sections import confidence_rows, histogram_rows
+from spanwise.report.sections import batch_curve, confidence_rows, histogram_rows, seed_curves
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}
 

@@ -7,7 +7,7 @@ import pytest
 from report_pages import HOSTILE, compare_page, fidelity_page, train_page
 from spanwise.report import Headline, Panel, Section, render
 from spanwise.report.charts import bars, curves, histograms
-from spanwise.report.rows import wide
+from spanwise.report.sections import wide
 
 pytest.importorskip("selenium", reason="needs selenium")
 

@@ -140,6 +140,14 @@ def test_a_partial_and_an_object_are_functions(function):
     assert score_one(Objective(function, pays="solution"), [completion()], columns={}, scored={}).value_n.tolist() == [2.0]
 
 
+def test_a_reward_that_ends_the_process_is_named_and_does_not_end_it_in_success():
+    def leaving(blocks):
+        raise SystemExit(0)
+
+    with pytest.raises(RewardError, match="'leaving': its reward function raised SystemExit: 0"):
+        score_one(Objective(leaving, pays="solution"), [completion()], columns={}, scored={})
+
+
 def test_an_exception_in_a_reward_is_named_and_chained():
     def broken(blocks):
         return 1 / 0
@@ -300,8 +308,6 @@ STATES = {
     "torch's default dtype (torch.float64)": lambda: torch.set_default_dtype(torch.float64),
     "whether torch computes gradients (False)": lambda: torch.set_grad_enabled(False),
     "torch's seed (77)": lambda: torch.manual_seed(77),
-    "the seed of random": lambda: random.seed(3),
-    "the seed of numpy": lambda: np.random.seed(3),  # noqa: NPY002
     "the working directory": lambda: os.chdir("/"),
 }
 
@@ -310,11 +316,11 @@ STATES = {
 @pytest.mark.parametrize("named", STATES)
 def test_what_a_reward_changes_in_the_process_is_put_back_and_named(named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(77)  # the very seed that is set: only where it stands tells them apart
+    torch.manual_seed(77)  # the very seed that is set
     torch.rand(1000)
 
     def everywhere():
-        numbers = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # noqa: NPY002
+        numbers = (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # noqa: NPY002
         return torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd(), numbers
 
     def sets(blocks):
@@ -336,6 +342,27 @@ def test_what_a_reward_changes_in_the_process_is_put_back_and_named(named, tmp_p
     assert everywhere() == before
 
 
+SEEDS = {"none": lambda: None, "random": lambda: random.seed(3), "numpy": lambda: np.random.seed(3)}  # noqa: NPY002
+
+
+@pytest.mark.usefixtures("unchecked_shapes")  # checking them draws random numbers
+@pytest.mark.parametrize("draws", [0, 1, 700])
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_whatever_a_reward_draws_or_seeds_the_numbers_of_the_training_stay_the_same(seeds, draws):
+    def noise(blocks):
+        SEEDS[seeds]()
+        for _ in range(draws):
+            random.random(), np.random.rand(), torch.rand(1)  # noqa: NPY002
+        return [1.0]
+
+    def after(reward):
+        random.seed(5), np.random.seed(5), torch.manual_seed(5)  # noqa: NPY002
+        score_all([Objective(reward, pays="solution")], [completion()], columns={})
+        return random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
+
+    assert after(noise) == after(lambda blocks: [1.0])
+
+
 @pytest.mark.parametrize("draws", [1, 700, 100_000])
 def test_a_reward_may_draw_random_numbers_and_draws_others_each_time(draws):
     def noise(blocks):
@@ -345,6 +372,17 @@ def test_a_reward_may_draw_random_numbers_and_draws_others_each_time(draws):
     objective = Objective(noise, pays="solution")
     both = [float(score_one(objective, [completion()], columns={}, scored={}).value_n[0]) for _ in range(2)]
     assert both[0] != both[1]
+
+
+@pytest.mark.parametrize("stand_in", ["<hidden>", ["<hidden>"], {"key": "<hidden>"}])
+def test_a_stand_in_for_a_secret_never_reaches_a_reward(stand_in):
+    def asks(blocks, api_key):
+        return [1.0]
+
+    objective = Objective(asks, pays="solution", options={"api_key": stand_in})
+    with pytest.raises(RecipeError, match=r"Objective 'asks' has the option 'api_key.*<hidden>"):
+        score_all([objective], [completion()], columns={})
+    assert score_all([objective], [completion()], columns={}, recorded={"asks": Reward.of([1.0])}).reward_nm.item() == 1.0
 
 
 @pytest.mark.parametrize("value", [1e308, -1e31])

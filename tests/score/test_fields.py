@@ -398,3 +398,17 @@ def test_code_has_the_properties_of_a_reward():
         processes=False,
         examples=3,
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "right"),
+    [
+        ('Sure: {"items": [1, 2]}', '{"items": [3, 4]}', 1), ('{"items": [1, 2, 3]}', {"items": [3, 4]}, 0),
+        ('{"items": [1, 2', '{"items": [3, 4]}', 0), ('{"item": [1, 2]}', '{"items": [3, 4]}', 0),
+        ('{"items": []}', '{"items": []}', 1), ('{"items": [1]}', '{"item": [1]}', NAN),
+    ],
+)  # fmt: skip
+def test_count_compares_how_many_elements_there_are(said, gold, right):
+    objective = Objective("count", pays=("all",))
+    found = score_one(objective, [{"all": {"": said}}, {"all": None}], columns={"answer": [gold, gold]}, scored={})
+    same((found.value_n.tolist(), found.status_n.tolist()), [right, NAN], [ERROR if right != right else OK, ABSENT])

@@ -323,3 +323,13 @@ def test_tags_of_the_chat_template_count_and_a_conversation_it_refuses_is_said(t
     load_task(str(tmp_path / "model"), jsonl, layout=PLAN)
     with pytest.raises(DataError, match=r"chat template does not take the prompt \[{.*no system role"):
         load_task(str(tmp_path / "model"), file_of(tmp_path, [{"prompt": TALK, "answer": "4"}] * 5), layout=PLAN)
+
+
+def test_a_question_keeps_its_line_break_at_the_end(models, tmp_path) -> None:
+    file = tmp_path / "breaks.jsonl"
+    rows = [{"question": f"  {n} + {n} =\n", "answer": str(2 * n)} for n in range(10)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = load_task(models["plain"], str(file), instruction="", layout=Layout(["total"], segmenter="json")).train[
+        "prompt"
+    ]
+    assert {prompt[:2] + prompt[-2:] for prompt in prompts} == {"  =\n"}

@@ -1,7 +1,11 @@
-"""Checkpoints: the list of what one holds, written last, and the newest of a folder that holds all of it."""
+"""Checkpoints: the list of what one holds, written last, and the newest of a folder that holds all of it.
+
+The list has the digest of each file and the settings that it was trained under, so that training goes on from these alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import warnings
@@ -10,9 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError, safe_open
 
 from spanwise.disk import whole_file
+from spanwise.engines.changes import changes, plain
 from spanwise.errors import DataError
 from spanwise.scheme import Scheme
 
@@ -21,18 +28,31 @@ MANIFEST = "spanwise.json"
 
 
 def write_manifest(
-    place: Path, *, processes: int, resumable: bool = True, estimator: Mapping[str, Any] | None = None
+    place: Path,
+    *,
+    processes: int,
+    resumable: bool = True,
+    estimator: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Say that a checkpoint is whole: its files with their sizes, on the disk before the list is."""
-    sizes = {}
+    """Say that a checkpoint is whole: its files with sizes and digests, on the disk before the list is; no secret is in it."""
+    sizes, digests = {}, {}
     # What a run that was killed here left of its list is no part of the checkpoint.
     for file in sorted(
         path for path in place.rglob("*") if path.is_file() and not path.name.lstrip(".").startswith(MANIFEST)
     ):
         with file.open("rb") as held:
             os.fsync(held.fileno())
-            sizes[file.relative_to(place).as_posix()] = os.fstat(held.fileno()).st_size
-    about = {"files": sizes, "processes": processes, "resumable": resumable, "estimator": estimator}
+        name = file.relative_to(place).as_posix()
+        sizes[name], digests[name] = file.stat().st_size, _digest(file)
+    about = {
+        "files": sizes,
+        "digests": digests,
+        "processes": processes,
+        "resumable": resumable,
+        "estimator": estimator,
+        "settings": None if settings is None else plain(settings),
+    }
     with whole_file(place / MANIFEST) as beside, beside.open("w", encoding="utf-8") as file:
         json.dump(about, file, indent=1)
         file.flush()
@@ -102,14 +122,54 @@ def find_checkpoint(folder: str | Path, asked: str | Path | None = None) -> tupl
     return place, f"Resuming from {place.name}; not readable are {damaged}." if damaged else ""
 
 
-def whole_checkpoint(args: Any, asked: str | bool | None) -> str | None:
-    """What to resume from, said of a trainer's `resume_from_checkpoint`; None for none."""
+def check_contents(place: Path) -> str:
+    """Refuse a checkpoint with a file that is not the one that was written; a sentence where nobody wrote which that is.
+
+    All processes call it; the first one reads the files.
+    """
+    written = read_manifest(place).get("digests")
+    if written is None:
+        return (
+            f"'{place}' was written by an earlier version, without digests of its files and without its settings: it is taken "
+            "as it is."
+        )
+    fault: list[str | None] = [None]
+    if PartialState().is_main_process:
+        fault = [next((name for name, digest in written.items() if _digest(place / name) != digest), None)]
+    broadcast_object_list(fault)
+    if fault[0] is not None:
+        raise DataError(
+            f"'{place / fault[0]}' is not what was written into this checkpoint: it is damaged, or of another run. Put the file "
+            f"back, or give another checkpoint-<step> folder of '{place.parent}'."
+        )
+    return ""
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def whole_checkpoint(args: Any, asked: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
+    """What to resume from, said of a trainer's `resume_from_checkpoint`; None for none.
+
+    `settings` are those that it must have been trained under; None: who drives the trainer has compared, and looked at its files.
+    """
     if asked is None or asked is False:
         return None
     place, note = find_checkpoint(args.output_dir, None if asked is True else str(asked))
     if note:
         warnings.warn(note, UserWarning, stacklevel=3)
-    before = read_manifest(place)["processes"]
+    about = read_manifest(place)
+    if settings is not None:
+        if different := changes(about.get("settings") or settings, settings):
+            raise DataError(
+                f"'{place}' was trained with other settings ({', '.join(different[:3])}). Set them back, or start anew in "
+                "another output_dir, without resume_from_checkpoint."
+            )
+        if note := check_contents(place):
+            warnings.warn(note, UserWarning, stacklevel=3)
+    before = about["processes"]
     if before != args.world_size:
         warnings.warn(
             f"'{place}' was written by {before} processes and {args.world_size} go on: the draws of prompts and tokens will not be "

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from transformers import PretrainedConfig
 from spanwise.credit.spread import completed
 from spanwise.disk import whole_folder
 from spanwise.errors import DataError, refuse
+from spanwise.layout import Layout
 from spanwise.modes import MODES
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, check_free, hidden, is_run, metrics_until, sole_writer
@@ -31,11 +33,15 @@ from spanwise.step import StepResult
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
 #: What the report is made with, and the extras that bring it.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
-_SCHEME = ("method", "layout", "prefilled", "segmenter", "objectives", "per", "options", "values")
-#: The fields of a recipe that a run may not change while it goes on.
-RULE = (*_SCHEME, *(name for name, mode in MODES.items() if mode.in_scheme))
+#: What a scheme and its layout are made of and a recipe does not write under that name.
+_UNWRITTEN = {"blocks", "recorded", "modes"}
+#: The fields of a recipe that a run may not change while it goes on: all that a scheme, its layout and its modes are made of.
+RULE = (
+    *(field.name for part in (Scheme, Layout) for field in fields(part) if field.name not in _UNWRITTEN),
+    *(name for name, mode in MODES.items() if mode.in_scheme),
+)
 #: Those that say how credit is given; the trainer's own configuration says everything else.
-_CREDIT = {*RULE, *MODES, "calibration", "baseline", "most", "verifier", "refine"}
+_CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
 def idle_fields(path: str | Path, *, engine: str) -> str:

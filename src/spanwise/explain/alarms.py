@@ -17,6 +17,8 @@ from spanwise.registry import registered
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
 #: What the figures of the score of a completion begin with, beside those of a stated confidence.
 OF_SCORE = "laser_"
+#: What mean rewards of held-out prompts are called begins with this.
+OF_REWARD = "reward/"
 #: Its figures: `coverage` and those of `CALIBRATION`.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]

@@ -11,8 +11,7 @@ from spanwise.fidelity.baselines import Fidelity, Rerolls
 from spanwise.fidelity.tokens import TokenFidelity
 from spanwise.report.charts import Rows, dodged, fixed_points, forest, is_known
 from spanwise.report.page import Headline, Panel, render
-from spanwise.report.rows import Row, percent, wide
-from spanwise.report.sections import section
+from spanwise.report.sections import Row, percent, section, wide
 
 #: Figure -> title of its panel and of its axis.
 PANELS: Mapping[str, tuple[str, str]] = {

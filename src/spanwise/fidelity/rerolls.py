@@ -115,10 +115,13 @@ class Roller:
         self, rows: Any, text: list[BlockText], row_n: Sequence[int], objective: Objective | None = None
     ) -> Float[Tensor, " n"]:
         """What an objective says of completions, by default whether first blocks are right; NaN where a completion has none."""
-        cells = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
-        columns = {name: [column[row] for row in row_n] for name, column in cells.items()}
         objective = objective or Objective("correct", pays=(self.task.layout.names[0],))
-        return score_all([objective], text, columns=columns).reward_nm[:, 0]
+        return score_all([objective], text, columns=self.columns(rows, row_n)).reward_nm[:, 0]
+
+    def columns(self, rows: Any, row_n: Sequence[int]) -> dict[str, list[Any]]:
+        """The dataset's columns, one entry per completion."""
+        cells = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
+        return {name: [column[row] for row in row_n] for name, column in cells.items()}
 
     def blocks(self, rows: Any, *, samples: int, seed: int) -> FirstBlocks:
         """The first blocks of `samples` completions of each dataset row."""

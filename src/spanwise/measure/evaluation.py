@@ -6,19 +6,29 @@ The intervals of an ECE, and of the difference of two, hold where a bootstrap of
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
 
 import scipy
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
 from spanwise.measure.calibration import weighted_auroc, weighted_gaps, weighted_mean
-from spanwise.measure.intervals import Interval, Prompts, Weighted, bootstrap, check_level, plain_ids, resampled, wilson
+from spanwise.measure.intervals import (
+    Interval,
+    Prompts,
+    Weighted,
+    bootstrap,
+    check_level,
+    plain_ids,
+    prompt_index,
+    resampled,
+    wilson,
+)
 
 _SHARES = ("accuracy", "refusal_rate", "format_rate", "coverage", "verdict_rate")
 
@@ -84,17 +94,17 @@ def figure_intervals(
     """
     weighted = _weighted(confidence_n, correct_n, well_formed_n, refusal_n)
     intervals: dict[str, Interval | None] = dict.fromkeys(weighted)
+    prompt_n = prompt_index(prompts, len(correct_n))
     for name, figure in weighted.items():
         if figure is None:
             continue
         if name == "ece":
             judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
-            ids = [prompt for prompt, judged in zip(plain_ids(prompts), judged_n.tolist(), strict=True) if judged]
-            unseen_jb = unseen_gaps(confidence_n.cpu()[judged_n], ids)
-            found = gaps_interval(figure, unseen_jb, prompts, resamples=resamples, level=0.95, seed=seed)
+            unseen_jb = unseen_gaps(confidence_n.cpu()[judged_n], prompt_n[judged_n])
+            found = gaps_interval(figure, unseen_jb, prompt_n, resamples=resamples, level=0.95, seed=seed)
             low, high = found.low, found.high
         else:
-            found = bootstrap(figure, prompts, resamples=resamples, seed=seed)
+            found = bootstrap(figure, prompt_n, resamples=resamples, seed=seed)
             low, high = 2 * found.value - found.high, 2 * found.value - found.low
         if name in _SHARES and found.sem == 0 and found.value in (0.0, 1.0):
             low, high = wilson(found.value * found.count, found.count)
@@ -195,8 +205,9 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
         (arXiv 1909.10155).
     """
     gaps = partial(weighted_gaps, reports.confidence_n, reports.correct_n, bins=bins)
-    unseen_jb = unseen_gaps(reports.confidence_n, plain_ids(reports.prompts), bins=bins)
-    return gaps_interval(gaps, unseen_jb, reports.prompts, resamples=resamples, level=level, seed=seed)
+    prompt_n = prompt_index(reports.prompts, len(reports.correct_n))
+    unseen_jb = unseen_gaps(reports.confidence_n, prompt_n, bins=bins)
+    return gaps_interval(gaps, unseen_jb, prompt_n, resamples=resamples, level=level, seed=seed)
 
 
 def ece_difference(
@@ -217,6 +228,8 @@ def ece_difference(
     -0.200 [-0.511, -0.026]
     """
     ids_a, ids_b = plain_ids(a.prompts), plain_ids(b.prompts)
+    prompt_n = prompt_index([*ids_a, *ids_b], len(a.correct_n) + len(b.correct_n))
+    first_n, second_n = prompt_n[: len(ids_a)], prompt_n[len(ids_a) :]
     if different := set(ids_a) ^ set(ids_b):
         prompt = next(iter(different))
         raise AlignmentError(
@@ -230,16 +243,16 @@ def ece_difference(
         return torch.cat([left(weight_rn[:, : len(ids_a)]), right(weight_rn[:, len(ids_a) :])], dim=1)
 
     unseen_jb = torch.cat([
-        unseen_gaps(a.confidence_n, ids_a, bins=bins), unseen_gaps(b.confidence_n, ids_b, bins=bins).flip(0)
+        unseen_gaps(a.confidence_n, first_n, bins=bins), unseen_gaps(b.confidence_n, second_n, bins=bins).flip(0)
     ], dim=1)  # fmt: skip
-    return gaps_interval(gaps, unseen_jb, [*ids_a, *ids_b], minus=True, resamples=resamples, level=level, seed=seed)
+    return gaps_interval(gaps, unseen_jb, prompt_n, minus=True, resamples=resamples, level=level, seed=seed)
 
 
-def unseen_gaps(confidence_n: Float[Tensor, " n"], ids: list[Hashable], *, bins: int = 10) -> Float[Tensor, "2 b"]:
+def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
     """Work out what one more prompt would add to the gaps if its answers contradicted their confidence, and if they agreed."""
-    once, low_n = torch.ones(1, len(ids), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
+    once, low_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
     ends = [weighted_gaps(confidence_n, right_n, once, bins=bins)[0] for right_n in (low_n, 1 - low_n)]
-    return torch.stack(ends) / len(set(ids))
+    return torch.stack(ends) / len(prompt_n.unique())
 
 
 def gaps_interval(

@@ -10,10 +10,9 @@ from torch import Tensor
 from spanwise.explain import CALIBRATION, CAUSES, SCORE_FIGURES
 from spanwise.explain.alarms import by_sentence
 from spanwise.measure import ArmComparison, Curve, Difference
+from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
-from spanwise.report.rows import FIGURES, Row, Seeds, figure_name, figures_of, seed_curves
-from spanwise.report.sections import calibration_section, figure_panel, section, voting_section
 
 #: Of these less is better; of accuracies, votes and the AUROC more is; of the others nothing can be said.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
@@ -26,7 +25,7 @@ def compare_report(
     title: str,
     recipe: Mapping[str, Any],
     comparison: ArmComparison,
-    curves: Mapping[str, Seeds],
+    curves: Mapping[str, parts.Seeds],
     samples: Mapping[str, Mapping[str, Tensor]] | None = None,
     votes: Mapping[str, Mapping[str, Curve]] | None = None,
     command: str = "",
@@ -56,24 +55,24 @@ def compare_report(
     uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
     points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
     learning: list[Panel] = []
-    for name in figures_of(points):
-        rows = [row for arm in arms for row in seed_curves(curves.get(arm, {}), name, arm)]
-        learning += figure_panel(name, rows, arms)
+    for name in parts.figures_of(points):
+        rows = [row for arm in arms for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
+        learning += parts.figure_panel(name, rows, arms)
     sections = [
-        section("Figures", {"level": 100 * comparison.level, "seeds": most}, table=_table(comparison, most)),
-        section(
+        parts.section("Figures", {"level": 100 * comparison.level, "seeds": most}, table=_table(comparison, most)),
+        parts.section(
             "Differences", {"summary": comparison.summary()}, legend=VERDICTS, palette="verdicts",
             points=comparison.sentences("clear"), panels=_forests(comparison),
         ),
-        section(
+        parts.section(
             "Learning", {"seeds": "Mean over seeds; the band goes from the lowest to the highest seed. "}, legend=arms,
             panels=learning,
         ),
-        calibration_section(
+        parts.calibration_section(
             samples or {},
             note="All seeds together; whiskers count a prompt once, whatever the number of seeds that answered it.",
         ),
-        voting_section(votes or {}, samples or {}, over="seeds"),
+        parts.voting_section(votes or {}, samples or {}, over="seeds"),
     ]  # fmt: skip
     return render(
         title=title,
@@ -119,16 +118,16 @@ def _best(comparison: ArmComparison) -> list[Headline]:
         left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].count]
         wrong = "; ".join(f"{arm}: {why}" for arm in left if (why := comparison.wrong.get((arm, figure))))
         count = f"{len(left)} of {len(comparison.methods)}"
-        headlines.append(Headline(f"not beaten in {FIGURES[figure]}", count, ", ".join(left), wrong))
+        headlines.append(Headline(f"not beaten in {parts.FIGURES[figure]}", count, ", ".join(left), wrong))
     return headlines
 
 
-def _table(comparison: ArmComparison, most: int) -> list[Row]:
+def _table(comparison: ArmComparison, most: int) -> list[parts.Row]:
     """A row per arm; a figure that exists in no seed is None."""
-    rows: list[Row] = []
+    rows: list[parts.Row] = []
     for arm in comparison.methods:
         cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
-        rows.append({"arm": arm} | dict(zip(map(figure_name, comparison.figures), cells, strict=True)))
+        rows.append({"arm": arm} | dict(zip(map(parts.figure_name, comparison.figures), cells, strict=True)))
     return rows
 
 
@@ -145,7 +144,7 @@ def _forests(comparison: ArmComparison) -> list[Panel]:
             )  # fmt: skip
         if drawn := [row for row in rows if row["value"] == row["value"]]:
             chart = forest(drawn, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
-            panels.append(Panel(figure_name(figure), (chart,), table))
+            panels.append(Panel(parts.figure_name(figure), (chart,), table))
     return panels
 
 
@@ -162,7 +161,7 @@ def compare_finding(comparison: ArmComparison) -> str:
 def _of_figure(comparison: ArmComparison, name: str) -> str:
     """What is clear in one figure, with the better arm first; else what comes nearest to it."""
     differences = [d for d in comparison.differences if d.figure == name]
-    solid, called = [d for d in differences if not _hollow(comparison, d)], figure_name(name)
+    solid, called = [d for d in differences if not _hollow(comparison, d)], parts.figure_name(name)
     clear = sorted((d for d in solid if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
     said = [_better(d) for d in clear[:2]]
     if len(clear) > 2:
@@ -192,4 +191,4 @@ def _better(d: Difference) -> str:
     sides = sorted((abs(d.interval.low), abs(d.interval.high)))
     size = f"{abs(d.interval.value):.3f}" + (f" [{sides[0]:.3f}, {sides[1]:.3f}]" if sides[0] == sides[0] else "")
     word = "better" if good else "higher"
-    return f"{first} is {word} than {second} in {figure_name(d.figure)} by {size} over {d.interval.count} seeds."
+    return f"{first} is {word} than {second} in {parts.figure_name(d.figure)} by {size} over {d.interval.count} seeds."

@@ -9,10 +9,9 @@ from math import fsum
 import torch
 from torch import Tensor
 
+from spanwise.report import sections as parts
 from spanwise.report.charts import bars
 from spanwise.report.page import Headline, Panel, Section, render
-from spanwise.report.rows import Row, grouped, merged, percent, together
-from spanwise.report.sections import calibration_section, credit_section, section, tokens_section
 from spanwise.report.tokens import TokenView
 from spanwise.rollouts.rows import credit_figures
 from spanwise.rollouts.schema import RECORDED, STOP
@@ -60,19 +59,19 @@ def credit_report(
     """
     count = max((len(n) for columns in (rewards, *credit.values()) for n in columns.values()), default=0)
     finding = credit_finding(credit, *view.pair)
-    credit, rewards = {method: grouped(columns) for method, columns in credit.items()}, grouped(rewards)
-    statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in together(statuses).items()}
+    credit, rewards = {method: parts.grouped(columns) for method, columns in credit.items()}, parts.grouped(rewards)
+    statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in parts.together(statuses).items()}
     applied = [name for name in methods if name != RECORDED]
     what = f"What {', '.join(applied)} would have credited in {count:,} completions, without training"
     if RECORDED in methods:
         what = f"{what}, beside what is recorded" if applied else f"What is recorded of {count:,} completions"
     sections = [
-        tokens_section(view),
-        credit_section(methods, credit, of="these rollouts"),
-        section("Summary", table=_summary(methods, credit)),
-        section("Dead strata", legend=methods, panels=_dead(methods, dead)),
+        parts.tokens_section(view),
+        parts.credit_section(methods, credit, of="these rollouts"),
+        parts.section("Summary", table=_summary(methods, credit)),
+        parts.section("Dead strata", legend=methods, panels=_dead(methods, dead)),
         _status_section(statuses, rewards),
-        calibration_section({"": samples} if samples else {}),
+        parts.calibration_section({"": samples} if samples else {}),
     ]
     return render(
         title=f"Credit in {source}",
@@ -103,7 +102,7 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
     return headlines
 
 
-def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[Row]:
+def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[parts.Row]:
     named = {f"{method}: {block}": credit_figures(n) for method in methods for block, n in credit[method].items()}
     return [
         {"method and block": name} | {_FIGURES[key]: figures[key] for key in _FIGURES} for name, figures in named.items()
@@ -114,7 +113,7 @@ def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> li
     """The share of each objective by method; of repeated blocks the mean over those that have one."""
     rows = []
     for method in methods:
-        for name, shares in together(dead.get(method, {})).items():
+        for name, shares in parts.together(dead.get(method, {})).items():
             if known := [share for share in shares if share == share]:
                 rows.append({"name": name, "series": method, "value": fsum(known) / len(known)})
     if not rows:
@@ -135,12 +134,12 @@ def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[
     ]
     table = [{**row, "mean reward": means.get(row["objective"])} for row in _by_objective(rows)]
     panels = [Panel("Rewards by status", (bars(rows, names=names, x="completions"),), table)] if rows else []
-    return section("Status of the rewards", legend=names, panels=panels)
+    return parts.section("Status of the rewards", legend=names, panels=panels)
 
 
-def _by_objective(rows: Sequence[Row]) -> list[Row]:
+def _by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
     """The numbers of a chart of bars, an objective to a line."""
-    return merged(({"objective": row["name"], row["series"]: row["value"]} for row in rows), key="objective")
+    return parts.merged(({"objective": row["name"], row["series"]: row["value"]} for row in rows), key="objective")
 
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
@@ -168,5 +167,5 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         return f"{left} and {right} push in opposite directions in none of {count:,} completions."
     most = max(against, key=lambda name: int(against[name].sum()))
     where = f", most often in the block {most} ({int(against[most].sum()):,})" if len(against) > 1 else ""
-    said = f"{opposed:,} of {count:,} completions ({percent(opposed / count)})"
+    said = f"{opposed:,} of {count:,} completions ({parts.percent(opposed / count)})"
     return f"{left} and {right} push in opposite directions in {said}{where}."

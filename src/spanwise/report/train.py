@@ -11,15 +11,16 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.explain import CAUSES, OF_SCORE, alarms, batch_alarms, end_alarms
+from spanwise.explain import CAUSES, OF_REWARD, OF_SCORE, alarms, batch_alarms, end_alarms
 from spanwise.explain.alarms import by_sentence, values_of
+from spanwise.layout import any_index
 from spanwise.measure import Curve, Interval
 from spanwise.metric import Metric, metrics_in
 from spanwise.mode import Chart, Mode, Page
 from spanwise.modes import MODES
 from spanwise.report import sections as parts
 from spanwise.report.page import Headline, Panel, Section, render, shown
-from spanwise.report.rows import Row, batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
+from spanwise.report.sections import Row, batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
 from spanwise.report.tokens import TokenView
 
 Lines = Sequence[Mapping[str, Any]]
@@ -99,12 +100,15 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     done = max((line["step"] for line in (*batches, *points)), default=0)
     names = names_in(batches, "rewards/<objective>/mean")
-    rewards = {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in names}  # of each batch that has one
-    mean_rewards = [
-        Headline(f"mean reward: {name}", means[-1], f"{shown(means[0])} in the first batch" if len(means) > 1 else "")
-        for name, means in rewards.items()
-        if unmeasured
-    ]
+    # Of held-out prompts; a script asks none, so that its batches are what there is.
+    rewards = {
+        name.removeprefix(OF_REWARD): values_of(points, name)
+        for name in dict.fromkeys(name for point in points for name in point if name.startswith(OF_REWARD))
+    }
+    of_batches = not rewards
+    if of_batches:
+        rewards = {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in names}
+    mean_rewards = [_mean_reward(name, means, intervals or {}, of_batches) for name, means in rewards.items() if unmeasured]
     steps = {row.step for row in view.completions if row.step is not None} if view else set()
     of_step = f", of step {steps.pop()}" if len(steps) == 1 else ""
     trained, *others = view.methods if view else ("",)
@@ -124,7 +128,7 @@ def train_report(
         parts.calibration_section(of_run),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, of_run),
         parts.attempts_section(votes),
-        rewards_section(batches, recipe, names),
+        rewards_section(batches, recipe, names, points=points, intervals=intervals),
         batch_section("Dropped", batches, names),
         batch_section("Credit", batches, names_in(batches, "credit/<block>/zero_frac")),
         batch_section("Dead strata", batches, names),
@@ -136,7 +140,9 @@ def train_report(
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
         lead=_lead(recipe, summary, done),
-        finding=train_finding(ends, steps=done, intervals=intervals, unmeasured=unmeasured, rewards=rewards),
+        finding=train_finding(
+            ends, steps=done, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=of_batches
+        ),
         command=command,
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), done, again=bool(command)),
@@ -218,10 +224,11 @@ def train_finding(
     intervals: Mapping[str, Interval | None] | None = None,
     unmeasured: Mapping[str, str] | None = None,
     rewards: Mapping[str, Sequence[float | None]] | None = None,
+    of_batches: bool = True,
 ) -> str:
     """What a run ended at, and what it was before; `steps` were trained, and rewards are said where accuracy cannot be measured."""
     intervals, unmeasured = intervals or {}, unmeasured or {}
-    earned = _of_rewards(rewards or {})
+    earned = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
     if not points:
         return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{earned}"
     last, first = points[-1], points[0] if len(points) > 1 else {}
@@ -256,14 +263,25 @@ def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interva
     return f"{figure_name(name)} is {percent(value)}{bounds}{was}"
 
 
-def _of_rewards(rewards: Mapping[str, Sequence[float | None]]) -> str:
-    """Mean rewards of the training batches, from the first to the last."""
+def _mean_reward(
+    name: str, means: Sequence[float | None], intervals: Mapping[str, Interval | None], of_batches: bool
+) -> Headline:
+    interval, notes = intervals.get(OF_REWARD + name), list[str]()
+    if interval is not None and interval.low == interval.low:
+        notes.append(f"95 %: {shown(interval.low)} to {shown(interval.high)}")
+    if len(means) > 1:
+        notes.append(f"{shown(means[0])} {'in the first batch' if of_batches else 'at the start'}")
+    return Headline(f"mean reward: {name}", means[-1], "\n".join(notes))
+
+
+def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
+    """Mean rewards from the first to the last."""
     said = [
         f"{name} {means[-1]:.3f}" + (f" (was {means[0]:.3f})" if len(means) > 1 else "")
         for name, means in rewards.items()
         if means[-1] is not None
     ]
-    return f" Mean rewards in the last batch: {', '.join(said)}." if said else ""
+    return f" Mean rewards {where}: {', '.join(said)}." if said else ""
 
 
 def _count(number: int, noun: str) -> str:
@@ -280,8 +298,18 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
     return parts.section(title, legend=names, panels=panels)
 
 
-def rewards_section(batches: Lines, recipe: Mapping[str, Any], objectives: Sequence[str]) -> Section:
-    """Each mean reward, and each objective with what it pays and its mean in the first and in the last tenth of the batches."""
+def rewards_section(
+    batches: Lines,
+    recipe: Mapping[str, Any],
+    objectives: Sequence[str],
+    *,
+    points: Lines = (),
+    intervals: Mapping[str, Interval | None] | None = None,
+) -> Section:
+    """Each mean reward, and each objective with what it pays and its mean in the first and in the last tenth of the batches.
+
+    Beside them, where evaluations have them, stands what held-out prompts say: with its interval at the end, where it is known.
+    """
     panels, rows = list[Panel](), list[Row]()
     pays = {str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()}
     tenth = max(1, len(batches) // 10)
@@ -292,6 +320,10 @@ def rewards_section(batches: Lines, recipe: Mapping[str, Any], objectives: Seque
         paid = ", ".join(map(str, pays.get(name) or ())) or "unknown"
         change = None if first is None or last is None else f"{last - first:+.3f}"
         rows.append({"objective": name, "pays": paid, "first batches": first, "last batches": last, "change": change})
+        key = f"{OF_REWARD}{any_index(name)}"
+        if held_out := values_of(points, key):
+            interval = (intervals or {}).get(key)
+            rows[-1] |= {"held-out start": held_out[0], "held-out end": str(interval) if interval else held_out[-1]}
     return parts.section("Rewards", legend=objectives, panels=panels, table=rows if len(batches) > 1 else [])
 
 

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from spanwise.disk import add_line, write_text, writing
 from spanwise.errors import DataError
+from spanwise.objective import HIDDEN
 from spanwise.rollouts.schema import write_rollouts
 
 #: What a run ends with, in no folder of a run that has not.
@@ -25,8 +26,6 @@ RESULTS = ("summary.json", "evaluation.parquet", "report.html")
 #: All that a run writes, files and folders.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "model", "tokenizer", "critic", "laser.json", *RESULTS)
 
-#: What stands in files in the place of a secret.
-HIDDEN = "<hidden>"
 #: Where a recipe has settings of libraries and of functions of the user's own, which may need a secret.
 _OPEN = ("trainer", "objectives")
 #: The names of secrets, in words joined by _; a token of a tokenizer is none.
@@ -58,18 +57,6 @@ def _is_secret(name: str, value: Any, within: str) -> bool:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower()
     named = _SECRET.search(words) is not None and _TOKENIZER.search(words) is None
     return isinstance(value, str) and (named or (within, words) == ("trainer", "token"))
-
-
-def hidden_names(value: Any, before: str = "") -> list[str]:
-    """Where a stand-in for a secret stands.
-
-    >>> hidden_names({"objectives": [{"options": {"api_key": "<hidden>"}}]})
-    ['objectives.0.options.api_key']
-    """
-    if value == HIDDEN:
-        return [before]
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    return [place for name, field in pairs for place in hidden_names(field, f"{before}.{name}".lstrip("."))]
 
 
 def is_run(path: Path) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -116,15 +118,28 @@ class AsRecorded(NamedTuple):
 
     Attributes:
         says: what the numbers are, in words.
-        number: of each token, flat as the tokens are; NaN at completions that have none.
+        value: of each token, flat as the tokens are, or, with `lengths`, of each completion; NaN at completions that have none.
         shares: they are shared out over tokens already, so that a plain sum is the objective.
         by_block: of a trainer that credits blocks, block -> its credit in each completion, and `stop`; `number` is their sum then.
+        lengths: the tokens of each completion, where there is one number for all of them.
     """
 
     says: str
-    number: Float[np.ndarray, " v"]
+    value: Float[np.ndarray, " v"]
     shares: bool = False
     by_block: Mapping[str, Float[np.ndarray, " n"]] = MappingProxyType({})
+    lengths: Int[np.ndarray, " n"] | None = None
+
+    def slice(self, offsets: Int[np.ndarray, " o"], first: int, last: int) -> Float[np.ndarray, " s"]:
+        """The number of each token of the rows first..last - 1, end to end."""
+        if self.lengths is None:
+            return self.value[offsets[first] : offsets[last]]
+        return np.repeat(self.value[first:last], self.lengths[first:last])
+
+    @property
+    def number(self) -> Float[np.ndarray, " v"]:
+        """The number of each token of the file."""
+        return self.value if self.lengths is None else np.repeat(self.value, self.lengths)
 
 
 @dataclass(frozen=True)
@@ -297,7 +312,7 @@ def as_trained(
     by_block = {name.removeprefix("credit/"): one.value_n.numpy() for name, one in made.items() if name != "advantage"}
     plain = "" if name == "advantage" else ", from which nothing is subtracted"
     says = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{plain}"
-    return AsRecorded(says, np.repeat(known[name].value_n.numpy(), tokens.lengths), by_block=by_block)
+    return AsRecorded(says, known[name].value_n.numpy(), by_block=by_block, lengths=tokens.lengths)
 
 
 def gaps(rewards: Mapping[str, Reward]) -> str:
@@ -322,26 +337,39 @@ def pieces(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
-def cut_text(completions: Sequence[Parts], tokenizer: str | Path | None = None) -> Cut:
-    """Cut completions into tokens: with the tokenizer of a folder if one is given, else into words."""
-    texts = [text for parts in completions for text, _ in parts]
+def cut_text(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> Cut:
+    """Cut completions into tokens: with the tokenizer of a folder if one is given, else into words; no text is kept."""
+    ids, lengths, sampled, counts, changed = array("i"), array("q"), array("b"), array("q"), 0
+
+    def texts() -> Iterator[str]:
+        for parts in completions:
+            counts.append(len(parts))
+            for text, own in parts:
+                sampled.append(own)
+                yield text
+
     if tokenizer is None:
         known: dict[str, int] = {}
-        ids = [np.array([known.setdefault(piece, len(known)) for piece in pieces(text)], np.int32) for text in texts]
+        for text in texts():
+            found = [known.setdefault(piece, len(known)) for piece in pieces(text)]
+            ids.extend(found)
+            lengths.append(len(found))
         vocabulary = Vocabulary(tuple(piece.encode() for piece in known) or (b"",))
         note = WORDS if known else ""
     else:
         backend, vocabulary = load_tokenizer(tokenizer)
-        lots = (texts[first : first + AT_ONCE] for first in range(0, len(texts), AT_ONCE))
-        encoded = (one.ids for lot in lots for one in backend.encode_batch(lot, add_special_tokens=False))
-        ids = [np.array(one, np.int32) for one in encoded]  # what a tokenizer returns takes a hundred bytes a token
-        changed = sum(vocabulary.join(one)[0] != text.encode() for one, text in zip(ids, texts, strict=True))
+        every = texts()
+        while lot := list(islice(every, AT_ONCE)):
+            for text, one in zip(lot, backend.encode_batch(lot, add_special_tokens=False), strict=True):
+                found = np.array(one.ids, np.int32)  # what a tokenizer returns takes a hundred bytes a token
+                ids.frombytes(found.tobytes())
+                lengths.append(len(found))
+                changed += vocabulary.join(found)[0] != text.encode()
         note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
-        note += f", which changes {changed} of {len(texts)} texts." if changed else "."
-    lengths = [len(one) for one in ids]
-    trainable = np.repeat(np.array([sampled for parts in completions for _, sampled in parts], np.bool_), lengths)
-    edges = np.cumsum([0, *lengths])[np.cumsum([0, *map(len, completions)])]
-    return Cut(Ragged(np.concatenate([np.zeros(0, np.int32), *ids]), edges), trainable, vocabulary, note)
+        note += f", which changes {changed} of {len(lengths)} texts." if changed else "."
+    trainable = np.repeat(np.array(sampled, np.bool_), lengths)
+    edges = np.cumsum([0, *lengths])[np.cumsum([0, *counts])]
+    return Cut(Ragged(np.frombuffer(ids, np.int32), edges), trainable, vocabulary, note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:

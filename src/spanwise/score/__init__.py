@@ -1,7 +1,7 @@
 """From blocks of text to rewards and outcomes, each with a status: absent, failed and zero are three different things."""
 
 from spanwise.score.answers import MathVerifier, judge, shared_verifier
-from spanwise.score.fields import equals, json_schema, listed, near, one_of
+from spanwise.score.fields import count, equals, json_schema, listed, near, one_of
 from spanwise.score.outcomes import (
     OUTCOMES,
     Outcome,
@@ -32,6 +32,7 @@ __all__ = [
     "close",
     "complete",
     "correct",
+    "count",
     "environment",
     "equals",
     "find_outcome",

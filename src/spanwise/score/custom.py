@@ -33,8 +33,6 @@ _FROM_TRAINER = ("prompts", "completions", "completion_ids")
 SLOW = 60.0
 #: A list of nothing but these is copied at once.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
-#: Blocks of 624 numbers that a function may draw before its state of random numbers counts as a new seed.
-_MOST_BLOCKS = 4000
 
 
 def called(function: partial[Any], *, what: str, size: int, advice: str) -> Any:
@@ -77,10 +75,16 @@ def own_copy(value: Any) -> Any:
 
 @contextmanager
 def _process_kept(what: str) -> Iterator[None]:
-    """Undo, and say, that a function changed the default dtype, gradients, a seed or the working directory."""
+    """Undo that a function changed the default dtype, gradients, a seed or the working directory, and say so."""
     dtype, gradients, folder = torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd()
-    python, legacy, seed, state = random.getstate(), np.random.get_state(), torch.initial_seed(), torch.get_rng_state()  # noqa: NPY002
+    # Each call draws from streams of its own, which start at one draw of `random`. Whether it draws or seeds, the numbers of
+    # the training stay as they are, and a resumed run goes on with the same ones.
+    seed = random.getrandbits(32)
+    python, legacy, state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
@@ -91,17 +95,13 @@ def _process_kept(what: str) -> Iterator[None]:
         if torch.is_grad_enabled() != gradients:
             changed.append(f"whether torch computes gradients ({torch.is_grad_enabled()})")
             torch.set_grad_enabled(gradients)
-        if torch.initial_seed() != seed or _is_set(_words(state), _words(torch.get_rng_state()), torch.initial_seed()):
+        if torch.initial_seed() != seed:
             changed.append(f"torch's seed ({torch.initial_seed()})")
-            torch.set_rng_state(state)
-            if cuda:
-                torch.cuda.set_rng_state_all(cuda)
-        if _is_set(_python(python), _python(random.getstate())):
-            changed.append("the seed of random")
-            random.setstate(python)
-        if _is_set(_numpy(legacy), _numpy(np.random.get_state())):  # noqa: NPY002
-            changed.append("the seed of numpy")
-            np.random.set_state(legacy)  # noqa: NPY002
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        torch.set_rng_state(state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
         if not os.path.isdir(".") or os.getcwd() != folder:
             changed.append("the working directory")
             os.chdir(folder)
@@ -112,43 +112,6 @@ def _process_kept(what: str) -> Iterator[None]:
                 UserWarning,
                 stacklevel=2,
             )
-
-
-_State = tuple[np.ndarray, int]  # the 624 words of a Mersenne Twister, and how many of them are used
-
-
-def _words(state: Tensor) -> _State:
-    data = state.numpy().tobytes()
-    left, following = np.frombuffer(data, np.int32, 1, 8)[0], np.frombuffer(data, np.uint64, 1, 16)[0]
-    return np.frombuffer(data, np.uint64, 624, 24).astype(np.uint32), 624 if left == 1 else int(following)
-
-
-def _python(state: tuple[Any, ...]) -> _State:
-    return np.array(state[1][:-1], np.uint32), state[1][-1]
-
-
-def _numpy(state: Any) -> _State:
-    return state[1], state[2]
-
-
-def _is_set(before: _State, after: _State, seed: int | None = None) -> bool:
-    """Whether a generator stands where drawing numbers does not lead; with a seed only if that does lead there."""
-    if _leads(before, after):
-        return False
-    return seed is None or _leads(_words(torch.Generator().manual_seed(seed).get_state()), after)
-
-
-def _leads(before: _State, after: _State) -> bool:
-    """Whether drawing numbers leads from one state to another."""
-    if np.array_equal(before[0], after[0]):
-        return before[1] <= after[1]
-    twin = np.random.RandomState()
-    twin.set_state(("MT19937", before[0], 624, 0, 0.0))
-    for _ in range(_MOST_BLOCKS):
-        twin.bytes(624 * 4)
-        if np.array_equal(_numpy(twin.get_state())[0], after[0]):
-            return True
-    return False
 
 
 def _watched(function: partial[Any], *, what: str, size: int, advice: str) -> Any:
@@ -163,7 +126,7 @@ def _watched(function: partial[Any], *, what: str, size: int, advice: str) -> An
         return function()
     except SpanwiseError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a run that a reward ends would look like one that is done
         none = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
         raise RewardError(f"{what} raised {type(error).__name__}: {error}. {advice}{none}{_place(error)}") from error
     finally:
@@ -190,7 +153,7 @@ def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[A
     return result
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Where in its own file the function went wrong; nothing for a function without one."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if frame.filename == frames[0].filename]

@@ -12,7 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
 from spanwise.errors import DataError, LayoutError, RecipeError, check_number
+from spanwise.objective import Objective
 from spanwise.registry import register
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, block_with, column_of, of_verdicts, read_tag
 from spanwise.score.rewards import NUMBER
@@ -193,6 +198,16 @@ def _judged(
     return of_verdicts(len(text), verdicts)
 
 
+def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
+    """Whether the dataset has a gold value for what an objective reads; None: its reward does not look for one by its path."""
+    options = objective.options
+    cells = columns.get(options.get("column", "answer"))
+    if objective.reward not in ("equals", "near", "one_of") or cells is None:
+        return None
+    golds = (_gold(_parsed(cell), options.get("tag", "answer")) for cell in cells)
+    return torch.tensor([gold is not _MISSING and gold is not _BEYOND for gold in golds])
+
+
 def _number(value: Any) -> float | None:
     """A plain number, maybe too large for a float (infinite); None if it is none."""
     if isinstance(value, str):
@@ -229,6 +244,37 @@ def _gold(value: Any, path: str) -> Any:
         else:
             return value if value is _BEYOND else _MISSING
     return value
+
+
+@register("count", kind="reward")
+def count(
+    text: Texts, *, pays: Pays, columns: Columns, scored: Scored, path: str = "items", column: str = "answer"
+) -> Reward:
+    """1 if a list of the completion's JSON has as many elements as the dataset's, 0 if not.
+
+    Rule: the list stands at the path of the completion's JSON, which is found as in `json_schema`, and at the same path of the gold
+    object. No list, or JSON that is not complete: wrong (0). No paid block: ABSENT. No gold list: ERROR.
+
+    Args:
+        text, pays, columns, scored: see `spanwise.score.rewards`.
+        path: of the list.
+        column: the dataset column of the gold objects.
+
+    Raises:
+        DataError: there is no such column.
+
+    Example:
+        >>> text = [{"all": {"": said}} for said in ('{"items": [1, 2]}', '{"items": [1]}', '{"items": [1')]
+        >>> count(text, pays=("all",), columns={"answer": ['{"items": [7]}'] * 3}, scored={}).value_n
+        tensor([0., 1., 0.], dtype=torch.float64)
+    """
+    verdicts: dict[int, bool | None] = {}
+    for n, (blocks, cell) in enumerate(zip(text, column_of(columns, column, len(text)), strict=True)):
+        if any(blocks.get(name) is not None for name in pays):
+            gold, value = _gold(_parsed(cell), path), _gold(_whole(whole_text(blocks)), path)
+            right = isinstance(value, list) and isinstance(gold, list) and len(value) == len(gold)
+            verdicts[n] = right if isinstance(gold, list) else None
+    return of_verdicts(len(text), verdicts)
 
 
 @register("json_schema", kind="reward", tags=("tag",), check=lambda options: _fixed(options["schema"]))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spanwise.errors import RecipeError, RewardError, check_known, unknown
 from spanwise.layout import Layout
-from spanwise.objective import EARLIER, OWN, Objective
+from spanwise.objective import EARLIER, HIDDEN, OWN, Objective, hidden_names
 from spanwise.registry import is_registered
 from spanwise.score.custom import call_reward, called, check_reward_function, parameters_of
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
@@ -103,8 +103,8 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
         scored: the objectives scored before, by name.
 
     Raises:
-        RecipeError: an unknown reward or option, a paid block that the text does not know, or `given` that is neither in
-            `scored` nor an outcome.
+        RecipeError: an unknown reward or option, one that is a stand-in for a secret, a paid block that the text does not know,
+            or `given` that is neither in `scored` nor an outcome.
         DataError, RewardError: see `score_all`.
 
     Example:
@@ -115,6 +115,11 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
         tensor([1., nan], dtype=torch.float64)
     """
     _check_given(objective, scored)
+    if secrets := hidden_names(objective.options):
+        raise RecipeError(
+            f"Objective '{objective.name}' has the option '{secrets[0]}' with {HIDDEN} in the place of a secret, and its reward "
+            f"would get that word. Set it again in the recipe."
+        )
     if text:
         _check_pays(objective, text[0])
     if isinstance(objective.reward, str):

@@ -168,7 +168,7 @@ def _prompts(part: Any, columns: DatasetColumns, instruction: str, style: Prompt
 
 def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
     prompt = cells[columns.prompt]
-    row = {"prompt": prompt if columns.whole else asked(str(prompt).strip(), instruction, style)}
+    row = {"prompt": prompt if columns.whole else asked(str(prompt), instruction, style)}
     return row if columns.answer is None else {**row, "answer": str(cells[columns.answer])}
 
 

@@ -234,5 +234,6 @@ def test_what_the_loss_left_out_gets_nothing_from_a_method_per_token_either(tmp_
     scripted_run("truncated", tmp_path)
     result = credit_rollouts(tmp_path, methods=["reinforce++"])
     left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
-    assert np.abs(result.applied[0].tokens[~left_out]).max() > 0
-    assert (result.applied[0].tokens[left_out] == 0).all()
+    advantages = result.applied[0].advantages(result.table, 0, len(result.table))
+    assert np.abs(advantages[~left_out]).max() > 0
+    assert (advantages[left_out] == 0).all()

@@ -153,7 +153,7 @@ def test_a_run_goes_on_under_its_own_recipe_only(run):
     before = files_of(run)
     for changes, said in (
         ({"method": "rlcr"}, r"method was 'bae' and is 'rlcr' now, objectives was another"),
-        ({"steps": 3}, r"steps was 2 and is 3 now"),
+        ({"steps": 1}, r"steps was 2 and is 1 now"),
         ({"learning_rate": 1e-3}, r"learning_rate was 0.0004 and is 0.001 now"),
         ({"trainer": {"beta": 0.1}}, r"trainer was \{\} and is"),
     ):
@@ -162,6 +162,68 @@ def test_a_run_goes_on_under_its_own_recipe_only(run):
             with pytest.raises(DataError, match=rf"is of a run of another recipe \({said}.*spanwise train --resume .*moved"):
                 again(**changes, output=output, resume=resume)
     assert files_of(run) == before
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({"seed": 7}, r"seed was 0 and is 7 now"),
+        ({"learning_rate": 1e-3}, r"learning_rate was 0.0004 and is 0.001 now"),
+        ({"objectives": "weight"}, r"objectives was another"),
+        ({"trainer": {"lr_scheduler_type": "linear"}, "steps": 3}, r"steps was 2 and is 3 now, trainer was .*"),
+    ],
+)
+def test_a_recipe_that_was_edited_in_its_folder_is_refused(run, edit, said):
+    file = run / "recipe.yaml"
+    written = yaml.safe_load(file.read_text())
+    if edit == {"objectives": "weight"}:
+        edit = {"objectives": [{**written["objectives"][0], "weight": 0.5}, *written["objectives"][1:]]}
+    file.write_text(yaml.safe_dump({**written, **edit}, sort_keys=False))
+    before = files_of(run)
+    with pytest.raises(
+        DataError, match=rf"checkpoint-2' is of a run of another recipe \({said}\)\. '.*recipe.yaml' was edited since"
+    ):
+        train(load(file, {"output": str(run)}), console=Console(quiet=True), resume=str(run))
+    assert files_of(run) == before
+
+
+def flip(file):
+    held = bytearray(file.read_bytes())
+    held[len(held) // 2] ^= 1
+    file.write_bytes(held)
+
+
+def test_a_flipped_byte_and_a_file_of_another_run_are_refused(run, first, tmp_path):
+    place = run / "checkpoints" / "checkpoint-2"
+    for name in ("model.safetensors", "optimizer.pt"):
+        kept = (place / name).read_bytes()
+        if name == "optimizer.pt":  # of another step, and of the same size
+            shutil.copy(run / "checkpoints" / "checkpoint-1" / name, place / name)
+            assert len((place / name).read_bytes()) == len(kept)
+        else:
+            flip(place / name)
+        before = files_of(run)
+        with pytest.raises(DataError, match=rf"checkpoint-2/{name}' is not what was written into this checkpoint"):
+            again(resume=str(run))
+        assert files_of(run) == before
+        (place / name).write_bytes(kept)
+    again(resume=str(run))
+
+
+def test_a_checkpoint_of_before_is_taken_with_one_sentence(run, capsys):
+    file = run / "checkpoints" / "checkpoint-1" / "spanwise.json"
+    held = json.loads(file.read_text())
+    file.write_text(json.dumps({name: held[name] for name in ("files", "processes", "resumable", "estimator")}))
+    recipe = load(None, SMALL)
+    train(recipe, console=Console(width=500), resume=str(file.parent))
+    assert capsys.readouterr().out.count("was written by an earlier version, without digests of its files") == 1
+
+
+def test_more_steps_may_be_asked_for(run):
+    again(resume=str(run), steps=3)
+    assert [line["step"] for line in map(json.loads, (run / "metrics.jsonl").open()) if "loss" in line] == [1, 2, 3]
+    held = json.loads((run / "checkpoints" / "checkpoint-3" / "spanwise.json").read_text())
+    assert held["settings"]["steps"] == 3
 
 
 def test_a_moved_run_goes_on_to_the_same_end(first, run):

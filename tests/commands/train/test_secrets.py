@@ -10,6 +10,7 @@ from spanwise.cli import main
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import again_command, changed
 from spanwise.commands.train.train import train
+from spanwise.engines.trl import SpanGRPOConfig
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.rollouts.folder import hidden
@@ -76,6 +77,27 @@ def test_a_hidden_field_of_the_trainer_is_left_out_when_a_run_goes_on_and_said(f
     train(load(None, own), console=Console(quiet=True))
     train(load(place / "recipe.yaml"), console=Console(width=200), resume=str(place / "checkpoints" / "checkpoint-1"))
     assert "trainer.hub_token is <hidden> in the recipe, so it is left out" in " ".join(capsys.readouterr().out.split())
+
+
+def test_settings_leave_without_secrets_whatever_form_a_tracker_asks_for(tmp_path):
+    own = {"hub_token": HUB, "model_init_kwargs": {"token": HUB, "dtype": "float32"}}
+    args = SpanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, gradient_checkpointing=None, **own)
+    for sent in (args.to_dict(), args.to_json_string(), args.to_sanitized_dict()):
+        assert HUB not in str(sent)
+        assert "float32" in str(sent)
+    assert args.model_init_kwargs["token"] == args.hub_token == HUB  # what the hub gets
+
+
+def test_a_tracker_gets_no_secret(fields, tmp_path):
+    read = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    own = {"hub_token": HUB, "model_init_kwargs": {"token": HUB}, "max_grad_norm": 0.5}
+    place = tmp_path / "run"
+    short = {"steps": 1, "objectives": None, "report": False, "report_to": "tensorboard"}
+    train(load(None, {**fields, **short, "trainer": own, "output": str(place)}), console=Console(quiet=True))
+    (events,) = tmp_path.rglob("events.out.tfevents.*")
+    (written,) = read(str(events)).Reload().Tensors("args/text_summary")
+    assert b'"max_grad_norm": 0.5' in written.tensor_proto.string_val[0]
+    assert holding(tmp_path) == []
 
 
 def test_a_hidden_field_of_a_reward_is_refused():

@@ -11,7 +11,7 @@ from spanwise import Batch, advantages, credit_batch, read
 from spanwise.engines.skyrl.config import check
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
 from spanwise.errors import RecipeError
-from spanwise.modes.laser.logps import end_logps
+from spanwise.modes.laser.logps import end_logp
 
 EOS, TOKEN = 1, len(small.WORDS) + 1  # a row of the embedding behind the tokenizer's last token
 LASER = {
@@ -70,10 +70,9 @@ def by_hand(made, data):
     """Prompts, responses without the token, their scores, and the batch that the pipeline reads."""
     output = made.generator.outputs[-1]
     prompts, ids = output["prompt_token_ids"], output["response_ids"]
-    width = max(map(len, ids))
-    ids_nt = torch.tensor([row + [0] * (width - len(row)) for row in ids])
-    there_nt = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids]).bool()
-    logp_n = end_logps(made.dispatch.model, prompts, ids_nt, there_nt, token=TOKEN, ends=[EOS], pad=0)
+    whole = [[*prompt, *row] for prompt, row in zip(prompts, ids, strict=True) if row[-1:] == [EOS]]
+    logp_n = torch.full((len(ids),), torch.nan)
+    logp_n[torch.tensor([row[-1:] == [EOS] for row in ids])] = end_logp(made.dispatch.model, whole, TOKEN, pad=0)
     score_n = LASER["beta"] * (logp_n - LASER["reference"])
     batch = Batch.jagged(
         ids, data.metadata["uids"][: len(ids)], columns={"solved": output["solved"], "environment": output["rewards"]}

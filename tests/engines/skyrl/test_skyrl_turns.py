@@ -8,7 +8,7 @@ import skyrl_small as small
 import torch
 from skyrl.backends.skyrl_train.utils.ppo_utils import compute_advantages_and_returns
 from skyrl.train.generators.base import TrajectoryID
-from skyrl.train.generators.utils import merge_stepwise_output
+from skyrl.train.generators.utils import apply_overlong_filtering, merge_stepwise_output
 
 from spanwise.engines.skyrl.rows import SampledRows
 
@@ -145,6 +145,23 @@ def test_what_merging_changes_in_skyrl_itself():
     assert rows.place_s == [(0, 0), (0, 2)]
     batch, _ = rows.turns(lambda uids: {}, width=3)
     assert batch.columns == {"right": [1.0, 0.0], "environment": [1.0, 5.0]}
+
+
+def test_a_conversation_left_out_of_the_loss_is_read_and_compared():
+    """What `generator.apply_overlong_filtering` of SkyRL does to one of two conversations of a prompt."""
+    masks = apply_overlong_filtering([[1, 0, 1, 1], [1, 1, 0]], ["stop", "length"])
+    assert masks == [[1, 0, 1, 1], [0, 0, 0]]
+    flat = {
+        "prompt_token_ids": [[3], [3]], "response_ids": [[7, 8, 9, 2], [7, 8, 9]], "rewards": [1.0, 0.0], "loss_masks": masks,
+        "stop_reasons": None, "rollout_logprobs": None, "rollout_metrics": None,
+    }  # fmt: skip
+    rows = SampledRows.of(flat, ["0", "0"], flat, stepwise=False)
+    batch, turns = rows.turns(lambda uids: {}, width=4)
+    read = [ids[mask > 0].tolist() for ids, mask in zip(batch.ids_nt, batch.mask_nt, strict=True)]
+    assert read == [[7], [9, 2], [7, 8, 9]]
+    assert batch.columns["environment"] == [None, 1.0, 0.0]
+    assert turns.row_s.tolist() == [0, 0, 1]
+    assert turns.put(batch.ids_nt * batch.mask_nt, rows=2).tolist() == [[7, 0, 9, 2], [0, 7, 8, 9]]
 
 
 def test_a_turn_said_twice_is_two_turns():
@@ -285,3 +302,13 @@ def test_fully_asynchronous_training_takes_the_same_road(data):
     plain, _, _ = through(data, small.BY_TURN, output)
     assert torch.equal(made.last_advantages, plain.last_advantages)
     assert asyncio.iscoroutinefunction(cls.train)
+
+
+def test_a_turn_of_a_whole_conversation_is_paid_what_stands_until_the_next_turn():
+    """Three turns that begin at 0, 3 and 5: .5 + 0 + .25, then 1 + 2, then 0 + 4."""
+    output = {
+        "prompt_token_ids": [[9]], "response_ids": [[1, 2, 3, 4, 5, 6, 7]], "loss_masks": [[1, 1, 0, 1, 0, 1, 1]],
+        "rewards": [[0.5, 0.0, 0.25, 1.0, 2.0, 0.0, 4.0]],
+    }  # fmt: skip
+    batch, _ = SampledRows(output, ["p"], [(0, 0)], [7], stepwise=False).turns(lambda uids: {}, width=7)
+    assert batch.columns["environment"] == [0.75, 3.0, 4.0]

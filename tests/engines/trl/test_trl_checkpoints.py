@@ -147,6 +147,24 @@ def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
         resumable(tmp_path).train(resume_from_checkpoint="nowhere")
 
 
+@pytest.mark.parametrize(("name", "value"), [("seed", 7), ("learning_rate", 1e-3), ("epsilon", 0.1)])
+def test_other_settings_do_not_go_on(run, name, value):
+    with pytest.raises(
+        DataError, match=rf"checkpoint-2' was trained with other settings \({name} was .* and is {value} now\)"
+    ):
+        resumable(run, critic=fast(), max_steps=3, **{name: value}).train(resume_from_checkpoint=True)
+
+
+def test_a_flipped_byte_is_refused(run, tmp_path):
+    place = tmp_path / "checkpoint-2"
+    shutil.copytree(run / "checkpoint-2", place)
+    held = bytearray((place / "model.safetensors").read_bytes())
+    held[-1] ^= 1
+    (place / "model.safetensors").write_bytes(held)
+    with pytest.raises(DataError, match=r"model.safetensors' is not what was written into this checkpoint"):
+        resumable(tmp_path, critic=fast()).train(resume_from_checkpoint=True)
+
+
 def test_another_number_of_processes_is_said(run, tmp_path):
     place = tmp_path / "checkpoint-2"
     shutil.copytree(run / "checkpoint-2", place)

@@ -13,7 +13,7 @@ from verl_small import config_of, manager_of, outputs_of
 from spanwise import Batch, advantages, credit_batch, read
 from spanwise.engines.verl.settings import parts_in, prepare, scheme_in
 from spanwise.errors import RecipeError
-from spanwise.modes.laser.logps import end_logps
+from spanwise.modes.laser.logps import end_logp
 
 LASER = {
     "token": "<|z|>",
@@ -109,10 +109,10 @@ def by_hand(case):
     """The same completions without the reserved token, and their scores from a pass of their own."""
     token, end = case.trainer.spanwise.parts["laser"].token, case.manager.tokenizer.eos_token_id
     ids = [row[:-1] if row[-1] == token else row for row in case.rows["responses"]]
-    there_nt = torch.tensor([[1] * len(row) + [0] * (40 - len(row)) for row in ids]).bool()
-    ids_nt = torch.tensor([row + [0] * (40 - len(row)) for row in ids])
-    where = {"token": token, "ends": [end], "pad": 0, "temperature": TEMPERATURE}
-    logp_n = end_logps(case.model, case.rows["prompts"], ids_nt, there_nt, **where)
+    ended_n = torch.tensor([row[-1] == end for row in ids])
+    whole = [[*prompt, *row] for prompt, row in zip(case.rows["prompts"], ids, strict=True) if row[-1] == end]
+    logp_n = torch.full((len(ids),), torch.nan)
+    logp_n[ended_n] = end_logp(case.model, whole, token, pad=0, temperature=TEMPERATURE)
     score_n = LASER["beta"] * (logp_n - LASER["reference"])
     batch = Batch.jagged(ids, [0, 0, 0, 1, 1], columns={"answer": ["4"] * 5})
     return ids, score_n, batch

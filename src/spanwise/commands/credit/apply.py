@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from spanwise.layout import Layout
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.schema import RECORDED, STOP
-from spanwise.rollouts.table import at, fitting_runs
+from spanwise.rollouts.table import AsRecorded, at, fitting_runs
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, as_scores
 from spanwise.segment import find_blocks
@@ -59,12 +60,10 @@ class Applied:
     name: str
     marked: Marked
     credit: Credit  # NaN where nothing is recorded; what is known per token has the mean over the block
-    tokens: Float[np.ndarray, " v"]  # advantages, as the tokens of the table lie
+    advantages: Callable[
+        [RolloutTable, int, int], Float[np.ndarray, " s"]
+    ]  # of the tokens of rows first..last - 1, end to end
     dead: dict[str, float]  # comparison -> share of its strata in which nobody gets any credit
-
-    def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
-        """The advantages of the tokens of the rows first..last - 1, end to end."""
-        return self.tokens[table.tokens.offsets[first] : table.tokens.offsets[last]]
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
@@ -240,6 +239,7 @@ def read_file(
         for layout, parts in spans_of.items():
             spans, texts = located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
             block_v, pieces_1 = spans.block_nt[torch.from_numpy(places >= 0)], torch.tensor([spans.interleaved])
+            block_v = block_v.to(torch.int8 if len(layout.names) < 128 else torch.int16)
             parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n, block_v, pieces_1))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
@@ -274,7 +274,7 @@ def apply_arm(
     A method per token goes over as many completions at a time as fit, unless it compares them.
     """
     by_token = scheme.entry.kind == "token" or scheme.refine is not None
-    flat = np.zeros(len(table.tokens.values), dtype=np.float32)
+    flat = np.zeros(len(table.tokens.values) if by_token else 0, dtype=np.float32)
     parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
         mean_length = marked.length_nk[step].sum(dim=1).double().mean()  # a part is not a whole step
@@ -297,18 +297,37 @@ def apply_arm(
                 credit = replace(credit, mean_length_n=mean_length.expand(len(rows)))
             else:  # without any token, nothing carries what stopping costs
                 credit = replace(credit, stop_n=credit.stop_n.masked_fill(~here.present_nk.any(dim=1), 0.0))
-            for first, last in [(0, len(rows))] if by_token else fitting:
-                part = rows[first:last]
-                places = table.tokens.places(part.numpy())
-                adv_nt = advantages(credit.take(slice(first, last)), marked.spans(part, places), scheme)
-                if table.learned_n is not None:
-                    adv_nt = adv_nt * table.learned_n[part, None]
-                flat[places[places >= 0]] = adv_nt.numpy()[places >= 0]
+            if by_token:
+                places = table.tokens.places(rows.numpy())
+                flat[places[places >= 0]] = _learned(table, credit, here.spans, scheme, rows)[places >= 0]
             parts.append((rows, credit))
     credit = _joined(parts)
     strata = dead_strata(credit, scheme, group_n=group_n if by_token else None)
     dead = {of: silent / total for of, (total, silent) in strata.items() if total}
-    return Applied(name, marked, credit, flat, dead)
+    spread = partial(_kept, flat) if by_token else partial(_spread, marked, credit, scheme)
+    return Applied(name, marked, credit, spread, dead)
+
+
+def _learned(
+    table: RolloutTable, credit: Credit, spans: Spans | None, scheme: Scheme, rows: Tensor | slice
+) -> Float[np.ndarray, "n t"]:
+    """The advantages of some rows; 0 at those that the trainer left out of the loss."""
+    adv_nt = advantages(credit, spans, scheme)
+    return (adv_nt if table.learned_n is None else adv_nt * table.learned_n[rows, None]).numpy()
+
+
+def _kept(flat: Float[np.ndarray, " v"], table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
+    """The advantages of some rows out of those of all."""
+    return flat[table.tokens.offsets[first] : table.tokens.offsets[last]]
+
+
+def _spread(
+    marked: Marked, credit: Credit, scheme: Scheme, table: RolloutTable, first: int, last: int
+) -> Float[np.ndarray, " s"]:
+    """The advantages of some rows, spread over their tokens when they are asked for: those of all fill more than the file."""
+    rows = slice(first, last)
+    places = table.tokens.places(rows)
+    return _learned(table, credit.take(rows), marked.spans(rows, places), scheme, rows)[places >= 0]
 
 
 def _compares(scheme: Scheme) -> bool:
@@ -352,28 +371,54 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
         raise RecipeError(
             f"'{table.path}' records no advantages, score or reward, so there is nothing to show under '{RECORDED}'; leave it out."
         )
-    rows = np.repeat(np.arange(len(table)), table.tokens.lengths)
-    inside = np.flatnonzero(marked.block >= 0)
-    rows, blocks = rows[inside], marked.block[inside].astype(np.int64)
     length_nk, stop_n = marked.length_nk.numpy(), np.zeros(len(table))
-    flat = np.where(np.isnan(recorded.number), np.nan, 0.0)
+    divisor_nk, sampled_n = np.maximum(length_nk, 1), length_nk.sum(axis=1)
     if recorded.by_block:
         block_nk = _recorded_blocks(table, marked, recorded.by_block)
         stop_n = np.nan_to_num(recorded.by_block.get(STOP, stop_n))
-        flat[inside] = (block_nk / np.maximum(length_nk, 1))[rows, blocks]
-        flat[inside[np.flatnonzero(np.diff(rows, append=-1))]] += stop_n[np.unique(rows)]  # the last sampled token of each
     else:
-        number = recorded.number[inside]
-        rollout_n = np.arange(len(table)) if table.rollout_n is None else table.rollout_n.numpy()
-        flat[inside] = number if recorded.shares else number / np.bincount(rollout_n[rows])[rollout_n[rows]]
-        place = rows * len(marked.names) + blocks
-        total_nk = np.bincount(place, weights=number, minlength=length_nk.size).reshape(length_nk.shape)
-        block_nk = total_nk / (1 if recorded.shares else np.maximum(length_nk, 1))
+        runs = fitting_runs(table.tokens.lengths, AT_A_TIME)
+        sums = [_block_sums(table, marked, recorded, first, last) for first, last in runs]
+        block_nk = np.concatenate(sums) / (1 if recorded.shares else divisor_nk)
+    rollout_n = np.arange(len(table)) if table.rollout_n is None else table.rollout_n.numpy()
+    shared_n = np.bincount(rollout_n, weights=sampled_n)[rollout_n]
+
+    def spread(table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
+        inside, rows, blocks = _sampled(table, marked, first, last)
+        number = recorded.slice(table.tokens.offsets, first, last)
+        flat = np.where(np.isnan(number), np.nan, 0.0)
+        if recorded.by_block:
+            flat[inside] = (block_nk / divisor_nk)[first + rows, blocks]
+            flat[inside[np.flatnonzero(np.diff(rows, append=-1))]] += stop_n[
+                first + np.unique(rows)
+            ]  # the last sampled token
+        else:
+            flat[inside] = number[inside] if recorded.shares else number[inside] / shared_n[first + rows]
+        return flat.astype(np.float32)
+
     nobody_m = torch.zeros(0, dtype=torch.long)
     credit = Credit(torch.from_numpy(block_nk), torch.from_numpy(stop_n), nobody_m, nobody_m)
     shared = f"shared out over the tokens of the {'block' if recorded.by_block else 'completion'}"
     note = f"{RECORDED} is no method: {recorded.says}, {'as it stands there' if recorded.shares else shared}."
-    return Applied(RECORDED, marked, credit, flat.astype(np.float32), {}), note
+    return Applied(RECORDED, marked, credit, spread, {}), note
+
+
+def _sampled(table: RolloutTable, marked: Marked, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the rows first..last - 1: the places of the tokens inside blocks, and their rows, counted from `first`, and blocks."""
+    edges = table.tokens.offsets[first : last + 1]
+    block = marked.block[edges[0] : edges[-1]]
+    inside = np.flatnonzero(block >= 0)
+    return inside, np.repeat(np.arange(last - first), np.diff(edges))[inside], block[inside].astype(np.int64)
+
+
+def _block_sums(
+    table: RolloutTable, marked: Marked, recorded: AsRecorded, first: int, last: int
+) -> Float[np.ndarray, "r k"]:
+    """What the tokens of each block of some rows were recorded with, in sum."""
+    inside, rows, blocks = _sampled(table, marked, first, last)
+    shape = (last - first, len(marked.names))
+    number = recorded.slice(table.tokens.offsets, first, last)[inside]
+    return np.bincount(rows * shape[1] + blocks, weights=number, minlength=shape[0] * shape[1]).reshape(shape)
 
 
 def _recorded_blocks(table: RolloutTable, marked: Marked, by_block: Mapping[str, np.ndarray]) -> Float[np.ndarray, "n k"]:

@@ -74,6 +74,8 @@ def choose_arms(
     objectives, own_name = blocks.objectives, "recipe"
     try:
         own_name, own, objectives = _own(recipe, blocks, taken, run_code)
+        if objectives is not blocks.objectives:  # they pay the recipe's own blocks
+            blocks = replace(blocks, layout=own.layout)
     except (RecipeError, LayoutError) as error:
         if given:
             raise
@@ -172,6 +174,7 @@ def _own(
 
     usual = recipe.objectives is None or any(preset.objectives == scheme.objectives for _, preset in presets(None))
     objectives = None if usual else tuple(scheme.objectives)
+    blocks = blocks if usual else replace(blocks, layout=scheme.layout)
     return next((name for name, preset in presets(objectives) if preset == scheme), "recipe"), scheme, objectives
 
 
@@ -296,7 +299,8 @@ def _leave_out_tagless(
     A scheme needs every tag that it reads a reward in, as a reward that is read where nothing is makes everybody wrong; by block it
     also needs a tag of every block that it pays. A recorded reward of the whole completion needs none.
     """
-    counts = {one.sentence: one for scheme in schemes.values() for one in census_of(scheme.layout, texts)}
+    layouts = dict.fromkeys(scheme.layout for scheme in schemes.values())
+    counts = {one.sentence: one for layout in layouts for one in census_of(layout, texts)}
     lacking = [one for one in counts.values() if one.lacking]
     if not lacking:
         return []

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -159,11 +160,23 @@ def layout_of(tags: Sequence[str]) -> Layout:
     return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})
 
 
-def sampled_texts(table: RolloutTable) -> list[str]:
-    """What the model wrote, of each completion."""
-    flags = table.tokens.with_values(table.trainable)
-    every = (table.tokens.slice(n, n + 1).astype(np.int64)[flags.slice(n, n + 1)] for n in range(len(table)))
-    return [table.vocabulary.join(ids)[0].decode(errors="replace") for ids in every]
+@dataclass(frozen=True)
+class SampledTexts(Sequence[str]):
+    """What the model wrote, of each completion, put together when it is asked for: the texts of all may be all that fits."""
+
+    table: RolloutTable
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, row: Any) -> Any:
+        tokens = self.table.tokens
+        sampled = tokens.with_values(self.table.trainable).slice(row, row + 1)
+        ids = tokens.slice(row, row + 1)[sampled].astype(np.int64)
+        return self.table.vocabulary.join(ids)[0].decode(errors="replace")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[row] for row in range(len(self)))
 
 
 def _spoken(layout: Layout) -> str:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from spanwise.commands.credit.apply import AT_A_TIME, CreditResult, apply_arms
 from spanwise.commands.credit.arms import choose_arms
-from spanwise.commands.credit.blocks import Blocks, blocks_of, compared_groups, sampled_texts
+from spanwise.commands.credit.blocks import Blocks, SampledTexts, blocks_of, compared_groups
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import EXPORT, MOST, check_no_run, write_page
 from spanwise.errors import DataError, RecipeError, lacking
@@ -68,7 +68,7 @@ def credit_rollouts(
     given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)  # then it must fit
     task, longest = task_shape(loaded)
     usual = answer_layout(loaded, task)
-    texts = sampled_texts(table) if given or own is None else []  # a run of ours may babble, and have no tags at first
+    texts = SampledTexts(table) if given or own is None else []  # a run of ours may babble, and have no tags at first
     group_n, counted = compared_groups(table, loaded, None if own is None else run)
     blocks = blocks_of(Blocks(usual, longest), loaded, table, texts)
     named = recipe is not None or "objectives" in overrides  # by the user: what lies in the folder runs no code
@@ -136,7 +136,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
         }
         left_out = np.repeat(~learned_n1[:, 0].numpy(), np.diff(edges))
         for one in result.applied:
-            advantages = np.where(left_out, np.float32(np.nan), one.tokens[edges[0] : edges[-1]])
+            advantages = np.where(left_out, np.float32(np.nan), one.advantages(table, first, last))
             present_nk = one.marked.length_nk[rows] > 0
             columns |= credit_columns(one.name, one.marked.names, present_nk, one.credit.take(rows), advantages)
         yield rollout_table(columns, edges - edges[0])

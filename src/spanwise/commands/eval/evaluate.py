@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.commands.shared.task import model_and_task, run_above
+from spanwise.credit.spread import completed
 from spanwise.engines.sample import end_ids, prompt_ids
 from spanwise.fidelity.rerolls import Roller
+from spanwise.layout import any_index
 from spanwise.mode import Mode, part_class
 from spanwise.objective import Objective
-from spanwise.recipe import Recipe
+from spanwise.recipe import Recipe, scheme_of
+from spanwise.score import score_all
+from spanwise.score.fields import gold_there
+from spanwise.score.reward import Columns, Texts
 from spanwise.tasks import Task, is_refusal
 from spanwise.tasks.task import stated_confidences
+from spanwise.types import Status, whole_text
 
 
 def evaluate(
@@ -35,15 +43,16 @@ def evaluate(
     The seed is the same in every evaluation, so that differences between checkpoints are not the dice's.
 
     Edge cases:
-        Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no verdict, NaN.
+        Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no answers and no verdicts.
     """
     tags, inside = recipe.answer_tags, task.layout.keys
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     longest = recipe.max_completion_length or task.max_completion_length
+    of_digits = task.name.startswith("digits")  # whose figures say all that its rewards do
     roller = Roller(model, tokenizer, task, recipe.temperature, longest)
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
     spans, text = roller.read(ids_nt, mask_nt)
-    answering = [name for name in task.layout.names if tags["answer"] in inside[name]] or [task.layout.names[0]]
+    answering = [name for name in task.layout.names if tags["answer"] in inside[name]]
     options = {"tag": tags["answer"], **recipe.verifier}
     correct = dict.fromkeys(answering, torch.full((len(text),), torch.nan, dtype=torch.float64))
     for name in answering:
@@ -51,6 +60,14 @@ def evaluate(
             right_n = roller.rewards(rows, text, row_n.tolist(), Objective("correct", pays=(name,), options=options))
             there_n = torch.tensor([entry.get(name) is not None for entry in text])  # without the block nothing is solved
             correct[name] = torch.where(there_n, right_n, 0.0)
+    rewards = dict[str, Tensor]()
+    if not of_digits:
+        told = {
+            "prompts": [rows["prompt"][row] for row in row_n.tolist()],
+            "completions": [whole_text(entry) for entry in text],
+        }
+        columns = roller.columns(rows, row_n.tolist()) | told
+        rewards = _rewards(scheme_of(recipe, task.layout, longest).objectives, text, columns)
     score_n = None
     if scored is not None:
         reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
@@ -62,9 +79,25 @@ def evaluate(
         correct,
         stated_confidences(text, task.layout.names[-1], task.layout, tag=tags["confidence"]),
         spans.fault_n == 0,
-        torch.tensor([is_refusal(entry) for entry in text]) if task.name.startswith("digits") else None,
+        torch.tensor([is_refusal(entry) for entry in text]) if of_digits else None,
         score_n,
+        rewards,
     )
+
+
+def _rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
+    """What each objective says of the completions, with `if_missing` where what it judges is left out.
+
+    A list is judged by the elements of the gold list: one that a completion lacks is wrong, and one too many counts for none.
+    """
+    scores = score_all(objectives, text, columns=columns)
+    worth_nm = completed(scores, objectives)
+    for m, one in enumerate(objectives):
+        there_n = gold_there(one, columns) if any_index(one.name) != one.name else None
+        if there_n is not None:
+            left_out_n = worth_nm[:, m].isnan() & (scores.status_nm[:, m] == int(Status.ABSENT))
+            worth_nm[:, m] = worth_nm[:, m].masked_fill(left_out_n, 0.0).masked_fill(~there_n, torch.nan)
+    return dict(zip(scores.names, worth_nm.T, strict=True))
 
 
 def evaluate_folder(

@@ -55,7 +55,7 @@ def train_page(folder: Path) -> str:
         recipe={name: value for name, value in recipe.items() if (name, value) != ("task", SCRIPT)},
         metrics=[line for _, _, line in records([folder / "metrics.jsonl"])],
         summary=read_fields(folder / "summary.json") if (folder / "summary.json").is_file() else {},
-        samples=_columns(samples) if samples else None,
+        samples=_columns(samples) if samples and samples.correct else None,
         intervals=samples.intervals() if samples else None,
         votes={block: _votes(samples, block) for block in samples.correct} if samples else None,
         credit=credit,
@@ -97,7 +97,9 @@ def compare_page(folder: Path) -> str:
         recipe=summary.get("recipe", {}),
         comparison=compare_arms(figures, figures=named, reference=summary.get("reference")),
         curves={arm: {seed: end["curve"] for seed, end in by_seed.items()} for arm, by_seed in ended.items()},
-        samples={arm: pooled([*by_seed.values()]) for arm, by_seed in samples.items() if by_seed},
+        samples={
+            arm: pooled(judged) for arm, by_seed in samples.items() if (judged := [s for s in by_seed.values() if s.correct])
+        },
         votes={
             arm: over_seeds({seed: _votes(one, one.first, resamples=1) for seed, one in by_seed.items()})
             for arm, by_seed in samples.items()

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from spanwise.commands.shared.fitted import plain_table
-from spanwise.explain import OF_SCORE, alarms
+from spanwise.explain import OF_REWARD, OF_SCORE, alarms
 from spanwise.explain.alarms import by_sentence
 from spanwise.fidelity import ScoreName, fixed_point
 from spanwise.measure import Curve, Interval
@@ -96,7 +96,9 @@ def figure_table(
     def cell(run: str, name: str) -> str:
         return _short(columns[run].get(name)) + " !" * (name in wrong[run])
 
-    rows = [[name.replace("_", " "), *(cell(run, name) for run in columns)] for name in names]
+    rows = [
+        [name.replace("_", " ").replace(OF_REWARD, "mean reward, "), *(cell(run, name) for run in columns)] for name in names
+    ]
     yield Text(title, style="italic")
     yield plain_table("", *columns, rows=rows, right=range(1, len(columns) + 1))
     for run, sentences in wrong.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from spanwise.disk import write_text
+from spanwise.engines.changes import MAY_CHANGE, changes
 from spanwise.errors import DataError
 from spanwise.recipe import EMBEDDED, HUB, Recipe
 from spanwise.rollouts.folder import hidden, is_run
@@ -59,13 +60,9 @@ def read_fields(file: Path) -> dict[str, Any]:
         return dict((json.loads if is_json else yaml.safe_load)(text) or {})
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"'{file}' cannot be read: {error}.") from error
-    except (ValueError, TypeError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         kind = "a JSON object" if is_json else "YAML"
         raise DataError(f"'{file}' is not {kind}: {str(error).splitlines()[0]}.") from error
-
-
-#: What is watched and kept of a run, and where; it moves no weight, so that a run may go on with other values.
-_WATCHED = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads")
 
 
 #: The variable by which a comparison hands a run the fields that hold secrets, which its recipe file does not.
@@ -77,17 +74,14 @@ def secret_fields() -> dict[str, Any]:
     return json.loads(os.environ.pop(SECRETS, "{}"))
 
 
-def changed(file: Path, asked: Mapping[str, Any], *, but: Sequence[str] = _WATCHED) -> list[str]:
-    """What a recipe file says otherwise than it is asked for now, but for some fields; nothing if the file is not there."""
-    if not file.is_file():
-        return []
-    written = read_fields(file)
+def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
+    """What a recipe, or its file, says otherwise than it is asked for now, but for some fields; nothing if there is no file."""
+    if isinstance(written, Path):
+        if not written.is_file():
+            return []
+        written = read_fields(written)
     plain = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
-    before = hidden({**plain, **({} if written.get("task", EMBEDDED[0]) in EMBEDDED else HUB), **written}, None)
-    asked = hidden(dict(asked), None)  # secrets stand in no file
-    names = [name for name in asked if name not in but and before.get(name) != asked[name]]
-    sentences = [f"{name} was {before.get(name)!r} and is {asked[name]!r} now" for name in names]
-    return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, sentences, strict=True)]
+    return changes({**plain, **({} if written.get("task", EMBEDDED[0]) in EMBEDDED else HUB), **written}, asked, but=but)
 
 
 def without_nan(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +17,9 @@ from torch import Tensor
 from spanwise.commands.shared.folder import read_fields
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
-from spanwise.explain import CALIBRATION, OF_SCORE, SCORE_FIGURES
-from spanwise.layout import Layout
-from spanwise.measure import Curve, Interval, figure_intervals, figures, voting
+from spanwise.explain import CALIBRATION, OF_REWARD, OF_SCORE, SCORE_FIGURES
+from spanwise.layout import Layout, any_index
+from spanwise.measure import Curve, Interval, figure_intervals, figures, mean_interval, voting
 from spanwise.rollouts import schema
 
 FILE = "evaluation.parquet"
@@ -36,12 +36,13 @@ class Samples:
 
     Attributes:
         prompt_n: index of the held-out prompt.
-        answers: what each attempt answered, by block; None where nothing could be read.
+        answers: what each attempt answered, by block; None where nothing could be read. Empty: no block holds an answer.
         correct: by block: 1 where that answer is right, 0 where it is wrong or missing, NaN where the check gave no verdict.
         confidence_n: stated confidence; NaN where none was stated.
         well_formed_n: no fault in the tags.
         refusal_n: the completion declined to answer; None where the task knows no refusals.
         score_n: the score that a mode gives the completion, not clipped; NaN where it has none. None: there are no scores.
+        rewards: what each objective says of the completions; NaN where it says nothing, or the dataset has no such element.
     """
 
     prompt_n: Int[Tensor, " n"]
@@ -51,11 +52,12 @@ class Samples:
     well_formed_n: Bool[Tensor, " n"]
     refusal_n: Bool[Tensor, " n"] | None = None
     score_n: Float[Tensor, " n"] | None = None
+    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)
 
     @property
     def first(self) -> str:
-        """The block that answers first."""
-        return next(iter(self.correct))
+        """The block that answers first; "" where none holds an answer."""
+        return next(iter(self.correct), "")
 
     @property
     def stated(self) -> bool:
@@ -77,25 +79,46 @@ class Samples:
 
     def most_votes(self, block: str) -> int:
         """How many samples a vote over the answers of a block can have, at most 16; 0 if none of them has a verdict."""
-        if not len(self.prompt_n) or bool(self.correct[block].isnan().all()):
+        if not len(self.prompt_n) or block not in self.correct or bool(self.correct[block].isnan().all()):
             return 0
         return min(int(torch.bincount(self.prompt_n).max()), MOST_VOTES)
 
     def figures(self) -> dict[str, float | None]:
         """Accuracy, calibration, format and refusals (`measure.figures`); `<block>_accuracy` for later attempts.
 
-        Coverage and calibration of the score, if there is one, as `laser_<figure>`.
+        Coverage and calibration of the score, if there is one, as `laser_<figure>`; means of rewards as `reward/<objective>`.
         """
-        return self._each(figures)
+        return self._each(figures) | {name: interval.value for name, interval in self.mean_rewards().items()}
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
         """The figures with bootstrap intervals by prompt (`measure.figure_intervals`)."""
         prompts = self.prompt_n.tolist()
-        return self._each(partial(figure_intervals, prompts=prompts, resamples=resamples, seed=seed))
+        each = self._each(partial(figure_intervals, prompts=prompts, resamples=resamples, seed=seed))
+        return {**each, **self.mean_rewards()}
+
+    def mean_rewards(self) -> dict[str, Interval]:
+        """The mean of each reward with its interval by prompt; the elements of a list are together `reward/<name>.items[*]`.
+
+        >>> one_n, nan = torch.zeros(2).long(), float("nan")
+        >>> by_item = {"equals.items[0]": torch.tensor([1.0, 1.0]), "equals.items[1]": torch.tensor([0.0, nan])}
+        >>> said = Samples(one_n, {}, {}, torch.full((2,), nan), one_n == 0, rewards=by_item)
+        >>> {name: round(interval.value, 3) for name, interval in said.mean_rewards().items()}
+        {'reward/equals.items[*]': 0.667}
+        """
+        columns: dict[str, list[Tensor]] = {}
+        for name, reward_n in self.rewards.items():
+            columns.setdefault(f"{OF_REWARD}{any_index(name)}", []).append(reward_n.double())
+        intervals = {
+            name: mean_interval(torch.cat(parts), self.prompt_n.repeat(len(parts))) for name, parts in columns.items()
+        }
+        return {name: interval for name, interval in intervals.items() if interval.value == interval.value}
 
     def _each(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
         """What is worked out of the first answer; of later ones the accuracy, and of the score what is about it."""
         marks = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
+        if not self.correct:
+            values = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **marks)
+            return {name: values[name] for name in ("format_rate", *(["coverage"] if self.stated else []))}
         by_block = {name: work(self.confidence_n, correct_n, **marks) for name, correct_n in self.correct.items()}
         later = {f"{name}_accuracy": values["accuracy"] for name, values in by_block.items() if name != self.first}
         scored = self.by_score()
@@ -135,7 +158,10 @@ class Samples:
         columns: dict[str, Any] = {"prompt": self.prompt_n}
         for name, correct_n in self.correct.items():
             columns |= {f"answer/{name}": pa.array(self.answers[name], pa.string()), f"correct/{name}": correct_n.double()}
-        columns |= {"confidence": self.confidence_n.double(), "well_formed": self.well_formed_n, "refusal": self.refusal_n}
+        if self.correct or self.stated:
+            columns["confidence"] = self.confidence_n.double()
+        columns |= {"well_formed": self.well_formed_n, "refusal": self.refusal_n}
+        columns |= {f"{OF_REWARD}{name}": reward_n.double() for name, reward_n in self.rewards.items()}
         columns[schema.SCORE] = None if self.score_n is None else self.score_n.double()
         table = pa.table({
             name: pa.array(column.numpy(), from_pandas=True) if isinstance(column, Tensor) else column
@@ -198,10 +224,11 @@ def read_samples(folder: str | Path) -> Samples:
             columns["prompt"],
             {name: table[f"answer/{name}"].to_pylist() for name in blocks},
             {name: columns[f"correct/{name}"].double() for name in blocks},
-            columns["confidence"].double(),
+            columns.get("confidence", torch.full((len(table),), torch.nan)).double(),
             columns["well_formed"],
             columns.get("refusal"),
             columns.get(schema.SCORE),
+            {name.removeprefix(OF_REWARD): column for name, column in columns.items() if name.startswith(OF_REWARD)},
         )
     except FileNotFoundError:
         raise DataError(f"'{place}' does not exist; write it with: spanwise eval {folder}") from None

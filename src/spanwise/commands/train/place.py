@@ -13,17 +13,24 @@ from typing import Any
 from rich.console import Console
 
 from spanwise.commands.shared.fitted import say
-from spanwise.commands.shared.folder import changed, new_folder, newest_folder
+from spanwise.commands.shared.folder import changed, new_folder, newest_folder, read_fields
 from spanwise.disk import refusal, unwritten
-from spanwise.engines.checkpoints import find_checkpoint, newest_checkpoint
+from spanwise.engines.changes import MAY_CHANGE
+from spanwise.engines.checkpoints import check_contents, find_checkpoint, newest_checkpoint, read_manifest
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.recipe import Recipe
 from spanwise.rollouts.folder import WRITES, check_free, is_first_rank, is_run, metrics_until, sole_writer
 
 
+def task_name(recipe: Recipe) -> str:
+    """What a run trains on: the task, or the dataset where its completions have blocks of their own."""
+    own = recipe.dataset is not None and recipe.own_layout is not None
+    return Path(str(recipe.dataset).partition(":")[0]).stem if own else recipe.task
+
+
 def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:
     """The folder of the run, and the checkpoint that it goes on from."""
-    name = f"{recipe.task}-{recipe.method}-{recipe.seed}"
+    name = f"{task_name(recipe)}-{recipe.method}-{recipe.seed}"
     place = None if recipe.output is None else Path(recipe.output)
     if resume is None:
         if place is None:
@@ -62,19 +69,30 @@ def _run_of(checkpoint: Path) -> Path:
 def history_of(
     checkpoint: Path, asked: Mapping[str, Any], console: Console, *, per_batch: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The step of a checkpoint and the metrics of the run that wrote it, until then; a DataError if that had another recipe."""
+    """The step of a checkpoint and the metrics of the run that wrote it, until then.
+
+    A DataError if it was trained under another recipe (more steps may be asked for), or if a file of it is not the one that was
+    written. A checkpoint of before that says no recipe of its own is held against the file of its run.
+    """
     file = _run_of(checkpoint) / "recipe.yaml"
-    changes = changed(file, asked)
-    if changes:
-        raise DataError(
-            f"'{checkpoint}' is of a run of another recipe ({', '.join(changes[:3])}). Go on with that run under its own: "
-            f"spanwise train --resume {file.parent}; or leave out --resume."
-        )
-    if not file.is_file():
+    before = read_manifest(checkpoint).get("settings") or (read_fields(file) if file.is_file() else None)
+    if before is None:
         note = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
         say(console, note)
+    elif different := changed(before, asked, but=set(MAY_CHANGE) - _length(before, asked)):
+        way = f"Go on with that run under its own: spanwise train --resume {file.parent}; or leave out --resume."
+        if changed(file, before):
+            way = f"'{file}' was edited since: set it back there, or leave out --resume and give another --output."
+        raise DataError(f"'{checkpoint}' is of a run of another recipe ({', '.join(different[:3])}). {way}")
+    say(console, *filter(None, [check_contents(checkpoint)]))
     step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
     return step, metrics_until(file.parent, step)
+
+
+def _length(before: Mapping[str, Any], asked: Mapping[str, Any]) -> set[str]:
+    """The field for how long a run lasts, where it may not be another: fewer steps, or a learning rate planned over all of them."""
+    planned = not asked["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
+    return {"steps"} if planned or asked["steps"] < before.get("steps", asked["steps"]) else set()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from spanwise.commands.shared.display import Live, figure_table, pull_note
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.commands.shared.task import make_task
-from spanwise.commands.train.place import history_of, run_folder
+from spanwise.commands.train.place import history_of, run_folder, task_name
 from spanwise.credit import method
 from spanwise.disk import whole_folder, write_text
 from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
@@ -29,17 +29,18 @@ from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.explain import CAUSES, SHOWN_BY, alarms
 from spanwise.measure import ece
 from spanwise.modes.critic.critic import megabytes
+from spanwise.objective import HIDDEN, hidden_names
 from spanwise.recipe import EMBEDDED, Recipe, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
 from spanwise.rollouts import Rollouts
-from spanwise.rollouts.folder import HIDDEN, RunFolder, hidden_names, metrics_until
+from spanwise.rollouts.folder import RunFolder, metrics_until
 from spanwise.tasks import Task
 from spanwise.types import Scores
 
 #: What TRL counts in optimizer steps and the recipe in generation batches, and what the run itself writes.
 _OWN_FIELD = {
     "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (a line for each generation batch)",
-    "keep_rollouts": "keep_rollouts", "report": "report",
+    "keep_rollouts": "keep_rollouts", "report": "report", "max_completion_length": "max_completion_length",
 }  # fmt: skip
 #: What `summary.json` keeps of a generation batch.
 _BATCH = ("step", "malformed", "accuracy", "ece")
@@ -85,8 +86,9 @@ def train(
             critic=recipe.modes.get("critic"),
             callbacks=[recorder],
         )
-        trainer.remove_callback(PrinterCallback)  # the recorder stands in the place of TRL's own progress
-        trainer.remove_callback(ProgressCallback)
+        trainer.settings = asked
+        for usual in (PrinterCallback, ProgressCallback) if args.log_metrics == "few" else ():
+            trainer.remove_callback(usual)  # the recorder stands in the place of TRL's own progress
         main, critic = trainer.accelerator.is_main_process, trainer.critic
         if main:
             folder.begin(asked, step=step, history=history)
@@ -121,11 +123,10 @@ def _without_stand_ins(value: Any) -> Any:
 
 
 def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: Mapping[str, str]) -> None:
-    """Print the figures of start and end, and what the run took."""
-    columns = {"start": dict(summary["start"]), "end": dict(summary["final"])}
-    if absent and summary["batches"]:  # the rewards say what these figures cannot
-        for column, batch in zip(columns.values(), (summary["batches"][0], summary["batches"][-1]), strict=True):
-            column.update({f"mean reward, {k.split('/')[1]}": v for k, v in batch.items() if k.startswith("rewards/")})
+    """Print the figures of held-out prompts at start and end, and what the run took."""
+    columns = {"start": summary["start"], "end": summary["final"]}
+    if summary["intervals"]:
+        columns["95 %"] = {name: f"{low:.3f} to {high:.3f}" for name, (low, high) in summary["intervals"].items()}
     say(console, *figure_table(title, columns, absent=absent), *unmeasured_sentences(absent))
     if not summary["tokens_per_second"]:
         console.print("No step was left to train.")
@@ -277,7 +278,7 @@ class Recorder(BatchCallback):
         figures of `start` are None.
         """
         samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
-        final = samples.figures()
+        final, intervals = samples.figures(), _intervals(samples)
         lines = metrics_until(self.folder.path, steps)  # of the main process, which alone writes the summary
         batches = [
             {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
@@ -286,12 +287,14 @@ class Recorder(BatchCallback):
         ]
         if self.trainer.accelerator.is_main_process:
             samples.write(self.folder.path)
-            self.folder.add_metrics({"step": steps, "final": final})
+            self.folder.add_metrics({"step": steps, "final": final, **intervals})
         first, training = self.evaluations[0], max(self.step_seconds, 1e-9)
         return {
-            **{name: getattr(self.recipe, name) for name in ("method", "task", "seed", "steps")},
+            **{name: getattr(self.recipe, name) for name in ("method", "seed", "steps")},
+            "task": task_name(self.recipe),
             "start": {k: v if first["step"] == 0 else None for k, v in first.items() if k != "step"},
             "final": final,
+            "intervals": intervals.get("intervals", {}),
             "curve": [*self.evaluations, {"step": steps, **final}],
             "batches": batches,
             "seconds": seconds,
@@ -313,11 +316,12 @@ class Recorder(BatchCallback):
 
     def _evaluate(self, step: int) -> None:
         """Measure the policy and say what is wrong, each thing once and with its usual cause; the start may be what it is."""
-        values = self._measure(2).figures()
+        samples = self._measure(2)
+        values = samples.figures()
         self.evaluations.append({"step": step, **values})
         if not self.trainer.accelerator.is_main_process:
             return
-        self.folder.add_metrics({"step": step, "evaluation": values})
+        self.folder.add_metrics({"step": step, "evaluation": values, **_intervals(samples)})
         wrong = alarms({name: value for name, value in values.items() if name not in self.absent}).values()
         for why in dict.fromkeys(why for why in wrong if step and why not in self._warned):
             say(self.console, f"Warning: step {step}: {why} ({SHOWN_BY[why]} {values[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
@@ -331,6 +335,12 @@ class Recorder(BatchCallback):
             prompts=self.recipe.eval_prompts, samples=samples,
             scored=next((part.mode for part in trainer.parts.values() if part.mode.readable), None),
         )  # fmt: skip
+
+
+def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
+    """The bounds of the mean rewards, as a part of a line of metrics; nothing where there are none."""
+    intervals = {name: [one.low, one.high] for name, one in samples.mean_rewards().items() if one.low == one.low}
+    return {"intervals": intervals} if intervals else {}
 
 
 def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:

@@ -67,7 +67,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
             keys_nk = zero_reasons(one.credit, schemes[one.name])
         zeros[one.name] = tally_zeros(
             keys_nk,
-            torch.from_numpy(one.tokens),
+            torch.from_numpy(one.advantages(table, 0, len(table))),
             torch.from_numpy(one.marked.block),
             row_v,
             names=(name,) if one.credit.comparison is None else schemes[one.name].names,

@@ -13,8 +13,7 @@ from spanwise.engines.shared import RunRecord, fixed_faults, idle_fields
 from spanwise.engines.windows import untested
 from spanwise.errors import refuse
 from spanwise.mode import added_by, part_class
-from spanwise.modes.critic.config import CriticConfig
-from spanwise.modes.critic.elsewhere import critic_faults
+from spanwise.modes.critic.config import CriticConfig, critic_faults
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 

@@ -148,7 +148,7 @@ class SampledRows:
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Where the model's own tokens begin and end; one empty run where there are none."""
+    """Where the model's own tokens begin and end; all of them as one where the generator left every token out of the loss."""
     ends = [0, *accumulate(len(list(group)) for _, group in groupby(bool(kept) for kept in mask))]
     runs = [(start, end) for start, end in pairwise(ends) if mask[start]]
-    return runs or [(0, 0)]
+    return runs or [(0, len(mask))]

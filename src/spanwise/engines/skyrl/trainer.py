@@ -17,7 +17,7 @@ from spanwise.engines.skyrl.config import OPTION, check, critic_of, say
 from spanwise.engines.skyrl.estimators import register, register_loss
 from spanwise.engines.skyrl.rows import SampledRows
 from spanwise.mode import parts_of
-from spanwise.modes.critic.elsewhere import returns
+from spanwise.modes.critic.config import returns
 from spanwise.modes.parts import RowPart, token_logp, with_token
 from spanwise.pipeline import read
 from spanwise.rollouts import Rollouts

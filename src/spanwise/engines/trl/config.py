@@ -16,11 +16,12 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.engines.shared import check_keeping
 from spanwise.engines.trl.fold import DPPO, LOSS_TYPES
-from spanwise.errors import DataError, RecipeError, refuse, unknown
+from spanwise.errors import DataError, RecipeError, check_known, refuse, unknown
 from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
 from spanwise.rollouts.cells import prompt_fault
+from spanwise.rollouts.folder import hidden
 from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
@@ -87,6 +88,13 @@ class SpanGRPOConfig(GRPOConfig):
         default=False,
         metadata={"help": "Write the run folder and, when training ends or is interrupted, its report.html."},
     )
+    log_metrics: str = field(
+        default="few",
+        metadata={
+            "help": "What a console shows of a step. few: loss, rewards, entropy, length, malformed completions, gradient and "
+            "learning rate; all: every metric. Trackers, metrics.jsonl and the report have all of them either way."
+        },
+    )
 
     def __post_init__(self) -> None:
         # TRL's own message for a group of one is a bare ValueError after the distributed set-up; say it first.
@@ -100,7 +108,12 @@ class SpanGRPOConfig(GRPOConfig):
         except ValueError as error:  # a sentence of TRL's or transformers', which the command line prints as ours
             raise RecipeError(str(error)) from error
         check_args(self)
+        check_known("log_metrics", self.log_metrics, ("few", "all"))
         check_keeping(self.keep_rollouts, self.report)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as trackers and model cards get them, with a stand-in for each secret."""
+        return hidden({"trainer": super().to_dict()})["trainer"]
 
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,31 @@ from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
+
+#: What a console shows of a step, with `log_metrics="few"`.
+_FEW = re.compile(
+    r"(eval_)?(loss|reward|rewards/.*/mean|entropy|kl|completions/(mean_length|clipped_ratio)|credit/malformed)"
+    r"|grad_norm|learning_rate|epoch|train_.*|eval_(runtime|.*_per_second)"
+)
+
+
+def few(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Those of a line of metrics that a console shows.
+
+    >>> few({"loss": 0.1, "rewards/correct/mean": 0.5, "rewards/correct/std": 0.5, "credit/solution/mean_abs": 0.3})
+    {'loss': 0.1, 'rewards/correct/mean': 0.5}
+    """
+    return {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
+
+
+def few_in(usual: Any) -> TrainerCallback:
+    """One of transformers' callbacks that write to a console, which writes few metrics."""
+
+    class Few(usual):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            super().on_log(args, state, control, logs=few(logs), **kwargs)
+
+    return Few()
 
 
 def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:

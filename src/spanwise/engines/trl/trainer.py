@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import torch
 import trl
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -25,7 +27,7 @@ from spanwise.batch import Batch
 from spanwise.engines.checkpoints import MANIFEST, read_manifest, restore_estimator, whole_checkpoint, write_manifest
 from spanwise.engines.shared import reward_means
 from spanwise.engines.trl import config, fold
-from spanwise.engines.trl.keeping import Keeping, log_credit
+from spanwise.engines.trl.keeping import Keeping, few_in, log_credit
 from spanwise.errors import DataError, refuse
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
@@ -42,6 +44,13 @@ _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 #: All that TRL's batches fill in.
 PROVIDES = (*AT_READ, "logp_nt")
+#: The arguments that a run goes on with as it began: with another value it has two halves, or nothing changes (of a schedule).
+_LASTING = (
+    "seed", "data_seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
+    "max_grad_norm", "beta", "epsilon", "epsilon_high", "delta", "loss_type", "num_iterations", "num_generations",
+    "max_completion_length", "mask_truncated_completions", "temperature", "top_p", "top_k", "min_p",
+    "entropy_coef",
+)  # fmt: skip
 
 
 class SpanGRPOTrainer(GRPOTrainer):
@@ -68,6 +77,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         critic: the `Critic`, None without one.
         parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
         keeping: writes the run folder, where it is asked for.
+        settings: what a checkpoint is trained under, and what it is resumed under alone; None: scheme, critic and arguments. Who
+            sets it compares it with the checkpoint's, before `train`.
 
     Raises:
         LayoutError, RecipeError, DataError, SpanwiseError: what cannot work is refused before training starts.
@@ -81,6 +92,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     max_completion_length: Any
     num_generations: Any
     num_generations_eval: Any
+    settings: Mapping[str, Any] | None
 
     def __init__(
         self,
@@ -105,7 +117,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         config.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
         needed = (args.generation_batch_size or 0) // (args.num_generations or 1)
         config.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=needed)
-        self.scheme = scheme
+        self.scheme, self.settings = scheme, None
         title, _, number = scheme.entry.paper.rpartition(", arXiv ")  # of the model card
         self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": number} if title else {}
         self.last_rollouts: Rollouts | None = None
@@ -150,6 +162,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.critic = None if critic is None else self.parts[critic.name].critic
         self._step_seconds = 0.0
         self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
+        if getattr(args, "log_metrics", "all") == "few":
+            for usual in (PrinterCallback, ProgressCallback):
+                if self.pop_callback(usual) is not None:
+                    self.add_callback(few_in(usual))
         keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
         self.keeping = Keeping(self, keep_rollouts=keep, report=report) if keep or report else None
         if self.keeping is not None:
@@ -169,7 +185,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """TRL's training, whose run folder is complete however it ends. True goes on from the newest whole checkpoint."""
-        place = whole_checkpoint(self.args, resume_from_checkpoint)
+        place = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
         keeping = self.keeping if self.accelerator.is_main_process else None
         try:
             with nullcontext() if keeping is None else keeping.record.running():
@@ -178,6 +194,12 @@ class SpanGRPOTrainer(GRPOTrainer):
             if place is None:
                 raise
             raise DataError(f"'{place}' holds more than numbers, which is not read: {str(error).splitlines()[0]}") from error
+
+    @property
+    def _lasting(self) -> dict[str, Any]:
+        """Scheme, critic and arguments that a run which goes on must have again."""
+        critic = {} if self.critic is None else {"critic": vars(self.critic.config)}
+        return {**self.scheme.plain(), **critic, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """TRL's checkpoint, then the list of its files, which says that it is whole; only then older ones go."""
@@ -197,7 +219,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             resumable, processes = not self.args.save_only_model, self.accelerator.num_processes
             entry: Any = self.scheme.entry  # of a method that may remember earlier batches
             state = entry.estimator.state_dict() if entry.stateful else None
-            write_manifest(place, processes=processes, resumable=resumable, estimator=state)
+            settings = self._lasting if self.settings is None else self.settings
+            write_manifest(place, processes=processes, resumable=resumable, estimator=state, settings=settings)
             best = self.state.best_model_checkpoint
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 
@@ -426,7 +449,10 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ log
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """TRL's log line, with the credit metrics of the batches since the last one."""
+        """TRL's log line, with the credit metrics of the batches since the last one; without those that no batch has."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name in [name for name, values in metrics.items() if all(math.isnan(value) for value in values)]:
+            del metrics[name]
         for part in self.parts.values() if self.model.training else ():
             if shown := part.logged(self._step_seconds):
                 logs.update(shown)

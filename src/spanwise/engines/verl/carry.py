@@ -21,7 +21,7 @@ from spanwise.batch import Batch, Steps
 from spanwise.credit import Turns, group_index, split_turns
 from spanwise.credit.trajectories.turns import runs
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.modes.critic.elsewhere import returns
+from spanwise.modes.critic.config import returns
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 from spanwise.step import ReadBatch, Step, StepResult, steps_of_turns

@@ -17,8 +17,7 @@ from spanwise.engines.verl.plugin import around, say
 from spanwise.engines.verl.run import OPTION, TOKENS, VerlRun
 from spanwise.errors import RecipeError, refuse, unknown
 from spanwise.mode import added_by, part_class, parts_of
-from spanwise.modes.critic.config import CriticConfig
-from spanwise.modes.critic.elsewhere import critic_faults
+from spanwise.modes.critic.config import CriticConfig, critic_faults
 from spanwise.modes.parts import RowPart
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme

@@ -76,21 +76,19 @@ class ValueModel(nn.Module):
         """A saved critic, or any token classifier; a head of another size is replaced by one of zeros."""
         saved = Saved.of(place)
         if saved is not None:
-            other = [
-                name for name in ("head", "bins", "value_range") if getattr(saved.config, name) != getattr(config, name)
-            ]
-            name = other[0] if other else "head"
-            value = getattr(saved.config, name)
-            refuse(
-                {
-                    f"The critic '{place}' gives {len(saved.names)} values ({', '.join(saved.names)}) and this recipe needs "
-                    f"{len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
-                        list(names) != saved.names
-                    ),
-                    f"The critic '{place}' has the {name} {value} and the recipe says {getattr(config, name)}; write critic: "
-                    f"{{{name}: {list(value) if isinstance(value, tuple) else value}}}.": other,
-                }
-            )
+            faults = {
+                f"The critic '{place}' gives {len(saved.names)} values ({', '.join(saved.names)}) and this recipe needs "
+                f"{len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
+                    list(names) != saved.names
+                )
+            }
+            for name in ("head", "bins", "value_range"):
+                value, asked = getattr(saved.config, name), getattr(config, name)
+                written = list(value) if isinstance(value, tuple) else value
+                faults[
+                    f"The critic '{place}' has the {name} {value} and the recipe says {asked}; write critic: {{{name}: {written}}}."
+                ] = value != asked
+            refuse(faults)
         if tokenizer is not None:
             _check_tokenizer(place, saved, tokenizer)
         try:

@@ -88,25 +88,6 @@ def end_logp(
     return torch.cat(found) if found else torch.zeros(0)
 
 
-def end_logps(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    ids_nt: Int[Tensor, "n t"],
-    there_nt: Bool[Tensor, "n t"],
-    *,
-    token: int,
-    ends: Collection[int],
-    pad: int,
-    temperature: float = 1.0,
-) -> Float[Tensor, " n"]:
-    """The log-probability of one token after each completion, NaN for those that did not end."""
-    ended_n = ended(ids_nt, there_nt, ends)
-    rows = [[*prompts[n], *ids_nt[n][there_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
-    logp_n = torch.full((len(ids_nt),), torch.nan)
-    logp_n[ended_n.cpu()] = end_logp(model, rows, token, pad=pad, temperature=temperature)
-    return logp_n
-
-
 class ScoreReader:
     """Reads the self-rewarding score of completions off a model."""
 
@@ -114,10 +95,20 @@ class ScoreReader:
         self.laser, self.model, self.tokenizer, self.ends = laser, model, tokenizer, ends
         self.token = reserved_id(laser, tokenizer, size=model.get_input_embeddings().num_embeddings, ends=ends)
 
-    def logps(self, *completions: Any, temperature: float) -> Float[Tensor, " n"]:
-        """The log-probability of the token after each completion: of prompts, ids_nt, there_nt (`end_logps`)."""
-        how: dict[str, Any] = {"token": self.token, "ends": self.ends, "pad": int(self.tokenizer.pad_token_id)}
-        return end_logps(self.model, *completions, **how, temperature=temperature)
+    def logps(
+        self,
+        prompts: Sequence[Sequence[int]],
+        ids_nt: Int[Tensor, "n t"],
+        there_nt: Bool[Tensor, "n t"],
+        *,
+        temperature: float,
+    ) -> Float[Tensor, " n"]:
+        """The log-probability of the token after each completion, NaN for those that did not end."""
+        ended_n, pad = ended(ids_nt, there_nt, self.ends), int(self.tokenizer.pad_token_id)
+        rows = [[*prompts[n], *ids_nt[n][there_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
+        logp_n = torch.full((len(ids_nt),), torch.nan)
+        logp_n[ended_n.cpu()] = end_logp(self.model, rows, self.token, pad=pad, temperature=temperature)
+        return logp_n
 
     def scores(self, *completions: Any, temperature: float) -> Float[Tensor, " n"]:
         """The score of each completion, NaN for those that did not end."""

@@ -20,7 +20,7 @@ from spanwise.errors import DataError, RecipeError
 from spanwise.modes.laser.config import FILE, Laser, read_measured
 from spanwise.modes.laser.logps import end_logp, ended, measured, reserved_id
 from spanwise.modes.laser.score import class_weights, self_reward, verification_loss
-from spanwise.modes.parts import TrlPart
+from spanwise.modes.parts import TrlPart, token_logp
 from spanwise.modes.sequences import sampled_end, sequences
 from spanwise.pipeline import Reading
 
@@ -112,8 +112,7 @@ class SelfRewarding(TrlPart):
             if kwargs.get(name) is not None:
                 kwargs[name] = pad(kwargs[name], (0, 1))
         logps_bt, entropies_bt, aux = score(model, ids_bl, mask_bl, logits_to_keep + 1, *args, **kwargs)
-        own_b = self.temperature * logps_bt.gather(1, column_b.clamp(min=0)[:, None])[:, 0]
-        self.passes = [*self.passes[:1], torch.where(ended_b, own_b, torch.nan)]
+        self.passes = [*self.passes[:1], self.temperature * token_logp(logps_bt, column_b)]
         logps_bt, entropies_bt = (
             None if x_bt is None else x_bt.masked_fill(here_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
         )

@@ -34,8 +34,10 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     says which prompt a row belongs to where it has the shape of V1's rollout keys (sample, rollout, output), or where rows of
     one step share it; else the text does.
     """
-    columns = cells.by_column(list(parsed(files, _row)))
-    prompts, outputs, steps = (columns.pop(name, []) for name in (*VERL_REQUIRED, "step"))
+    rows: list[dict[str, Any]] = []
+    cut = cut_text(_outputs(files, rows), tokenizer)
+    columns = cells.by_column(rows)
+    prompts, steps = columns.pop("input", []), columns.pop("step", [])
     if "gts" in columns:
         columns.setdefault("answer", columns["gts"])
     uids = columns.get("uid", [])
@@ -48,13 +50,23 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     return RolloutTable.of(
         "verl",
         path,
-        cut_text([[(output, True)] for output in outputs], tokenizer),
+        cut,
         prompts=prompts,
         steps=steps,
         keys=keys or None,
         columns=columns,
         rewards={name: values for name, values in columns.items() if name not in _NO_REWARDS},
     )
+
+
+def _outputs(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
+    """What was said in every record, whose other fields go to `rows`; each prompt is kept once."""
+    prompts: dict[str, str] = {}
+    for row in parsed(files, _row):
+        row["input"] = prompts.setdefault(row["input"], row["input"])
+        output = row.pop("output")
+        rows.append(row)
+        yield [(output, True)]
 
 
 def _row(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,33 @@
+"""What a run that goes on may be asked for otherwise than before; read where no trainer is installed, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from spanwise.rollouts.folder import hidden
+
+#: What may be another when a run goes on: where it lies, what is watched and kept of it, and how long it lasts.
+MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
+    """What is set otherwise than before, but for some names; secrets are not looked at.
+
+    >>> changes({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
+    ['seed was 0 and is 1 now']
+    >>> changes({"layout": {"a": ["a"], "b": ["b"]}}, {"layout": {"b": ["b"], "a": ["a"]}})
+    ["layout was {'a': ['a'], 'b': ['b']} and is {'b': ['b'], 'a': ['a']} now"]
+    """
+    before, now = plain(before), plain(now)
+    names = [name for name in now if name not in but and before.get(name) != now[name]]
+    if "layout" not in names and list(before.get("layout") or ()) != list(now.get("layout") or ()):
+        names.append("layout")  # the same blocks in another order are another layout
+    sentences = [f"{name} was {before.get(name)!r} and is {now[name]!r} now" for name in names]
+    return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, sentences, strict=True)]
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a file has them again, without secrets."""
+    return json.loads(json.dumps(hidden(dict(settings), None), default=str))

@@ -1,0 +1,54 @@
+"""The folder of a run that a script or a trainer drives: a run goes on in it under its own rule alone."""
+
+from dataclasses import fields
+
+import pytest
+import yaml
+
+from spanwise import Laser, Layout, Objective, Scheme
+from spanwise.engines.shared import RULE, RunRecord
+from spanwise.errors import DataError
+
+LAYOUT = Layout({"part[*]": ["part"], "answer": ["answer"]})
+
+
+def length(completions, **_):
+    return [float(len(text)) for text in completions]
+
+
+def rule(method="grpo", layout=LAYOUT, **changes):
+    objectives = changes.pop("objectives", [Objective(length, pays=layout.names[-1])])
+    return Scheme.preset(method, layout, objectives=objectives, **changes)
+
+
+USUAL = rule()
+#: Another value of each field that a scheme and its layout are made of.
+OTHERS = {
+    "method": rule("rloo", longest=9),
+    "layout": rule(layout=Layout({"part[*]": ["part"], "answer": ["reply"]})),
+    "prefilled": rule(layout=Layout(dict(LAYOUT.blocks), prefilled="part")),
+    "segmenter": rule(layout=Layout({"answer": ["answer"]}, segmenter="json")),
+    "most": rule(layout=Layout(dict(LAYOUT.blocks), most=3)),
+    "objectives": rule(objectives=[Objective(length, pays="answer", weight=0.5)]),
+    "per": rule(per="batch"),
+    "options": rule(ddof=0),
+    "values": rule("gae", values="shared", per="completion"),
+    "refine": rule(refine="ktae"),
+    "laser": rule(modes=[Laser(token="<unk>", verdict="length")]),
+}
+
+
+def test_every_field_of_a_scheme_has_its_case():
+    made_of = {field.name for part in (Scheme, Layout) for field in fields(part)} - {"blocks", "recorded", "modes"}
+    assert made_of <= {*OTHERS}
+    assert {*OTHERS} == {*RULE}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_rule_does_not_go_on_in_a_folder(tmp_path, name):
+    record = RunRecord(tmp_path, keep_rollouts=0, report=False, option="folder")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(record.recipe(USUAL)))
+    (tmp_path / "metrics.jsonl").write_text("")
+    record.check(record.recipe(USUAL), step=1)
+    with pytest.raises(DataError, match=rf"was trained with another .*{name}"):
+        record.check(record.recipe(OTHERS[name]), step=1)

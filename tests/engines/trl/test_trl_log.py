@@ -1,0 +1,97 @@
+"""What a run says of its metrics: a console shows few, everybody else gets all that there are, and none is None."""
+
+import ast
+import json
+import logging
+
+import pytest
+from transformers import PrinterCallback, TrainerCallback
+from transformers.integrations import MLflowCallback
+
+from spanwise.engines.trl import SpanGRPOConfig
+from spanwise.errors import RecipeError
+from spanwise.objective import Objective
+from trl_small import OBJECTIVES, SAID, THIRD_PARTY, trainer
+
+pytestmark = THIRD_PARTY
+#: Those of docs/options.md that this run can have.
+FEW = {
+    "loss", "grad_norm", "learning_rate", "epoch", "reward", "rewards/correct/mean", "rewards/brier/mean",
+    "rewards/never/mean", "entropy", "kl", "completions/mean_length", "completions/clipped_ratio", "credit/malformed",
+}  # fmt: skip
+
+
+def never(completions, **columns):
+    """A reward that no completion has."""
+    return [None] * len(completions)
+
+
+class Listener(TrainerCallback):
+    """Keeps the lines that every callback is handed, such as a tracker's."""
+
+    def __init__(self):
+        self.lines = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.lines.append(dict(logs))
+
+
+class Tracker(MLflowCallback):
+    """MLflow's own `on_log` of transformers, which warns of what is no number, up to where it sends."""
+
+    def __init__(self):
+        self._initialized = True
+        self._async_log, self._auto_end_run = False, False
+        self.sent = []
+        self._ml_flow = self
+
+    def log_metrics(self, metrics, step, **options):
+        self.sent.append(metrics)
+
+
+def ran(folder, **options):
+    """A run of two steps with a reward that is never there: its lines, what a tracker got, and the trainer."""
+    objectives = (*OBJECTIVES, Objective(never, pays=("solution",)))
+    listener, tracker = Listener(), Tracker()
+    one = trainer(
+        folder, said=SAID, extra={"objectives": objectives, "callbacks": [listener, tracker]}, max_steps=2, logging_steps=1,
+        keep_rollouts=1, learning_rate=0.01, disable_tqdm=True, **options,
+    )  # fmt: skip
+    one.train()
+    return listener.lines, tracker.sent, one
+
+
+def printed(text):
+    """The lines of metrics on a console."""
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    return [ast.literal_eval(line.replace(": nan", ": None")) for line in lines if "'loss'" in line]
+
+
+@pytest.mark.filterwarnings("ignore:Step 0. Objective 'never' has no reward")
+def test_a_console_shows_few_metrics_and_all_others_get_all_that_are_there(tmp_path, capsys, caplog):
+    with caplog.at_level(logging.WARNING, logger="transformers"):
+        logging.getLogger("transformers").addHandler(caplog.handler)
+        lines, sent, one = ran(tmp_path)
+        logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert "attempting to log" not in caplog.text + capsys.readouterr().err
+    assert [value for line in lines for value in line.values() if not isinstance(value, int | float)] == []
+    assert len(sent[0]) == len(lines[0]) > 2 * len(FEW)
+    assert not any("never/mean" in name for name in lines[0])
+    assert isinstance(one.callback_handler.pop_callback(PrinterCallback), PrinterCallback)
+    kept = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert lines[0].keys() - {"epoch"} <= kept.keys()
+
+
+@pytest.mark.filterwarnings("ignore:Step 0. Objective 'never' has no reward")
+@pytest.mark.parametrize(("asked", "few"), [("few", True), ("all", False)])
+def test_which_metrics_a_console_shows_is_asked_for(tmp_path, capsys, asked, few):
+    lines, *_ = ran(tmp_path, log_metrics=asked)
+    shown = printed(capsys.readouterr().out)
+    assert len(shown) == 2
+    want = lines[0].keys() & FEW if few else lines[0].keys() - {"total_flos"}
+    assert shown[0].keys() == want
+
+
+def test_a_word_that_is_none_of_them_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="log_metrics"):
+        SpanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, log_metrics="some")

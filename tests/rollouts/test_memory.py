@@ -1,0 +1,22 @@
+"""What reading takes beside what it keeps: the ids of the tokens, and no text."""
+
+import tracemalloc
+
+from rollout_files import write_lines
+from spanwise.rollouts import read_rollouts
+
+
+def test_a_dump_of_texts_is_read_without_ever_holding_its_texts(tmp_path):
+    words = " ".join(f"<a>word{n % 50}</a>" for n in range(500))
+    rows = [{"input": f"{n // 8}", "output": f"{n} {words}", "score": 1.0, "step": 1} for n in range(600)]
+    file = write_lines(tmp_path / "1.jsonl", rows)
+    del rows
+    tracemalloc.start()
+    try:
+        table = read_rollouts(file)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    kept = table.tokens.values.nbytes + table.trainable.nbytes  # four bytes and one for each token
+    assert file.stat().st_size > 4_000_000
+    assert peak < 1.5 * kept

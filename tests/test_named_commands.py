@@ -1,0 +1,271 @@
+"""Every command that a page, the Makefile or a docstring of a benchmark names is there, takes what it is given, and starts."""
+
+import argparse
+import io
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+from cyclopts import CycloptsError, MissingArgumentError
+
+from spanwise.cli import COMMANDS, app
+from spanwise.commands.shared.options import recipe_fields
+from spanwise.modes import MODES
+from spanwise.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([
+    *(page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md"),  # that tells of what is gone
+    *ROOT.glob("examples/*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
+])  # fmt: skip
+SCRIPTS = sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob(".ci/*.py"), *ROOT.glob("tests/fuzz/*.py")])
+FENCED = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+FIRST = ("spanwise", "python", "python3", "pytest", "make", "pip", "pipx")
+
+
+def commands_of(text):
+    """The commands in lines of a shell: words, without what goes before them, what they are piped into, and comments."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        line = line.replace("$$((256 / $$size))", "64")  # what the Makefile leaves to the shell
+        line = re.sub(r"(^|\s)#.*|\$\(BIN\)/|\$\(CURDIR\)/", r"\1", line.strip().removeprefix("$ ").lstrip("@-"))
+        for part in re.split(r"&&|\|\||;|(?<![\w'\"])\|(?!\w)|\bdo\b|\bthen\b|\bexec\b", line):
+            try:
+                words = shlex.split(part)
+            except ValueError:  # half a sentence
+                continue
+            while words and (words[0] in ("nice", "for", "if", "!") or re.match(r"[A-Z_]+=", words[0])):
+                words = words[1:]
+            output = any(re.fullmatch(r"\d+\.\d+", word) for word in words[2:3])  # a row of a table of times
+            if words and Path(words[0]).name in FIRST and not output:
+                found.append([Path(words[0]).name, *words[1:]])
+    return found
+
+
+def named():
+    """(where it stands, the words) of every command."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        parts = [code for kind, code in FENCED.findall(text) if kind in ("", "bash", "sh", "console", "text")]
+        parts += re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCED.sub("", text))
+        parts += list(re.findall(r"^    (.+)$", FENCED.sub("", text), re.MULTILINE))
+        for part in parts:
+            yield from ((page.relative_to(ROOT).as_posix(), words) for words in commands_of(part))
+    for name in ("Makefile", ".ci/run"):
+        lines = (ROOT / name).read_text().replace("\\\n", " ").splitlines()
+        for words in commands_of("\n".join(line for line in lines if name != "Makefile" or line.startswith("\t"))):
+            yield name, words
+    for script in SCRIPTS:
+        for words in commands_of(re.match(r'"""(.*?)"""', script.read_text(), re.DOTALL)[1]):
+            yield script.relative_to(ROOT).as_posix(), words
+
+
+NAMED = sorted({(place, shlex.join(words)) for place, words in named()})
+
+
+def words_of(first):
+    """(place, further words) of the commands that begin so."""
+    return [(place, shlex.split(text)[1:]) for place, text in NAMED if shlex.split(text)[0] == first]
+
+
+def scripts():
+    """script -> the sets of words that it is named with."""
+    found = {}
+    for _, words in [*words_of("python"), *words_of("python3")]:
+        if words and words[0].endswith(".py") and "/" in words[0]:
+            found.setdefault(words[0], set()).add(shlex.join(words[1:]))
+    return found
+
+
+def test_there_are_commands_on_the_pages():
+    places = {place for place, _ in NAMED}
+    assert len(NAMED) > 200
+    assert {"README.md", "Makefile", ".ci/run", "docs/speed.md", "benchmarks/kills.py"} <= places
+    assert len(scripts()) > 25
+
+
+# ------------------------------------------------------------------------------------------------------ spanwise
+
+
+def fitting(words):
+    """Words as somebody would write them: a value where a page has a name for one, and without brackets and dots."""
+    words = [word.removeprefix("[") if word.startswith("[-") else word for word in words]
+    words = [word.removesuffix("]") if "[" not in word else word for word in words]
+    values = {"N": "0", "S": "0", "$$seed": "0", "$$score": "brier", "parts|total": "parts"}
+    return [values.get(word, word) for word in words if word not in ("...", "…")]
+
+
+SPANWISE = sorted({(words[0], shlex.join(fitting(words))) for _, words in words_of("spanwise") if words})
+
+
+def test_every_command_of_spanwise_is_one():
+    names = {name for name, _ in SPANWISE if name.isalpha() and name.islower()}
+    assert names <= set(COMMANDS), names - set(COMMANDS)
+    assert names == set(COMMANDS), "each is named somewhere"
+
+
+@pytest.mark.parametrize("text", [text for name, text in SPANWISE if name in COMMANDS])
+def test_spanwise_takes_what_it_is_given(text):
+    words = shlex.split(text)
+    if len(words) == 1:
+        return
+    try:
+        _, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+    except MissingArgumentError:
+        return  # as in `spanwise eval --samples 16`: the folder is not what the sentence is about
+    except CycloptsError as error:
+        if "..." not in text:
+            pytest.fail(f"spanwise {text}: {error}")
+        return
+    fields = recipe_fields(bound.arguments.get("set_")) or {}
+    assert set(fields) <= {*Recipe.model_fields, *MODES}, text
+
+
+# ----------------------------------------------------------------------------------------- make, pytest, pip, files
+
+
+def test_every_target_is_one():
+    targets = set(re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = {(place, word) for place, words in words_of("make") for word in words if re.fullmatch(r"[a-z][\w./-]*", word)}
+    prose = {"it", "a", "of", "an"}
+    assert {(place, word) for place, word in asked if word not in targets | prose} == set()
+    phony = set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split())
+    assert {name for name in phony if name not in targets} == set()
+
+
+def test_every_file_of_tests_is_there():
+    missing = []
+    for first in ("pytest", "python"):
+        for place, words in words_of(first):
+            if first == "python" and words[:2] != ["-m", "pytest"]:
+                continue
+            for word in words:
+                path, _, name = word.partition("::")
+                if "/" in path and not path.startswith(("-", "<")):
+                    there = (ROOT / path).exists()
+                    missing += [] if there and (not name or f"def {name}" in (ROOT / path).read_text()) else [(place, word)]
+    assert missing == []
+
+
+def test_every_module_and_extra_is_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = {one for _, text in NAMED for group in re.findall(r"spanwise\[([\w,]+)\]", text) for one in group.split(",")}
+    assert asked
+    assert asked <= set(extras)
+    modules = {words[1] for _, words in words_of("python") if words[:1] == ["-m"] and words[1].startswith("spanwise")}
+    for module in modules:
+        assert (ROOT / "src" / Path(*module.split("."))).with_suffix(".py").is_file() or (
+            ROOT / "src" / Path(*module.split(".")) / "__main__.py"
+        ).is_file(), module
+
+
+def test_every_script_is_there():
+    assert {script for script in scripts() if not (ROOT / script).is_file()} == set()
+
+
+# ------------------------------------------------------------------------------------------- scripts take their words
+
+#: These import verl or SkyRL before they read their words, so that here only their files are looked for.
+ELSEWHERE = {"benchmarks/skyrl_agent.py", "benchmarks/skyrl_turns.py", "benchmarks/driver.py"}
+NO_OPTIONS = {"benchmarks/verifier.py", "benchmarks/fixed_points.py", "tests/fuzz/linear.py"}
+PARSED = sorted(
+    (script, text)
+    for script, texts in scripts().items()
+    if script.startswith(("benchmarks/", "tests/fuzz/", ".ci/")) and script not in ELSEWHERE | NO_OPTIONS
+    for text in texts
+    if text or len(texts) == 1
+)
+
+
+class Parsed(BaseException):
+    """The words were understood."""
+
+
+@pytest.fixture
+def as_it_was(monkeypatch):
+    """Path, modules and arguments are as before afterwards."""
+    path, modules, environment = list(sys.path), set(sys.modules), dict(os.environ)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        file = str(getattr(sys.modules[name], "__file__", None) or "")
+        if file.startswith((str(ROOT / "benchmarks"), str(ROOT / "tests" / "fuzz"))):
+            del sys.modules[name]
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def started(script, words, monkeypatch):
+    """Run a script in this process as `python script words` would."""
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    monkeypatch.syspath_prepend(str((ROOT / script).parent))
+    monkeypatch.syspath_prepend(str(ROOT / "tests"))
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    with redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("as_it_was", "unchecked_shapes")
+@pytest.mark.parametrize(("script", "text"), PARSED)
+def test_a_script_takes_what_it_is_given(script, text, monkeypatch):
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(self, args=None, namespace=None):
+        parse(self, args, namespace)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    with pytest.raises(Parsed):
+        started(script, fitting(shlex.split(text)), monkeypatch)
+
+
+# ------------------------------------------------------------------------------------------------- scripts that run
+
+#: script -> the words that make it small, and a word of what it then prints.
+SMALL = {
+    "benchmarks/estimators.py": ("--completions 16 --tokens 16 --repeats 1", "bae"),
+    "benchmarks/segment_credit.py": ("--completions 16 --tokens 64 --repeats 1", "segment + credit"),
+    "benchmarks/segmenters.py": ("--tokens 4000 --repeats 1 --only tags,json", "json"),
+    "benchmarks/chain.py": ("--table", ""),
+    "benchmarks/critic.py": ("--table", ""),
+    "benchmarks/fields.py": ("--table", ""),
+}
+
+
+@pytest.mark.usefixtures("as_it_was", "unchecked_shapes")
+@pytest.mark.parametrize("script", SMALL)
+def test_a_benchmark_runs_at_its_smallest_size(script, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words, printed = SMALL[script]
+    assert printed in started(script, shlex.split(words), monkeypatch)
+
+
+#: The same, in a process of its own: they train, start processes of their own, or take a while at any size.
+SLOW = {
+    "benchmarks/estimators.py": ("--completions 16 --tokens 16 --repeats 1 --growth", "bae"),
+    "benchmarks/credit_files.py": ("--completions 64 --tokens 200 --files 2 --text", "spanwise credit"),
+    "benchmarks/first_report.py": ("", "the path to one report"),
+    "tests/fuzz/run.py": ("--completions 240 --giants 0 --segmenters 240 --no-linear", "two blocks"),
+    "benchmarks/coverage.py": ("--trials 2 --resamples 20", "2 trials in each of"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", SLOW)
+def test_a_slow_benchmark_runs_at_its_smallest_size(script, tmp_path):
+    words, printed = SLOW[script]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("src", "tests", "examples"))}
+    done = subprocess.run(
+        [sys.executable, ROOT / script, *shlex.split(words)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert printed in done.stdout
