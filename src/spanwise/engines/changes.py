@@ -21,11 +21,14 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, but: Collectio
     ["layout was {'a': ['a'], 'b': ['b']} and is {'b': ['b'], 'a': ['a']} now"]
     """
     before, now = plain(before), plain(now)
-    names = [name for name in now if name not in but and before.get(name) != now[name]]
-    if "layout" not in names and list(before.get("layout") or ()) != list(now.get("layout") or ()):
-        names.append("layout")  # the same blocks in another order are another layout
+    names = [name for name in now if name not in but and not _same(name, before.get(name), now[name])]
     sentences = [f"{name} was {before.get(name)!r} and is {now[name]!r} now" for name in names]
     return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, sentences, strict=True)]
+
+
+def _same(name: str, before: Any, now: Any) -> bool:
+    """Whether a setting is as it was; the same blocks in another order are another layout."""
+    return before == now and (name != "layout" or list(before or ()) == list(now or ()))
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
