@@ -69,10 +69,13 @@ def test_one_line_pays_sixteen_fields_and_the_prompt_asks_for_each() -> None:
     _, filled = planned(FIELDS)
     items = [f"items[{n}].{key}" for key in ("name", "quantity", "price") for n in range(4)]
     names = ["seller", "date", "currency", "total", *items]
+    keys = {"items": {"items": {"required": ["name", "quantity", "price"]}}}
+    schema = {"required": ["seller", "date", "currency", "total", "items"], "properties": keys}
     assert [(o.name, o.pays, o.weight, o.options) for o in filled.objectives] == [
         *((f"equals.{n}", (n,), 1.0, {"tag": n}) for n in names),
-    ] + [(o.name, o.pays, o.weight, o.options) for o in filled.objectives[-2:]]
-    assert [(o.name, o.pays) for o in filled.objectives[-2:]] == [("json_schema", ("form",)), ("count", ("form",))]
+        ("json_schema", ("form",), 1.0, {"schema": schema}),
+        ("count", ("form",), 1.0, {"path": "items"}),
+    ]
 
 
 def test_an_invented_item_costs_and_the_form_is_paid_once() -> None:

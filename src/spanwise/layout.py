@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from spanwise.errors import LayoutError, RecipeError, unknown
 from spanwise.registry import entry_of, is_registered
@@ -14,6 +14,7 @@ from spanwise.registry import entry_of, is_registered
 #: What stands for every index, in the name of a block and in a mark.
 EACH = "[*]"
 _INDEX = re.compile(r"\[\d+\]")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +210,18 @@ def any_index(name: str) -> str:
     'equals.items[*].price'
     """
     return _INDEX.sub(EACH, name)
+
+
+def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
+    """Columns by name, those of repeated blocks as one.
+
+    >>> together({"total": 5, "items[0].price": 1, "items[1].price": 2})
+    {'total': [5], 'items[*].price': [1, 2]}
+    """
+    parts: dict[str, list[_T]] = {}
+    for name, column in columns.items():
+        parts.setdefault(any_index(name), []).append(column)
+    return parts
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:

@@ -150,8 +150,8 @@ class Scheme:
             share = longest
         modes = (*modes, *(value for value in options.values() if isinstance(value, Mode)))
         options = {key: value for key, value in options.items() if not isinstance(value, Mode)}
-        refined = None if refine is None else Refinement.of(refine)
-        return Scheme(name, layout, objectives, share, options, _names(recorded), values, modes, refined)  # type: ignore[arg-type]
+        own = None if refine is None else Refinement.of(refine)
+        return Scheme(name, layout, objectives, share, options, _names(recorded), values, modes, own)
 
     @property
     def stages(self) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from math import fsum
 import torch
 from torch import Tensor
 
+from spanwise.layout import together
 from spanwise.report import sections as parts
 from spanwise.report.charts import bars
 from spanwise.report.page import Headline, Panel, Section, render
@@ -60,7 +61,7 @@ def credit_report(
     count = max((len(n) for columns in (rewards, *credit.values()) for n in columns.values()), default=0)
     finding = credit_finding(credit, *view.pair)
     credit, rewards = {method: parts.grouped(columns) for method, columns in credit.items()}, parts.grouped(rewards)
-    statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in parts.together(statuses).items()}
+    statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in together(statuses).items()}
     applied = [name for name in methods if name != RECORDED]
     what = f"What {', '.join(applied)} would have credited in {count:,} completions, without training"
     if RECORDED in methods:
@@ -113,7 +114,7 @@ def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> li
     """The share of each objective by method; of repeated blocks the mean over those that have one."""
     rows = []
     for method in methods:
-        for name, shares in parts.together(dead.get(method, {})).items():
+        for name, shares in together(dead.get(method, {})).items():
             if known := [share for share in shares if share == share]:
                 rows.append({"name": name, "series": method, "value": fsum(known) / len(known)})
     if not rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +13,13 @@ from torch import Tensor
 
 from spanwise.explain import OF_SCORE, SCORE_FIGURES
 from spanwise.explain.sections import SECTIONS
-from spanwise.layout import any_index
+from spanwise.layout import together
 from spanwise.measure import Curve, curve_difference, reliability
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
 from spanwise.report.tokens import TokenView, token_view
 from spanwise.rollouts.schema import STOP
 
-_T = TypeVar("_T")
 #: A row of a chart or a table.
 Row = dict[str, Any]
 #: seed -> points, each with its `step`.
@@ -218,14 +217,6 @@ def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
     there = dict.fromkeys(name for point in points for name in point)
     scored = (name for name in SCORE_FIGURES if name in there)
     return list(dict.fromkeys([*FIGURES, *(name for name in there if name.endswith("_accuracy")), *scored]))
-
-
-def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
-    """Columns by name, those of repeated blocks (`items[0]`, `items[1]`, ...) together as `items[*]`."""
-    parts: dict[str, list[_T]] = {}
-    for name, column in columns.items():
-        parts.setdefault(any_index(name), []).append(column)
-    return parts
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:

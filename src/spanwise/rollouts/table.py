@@ -351,9 +351,9 @@ def cut_text(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
     if tokenizer is None:
         known: dict[str, int] = {}
         for text in texts():
-            found = [known.setdefault(piece, len(known)) for piece in pieces(text)]
-            ids.extend(found)
-            lengths.append(len(found))
+            numbers = [known.setdefault(piece, len(known)) for piece in pieces(text)]
+            ids.extend(numbers)
+            lengths.append(len(numbers))
         vocabulary = Vocabulary(tuple(piece.encode() for piece in known) or (b"",))
         note = WORDS if known else ""
     else:
@@ -361,10 +361,10 @@ def cut_text(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         every = texts()
         while lot := list(islice(every, AT_ONCE)):
             for text, one in zip(lot, backend.encode_batch(lot, add_special_tokens=False), strict=True):
-                found = np.array(one.ids, np.int32)  # what a tokenizer returns takes a hundred bytes a token
-                ids.frombytes(found.tobytes())
-                lengths.append(len(found))
-                changed += vocabulary.join(found)[0] != text.encode()
+                numbers = np.array(one.ids, np.int32)  # what a tokenizer returns takes a hundred bytes a token
+                ids.frombytes(numbers.tobytes())
+                lengths.append(len(numbers))
+                changed += vocabulary.join(numbers)[0] != text.encode()
         note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
         note += f", which changes {changed} of {len(lengths)} texts." if changed else "."
     trainable = np.repeat(np.array(sampled, np.bool_), lengths)

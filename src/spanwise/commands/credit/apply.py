@@ -60,9 +60,8 @@ class Applied:
     name: str
     marked: Marked
     credit: Credit  # NaN where nothing is recorded; what is known per token has the mean over the block
-    advantages: Callable[
-        [RolloutTable, int, int], Float[np.ndarray, " s"]
-    ]  # of the tokens of rows first..last - 1, end to end
+    #: Of a table and first, last: the advantages of the tokens of the rows first..last - 1, end to end.
+    advantages: Callable[[RolloutTable, int, int], Float[np.ndarray, " s"]]
     dead: dict[str, float]  # comparison -> share of its strata in which nobody gets any credit
 
     @property
@@ -389,9 +388,8 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
         flat = np.where(np.isnan(number), np.nan, 0.0)
         if recorded.by_block:
             flat[inside] = (block_nk / divisor_nk)[first + rows, blocks]
-            flat[inside[np.flatnonzero(np.diff(rows, append=-1))]] += stop_n[
-                first + np.unique(rows)
-            ]  # the last sampled token
+            last_sampled = inside[np.flatnonzero(np.diff(rows, append=-1))]
+            flat[last_sampled] += stop_n[first + np.unique(rows)]
         else:
             flat[inside] = number[inside] if recorded.shares else number[inside] / shared_n[first + rows]
         return flat.astype(np.float32)

@@ -171,7 +171,7 @@ class SampledTexts(Sequence[str]):
 
     def __getitem__(self, row: Any) -> Any:
         tokens = self.table.tokens
-        sampled = tokens.with_values(self.table.trainable).slice(row, row + 1)
+        sampled = self.table.trainable[tokens.offsets[row] : tokens.offsets[row + 1]]
         ids = tokens.slice(row, row + 1)[sampled].astype(np.int64)
         return self.table.vocabulary.join(ids)[0].decode(errors="replace")
 

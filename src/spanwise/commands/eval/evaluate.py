@@ -62,11 +62,11 @@ def evaluate(
             correct[name] = torch.where(there_n, right_n, 0.0)
     rewards = dict[str, Tensor]()
     if not of_digits:
-        told = {
+        written = {
             "prompts": [rows["prompt"][row] for row in row_n.tolist()],
             "completions": [whole_text(entry) for entry in text],
         }
-        columns = roller.columns(rows, row_n.tolist()) | told
+        columns = roller.columns(rows, row_n.tolist()) | written
         rewards = _rewards(scheme_of(recipe, task.layout, longest).objectives, text, columns)
     score_n = None
     if scored is not None:

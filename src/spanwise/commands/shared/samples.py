@@ -18,7 +18,7 @@ from spanwise.commands.shared.folder import read_fields
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
 from spanwise.explain import CALIBRATION, OF_REWARD, OF_SCORE, SCORE_FIGURES
-from spanwise.layout import Layout, any_index
+from spanwise.layout import Layout, together
 from spanwise.measure import Curve, Interval, figure_intervals, figures, mean_interval, voting
 from spanwise.rollouts import schema
 
@@ -105,11 +105,9 @@ class Samples:
         >>> {name: round(interval.value, 3) for name, interval in said.mean_rewards().items()}
         {'reward/equals.items[*]': 0.667}
         """
-        columns: dict[str, list[Tensor]] = {}
-        for name, reward_n in self.rewards.items():
-            columns.setdefault(f"{OF_REWARD}{any_index(name)}", []).append(reward_n.double())
         intervals = {
-            name: mean_interval(torch.cat(parts), self.prompt_n.repeat(len(parts))) for name, parts in columns.items()
+            f"{OF_REWARD}{name}": mean_interval(torch.cat(parts).double(), self.prompt_n.repeat(len(parts)))
+            for name, parts in together(self.rewards).items()
         }
         return {name: interval for name, interval in intervals.items() if interval.value == interval.value}
 
