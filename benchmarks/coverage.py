@@ -1,13 +1,18 @@
-"""How often intervals hold the true ECE, and the true difference of two: the tables of docs/intervals.md.
+"""How often intervals hold the true ECE, the true difference of two, and the other figures: the tables of docs/intervals.md.
 
-    python benchmarks/coverage.py                # about half an hour on one core
+    python benchmarks/coverage.py                # all of them, about half an hour on one core
     python benchmarks/coverage.py --cells        # every cell of the grid on a line of its own
+    python benchmarks/coverage.py --figures      # the other figures alone, some minutes
 
 The truth is known: confidences are drawn from atoms at .0, .1, ..., 1, from a beta density, or are nearly always .9; answers are
 right with a probability that misses the confidence by the same amount everywhere, by turns up and down, or in one bin only, such
 that the ECE (eleven bins) is what is asked for. Completions of a prompt are correlated by .4 in what they claim and in what they
 get right; two runs share what belongs to the prompt. Policies that are nearly certain say one of few confidences and are right
 almost always (or almost never); the completions of a prompt agree in both, or are correlated by .4 as well.
+
+The other figures are those of `figure_intervals`, of policies that are right with probability p (`POLICIES`). The completions of a
+prompt agree in what they claim and in what they get right, or are independent. All trials share the weights of the prompts; the
+bounds of each cell's first trial are compared with those of `spanwise`.
 """
 
 from __future__ import annotations
@@ -16,11 +21,13 @@ import argparse
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
 
-from spanwise.measure.evaluation import bounds
+from spanwise.measure.evaluation import bounds, build_figures
+from spanwise.measure.intervals import draw_weights, unseen_interval
 
 BINS, LEVEL, WITHIN = 11, 0.95, 0.4
 PROMPTS, SAMPLES, TRUTHS = (30, 100, 400), (1, 4, 16), (0.0, 0.03, 0.1, 0.2)
@@ -47,6 +54,19 @@ CERTAIN_PAIRS = (
     ("says 0, right .03", "says 1, right .99"),
     ("says .9 or 1, right .95 or 1", "says 1, right 1"),
 )
+#: What a policy that is right with probability p says: (confidence, how often, how often it is right then).
+POLICIES: dict[str, Callable[[float], tuple[tuple[float, float, float], ...]]] = {
+    "says 1": lambda p: ((1.0, 1.0, p),),
+    "says p": lambda p: ((p, 1.0, p),),
+    "says less or more than p, and is right as often": lambda p: (
+        (p - 0.8 * (1 - p), 0.5, p - 0.8 * (1 - p)),
+        (p + 0.8 * (1 - p), 0.5, p + 0.8 * (1 - p)),
+    ),
+    "says .9 or 1, and is right p": lambda p: ((0.9, 0.5, p), (1.0, 0.5, p)),
+    "says .5 in 2 %, and is right half the time there, else 1": lambda p: ((0.5, 0.02, 0.5), (1.0, 0.98, (p - 0.01) / 0.98)),
+}
+RIGHT, FEW_PROMPTS = (0.5, 0.8, 0.9, 0.95, 0.97, 0.99), (50, 100, 300)
+FIGURES = ("accuracy", "brier", "mean_confidence", "sharpness", "auroc")
 METHODS = ("percentile", "basic", "BCa", "debiased", "m of n", "bins")
 
 
@@ -273,15 +293,153 @@ def table(cells: list[Cell], by: Callable[[Cell], str]) -> str:
     return "\n".join(lines).replace("0.", ".").replace("1.00", "1")
 
 
+def true_figures(says_v3: Tensor) -> dict[str, float]:
+    """The figures of a policy, by hand; without wrong answers there is no AUROC."""
+    q_v, share_v, right_v = says_v3.T
+    mean = (share_v * q_v).sum()
+    right_v, wrong_v = share_v * right_v, share_v * (1 - right_v)
+    above_vv = (q_v[:, None] > q_v).double() + (q_v[:, None] == q_v).double() / 2
+    return {
+        "accuracy": float(right_v.sum()),
+        "brier": float((right_v * (1 - q_v) ** 2 + wrong_v * q_v**2).sum()),
+        "mean_confidence": float(mean),
+        "sharpness": float((share_v * (q_v - mean) ** 2).sum()),
+        "auroc": float(right_v @ above_vv @ wrong_v / (right_v.sum() * wrong_v.sum())),
+    }
+
+
+def bounds_of(
+    q_xpk: Tensor, right_xpk: Tensor, says_v3: Tensor, resamples: int, seed: int
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """The bounds of `unseen_interval` in every trial; those of the AUROC are NaN where a kind of answer is missing."""
+    prompts, samples = q_xpk.shape[1:]
+    (seen_pr, last_r), (first_pr, end_2r) = (
+        torch.cat(list(draw_weights(prompts + more, (prompts + more) * samples, resamples, seed, smooth=True))).T.split(
+            [prompts, more]
+        )
+        for more in (1, 2)
+    )
+
+    def mean(value_xpk: Tensor, end_x1: Tensor | float) -> Tensor:
+        return (value_xpk.mean(dim=2) @ seen_pr + end_x1 * last_r) / (seen_pr.sum(dim=0) + last_r)
+
+    def variance(end_x1: Tensor) -> Tensor:
+        return mean(q_xpk.square(), end_x1.square()) - mean(q_xpk, end_x1).square()
+
+    said_v = torch.cat([says_v3[:, 0], torch.tensor([0.0, 1.0], dtype=torch.float64)]).unique()
+    one_hot_xpkv = (q_xpk[..., None] == said_v).double()
+    by_kind = {
+        kind: torch.einsum("xpkv,pr->xrv", one_hot_xpkv * is_xpk[..., None], first_pr) / samples
+        for kind, is_xpk in (("right", right_xpk), ("wrong", 1 - right_xpk))
+    }
+
+    def auroc(right_2v: Tensor, wrong_2v: Tensor) -> Tensor:
+        right_xrv, wrong_xrv = by_kind["right"] + end_2r.T @ right_2v, by_kind["wrong"] + end_2r.T @ wrong_2v
+        below_xrv = wrong_xrv.cumsum(dim=2) - wrong_xrv / 2
+        return (right_xrv * below_xrv).sum(dim=2) / (right_xrv.sum(dim=2) * wrong_xrv.sum(dim=2))
+
+    lowest, highest = (torch.nn.functional.one_hot(torch.tensor(v), len(said_v)).double() for v in (0, len(said_v) - 1))
+    none, middle_x1 = torch.zeros(len(said_v), dtype=torch.float64), q_xpk.mean(dim=(1, 2))[:, None]
+    draws = {
+        "accuracy": [mean(right_xpk, end) for end in (0.0, 1.0)],
+        "brier": [mean((q_xpk - right_xpk).square(), end) for end in (0.0, 1.0)],
+        "mean_confidence": [mean(q_xpk, end) for end in (0.0, 1.0)],
+        "sharpness": [variance(middle_x1), variance((middle_x1 < 0.5).double())],
+        "auroc": [
+            auroc(torch.stack([none, lowest]), torch.stack([highest, none])),
+            auroc(torch.stack([highest, none]), torch.stack([none, lowest])),
+        ],
+    }
+    tail = (1 - LEVEL) / 2
+    found = {
+        name: (low_xr.quantile(tail, dim=1), high_xr.quantile(1 - tail, dim=1)) for name, (low_xr, high_xr) in draws.items()
+    }
+    both_x = (right_xpk.amin(dim=(1, 2)) == 0) & (right_xpk.amax(dim=(1, 2)) == 1)
+    return found | {"auroc": tuple(torch.where(both_x, bound_x, torch.nan) for bound_x in found["auroc"])}
+
+
+def compare_first(
+    found: dict[str, tuple[Tensor, Tensor]], q_n: Tensor, right_n: Tensor, ids: Tensor, **options: int
+) -> None:
+    """Refuse bounds of the first trial that are not those of `spanwise`."""
+    for name, figure in build_figures(q_n, right_n, right_n > 0, None).items():
+        either = name == "sharpness" and abs(float(q_n.mean()) - 0.5) < 1e-9  # rounding says which end is the far one
+        if name not in FIGURES or figure is None or either or bool(found[name][0][0].isnan()):
+            continue
+        ours, theirs = (
+            [float(bound_x[0]) for bound_x in found[name]],
+            unseen_interval(*figure[:2], figure.ends, ids, **options),
+        )
+        if not all(math.isclose(a, b, abs_tol=1e-9) for a, b in zip(ours, (theirs.low, theirs.high), strict=True)):
+            raise AssertionError(f"{name}: {ours} here, {theirs} in spanwise")
+
+
+def other_figures(trials: int, resamples: int, seed: int) -> Iterator[tuple[dict[str, str | int | float], Tensor, Tensor]]:
+    """By cell of the grid and figure: how often the interval held, and how wide it was, over the trials that have the figure."""
+    cells = count(seed * 1000)  # each has draws of its own
+    for prompts in FEW_PROMPTS:
+        for samples in (1, 4):  # one stands for any number of completions that agree
+            for p in RIGHT:
+                for policy, says in POLICIES.items():
+                    says_v3 = torch.tensor(says(p), dtype=torch.float64)
+                    truth, cell_seed = true_figures(says_v3), next(cells)
+                    generator = torch.Generator().manual_seed(cell_seed)
+                    v_n = torch.multinomial(says_v3[:, 1], trials * prompts * samples, replacement=True, generator=generator)
+                    q_xpk, _, chance_xpk = says_v3[v_n].reshape(trials, prompts, samples, 3).unbind(dim=3)
+                    right_xpk = (torch.rand(q_xpk.shape, generator=generator, dtype=torch.float64) < chance_xpk).double()
+                    found = bounds_of(q_xpk, right_xpk, says_v3, resamples, cell_seed)
+                    ids = torch.arange(prompts).repeat_interleave(samples)
+                    compare_first(
+                        found, q_xpk[0].flatten(), right_xpk[0].flatten(), ids, resamples=resamples, seed=cell_seed
+                    )
+                    held, width = [], []
+                    for name in FIGURES:
+                        low_x, high_x = (bound_x[~bound_x.isnan()] for bound_x in found[name])
+                        inside_x = (low_x - 1e-9 <= truth[name]) & (truth[name] <= high_x + 1e-9)
+                        held.append(inside_x.double().mean())
+                        width.append((high_x - low_x).mean())
+                    where = {"prompts": prompts, "agree": "all agree" if samples == 1 else "x 4 independent", "right": p}
+                    yield {**where, "says": policy}, torch.stack(held), torch.stack(width)
+
+
+def figure_table(cells: list[tuple[dict[str, str | int | float], Tensor, Tensor]], by: str) -> str:
+    """Per row the mean and the least coverage of each figure, and its mean width."""
+    lines = ["| | " + " | ".join(name.replace("_", " ") for name in FIGURES) + " |", "|---|" + "---|" * len(FIGURES)]
+    for row in dict.fromkeys(by.format(**where) for where, *_ in cells):
+        some = [(held, width) for where, held, width in cells if by.format(**where) == row]
+        held, width = (torch.stack(parts) for parts in zip(*some, strict=True))
+        least = held.nan_to_num(nan=1.0).amin(0).tolist()
+        entries = zip(held.nanmean(0).tolist(), least, width.nanmean(0).tolist(), strict=True)
+        lines.append(f"| {row} | " + " | ".join(f"{mean:.2f} ({low:.2f}), {wide:.2f}" for mean, low, wide in entries) + " |")
+    return "\n".join(lines).replace("0.", ".").replace("1.00", "1")
+
+
+def print_figures(trials: int, resamples: int, seed: int, *, every: bool) -> None:
+    """Print the tables of the other figures."""
+    cells = []
+    for where, held, width in other_figures(trials, resamples, seed):
+        cells.append((where, held, width))
+        if every:
+            entries = zip(FIGURES, held.tolist(), width.tolist(), strict=True)
+            print(*where.values(), *(f"{name} {share:.3f} ({wide:.3f})" for name, share, wide in entries), flush=True)
+    print(f"\nOther figures: mean (least) coverage, mean width; {trials} trials in each of {len(cells)} cells\n")
+    for by in ("{prompts} prompts, {agree}", "right {right}", "{says}"):
+        print(figure_table(cells, by), end="\n\n", flush=True)
+
+
 def main() -> None:
-    """Print both tables; with --cells every cell as well."""
+    """Print the tables; with --cells every cell as well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=400)
     parser.add_argument("--resamples", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cells", action="store_true")
+    parser.add_argument("--figures", action="store_true", help="accuracy, Brier, mean confidence, sharpness, AUROC alone")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    print_figures(given.trials, given.resamples, given.seed, every=given.cells)
+    if given.figures:
+        return
     grids = {
         "ECE": single,
         "ECE, nearly certain": single_certain,

@@ -10,10 +10,10 @@ try:
 except ModuleNotFoundError as error:  # the core installs without it
     raise lacking("spanwise.measure", error) from error
 
-from spanwise.measure.calibration import auroc, ece, reliability, weighted_auroc, weighted_ece, weighted_gaps, weighted_mean
+from spanwise.measure.calibration import auroc, ece, reliability, weighted_auroc, weighted_ece, weighted_gaps
 from spanwise.measure.compare import ArmComparison, Difference, compare_arms
 from spanwise.measure.evaluation import Reports, ece_difference, ece_interval, figure_intervals, figures
-from spanwise.measure.intervals import Interval, Prompts, Weighted, bootstrap, mean_interval, wilson
+from spanwise.measure.intervals import Interval, Prompts, Weighted, bootstrap, mean_interval, weighted_mean, wilson
 from spanwise.measure.voting import Curve, curve_difference, voting
 
 __all__ = [

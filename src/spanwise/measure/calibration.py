@@ -102,18 +102,6 @@ def _trials(correct_n: Tensor, prompt_n: Tensor) -> float:
     return float(min(max(p * (1 - p) / error**2, prompts), len(correct_n)) if error > 0 else prompts)
 
 
-def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-    """Mean of the values, each counted as its weight says; NaN values are left out.
-
-    Example:
-        >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
-        [2.0, 1.5]
-    """
-    known_n = ~value_n.isnan().cpu()
-    weight_rn = weight_rn.double()[:, known_n]
-    return weight_rn @ value_n.cpu().double()[known_n] / weight_rn.sum(dim=1)
-
-
 def weighted_ece(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, " r"]:

@@ -6,10 +6,11 @@ The intervals of an ECE, and of the difference of two, hold where a bootstrap of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
+from typing import NamedTuple
 
 import scipy
 import torch
@@ -17,20 +18,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError
-from spanwise.measure.calibration import weighted_auroc, weighted_gaps, weighted_mean
+from spanwise.measure.calibration import weighted_auroc, weighted_ece, weighted_gaps
 from spanwise.measure.intervals import (
     Interval,
     Prompts,
     Weighted,
-    bootstrap,
     check_level,
     plain_ids,
     prompt_index,
     resampled,
-    wilson,
+    unseen_interval,
+    weighted_mean,
 )
-
-_SHARES = ("accuracy", "refusal_rate", "format_rate", "coverage", "verdict_rate")
 
 
 def figures(
@@ -59,11 +58,10 @@ def figures(
         >>> found["accuracy"], round(found["brier"], 2), found["coverage"]  # (.01 + .25) / 2
         (0.5, 0.13, 1.0)
     """
-    once = torch.ones(1, len(correct_n), dtype=torch.float64)
     values: dict[str, float | None] = {}
-    for name, figure in _weighted(confidence_n, correct_n, well_formed_n, refusal_n).items():
-        value = torch.nan if figure is None else float(figure(once)[0].abs().sum())  # one number, or the gaps of the ECE
-        values[name] = None if value != value else value
+    for name, figure in build_figures(confidence_n, correct_n, well_formed_n, refusal_n).items():
+        value = math.nan if figure is None else float(figure.of(*figure.columns, torch.ones(1, len(figure.columns[0]))))
+        values[name] = None if math.isnan(value) else value
     return values
 
 
@@ -77,46 +75,63 @@ def figure_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval | None]:
-    """The `figures` of one evaluation with bootstrap intervals by prompt; None where a figure does not exist.
+    """The `figures` of one evaluation with intervals by prompt; None where a figure does not exist.
 
-    Every figure sees the same resampled prompts. Arguments as in `figures` and `bootstrap`, whose quantiles are mirrored at the
-    figure, which takes out its bias. The ECE has the interval of `ece_interval`. What share of them holds the truth:
+    Equation
+        [Q_{.025} f(w, and a prompt that makes f low), Q_{.975} f(w, and a prompt that makes f high)],  w ~ Exp(1) by prompt
+
+    A bound counts on one more prompt, of average size, which nobody saw and which holds the worst there can be: of a mean 0 or 1,
+    of the AUROC a wrong answer above and a right one below all others (or the other way round), of the sharpness a confidence in
+    the middle or at the far end. The ECE has the interval of `ece_interval`. What share of them holds the truth:
     docs/intervals.md.
 
+    Args:
+        confidence_n, correct_n, well_formed_n, refusal_n: as in `figures`.
+        prompts: the prompt of each completion.
+        resamples: how often prompts are weighted anew.
+        seed: of the weights.
+
     Edge cases:
-        All figures lie in [0, 1], and so do the bounds. A share of exactly 0 or 1, which no resample changes, has Wilson's interval
-        over the prompts.
+        All figures lie in [0, 1], and so do the bounds. None has width 0. One prompt gives no bounds.
 
     >>> every = torch.ones(4, dtype=torch.bool)
     >>> stated_n, right_n = torch.tensor([.9, .8, .3, .9]), torch.tensor([1., 1., 0., 1.])
     >>> print(figure_intervals(stated_n, right_n, prompts=[0, 0, 1, 1], well_formed_n=every)["accuracy"])
-    0.750 [0.500, 1.000]
+    0.750 [0.104, 0.993]
+
+    Reference:
+        Gaffke 2005, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative variable"; for
+        binary values Clopper and Pearson 1934.
     """
-    weighted = _weighted(confidence_n, correct_n, well_formed_n, refusal_n)
-    intervals: dict[str, Interval | None] = dict.fromkeys(weighted)
+    intervals: dict[str, Interval | None] = {}
     prompt_n = prompt_index(prompts, len(correct_n))
-    for name, figure in weighted.items():
-        if figure is None:
+    for name, figure in build_figures(confidence_n, correct_n, well_formed_n, refusal_n).items():
+        intervals[name] = None
+        if figure is None or not len(figure.columns[0]):
             continue
+        ids, options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
         if name == "ece":
-            judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
-            unseen_jb = unseen_gaps(confidence_n.cpu()[judged_n], prompt_n[judged_n])
-            found = gaps_interval(figure, unseen_jb, prompt_n, resamples=resamples, level=0.95, seed=seed)
-            low, high = found.low, found.high
+            found = ece_interval(Reports(*figure.columns, ids), **options)
         else:
-            found = bootstrap(figure, prompt_n, resamples=resamples, seed=seed)
-            low, high = 2 * found.value - found.high, 2 * found.value - found.low
-        if name in _SHARES and found.sem == 0 and found.value in (0.0, 1.0):
-            low, high = wilson(found.value * found.count, found.count)
-        inside = replace(found, low=max(low, 0.0), high=min(high, 1.0))  # NaN stays
-        intervals[name] = inside if found.value == found.value else None
+            found = unseen_interval(figure.of, figure.columns, figure.ends, ids, **options)
+        if not math.isnan(found.value):
+            intervals[name] = replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))  # NaN stays
     return intervals
 
 
-def _weighted(
+class BoundedFigure(NamedTuple):
+    """A function of columns and weights, the completions it is about, and what would make it low, and high, by column."""
+
+    of: Callable[..., Tensor]
+    columns: tuple[Float[Tensor, " n"], ...]
+    known_n: Bool[Tensor, " n"]
+    ends: tuple[tuple[Sequence[float], ...], tuple[Sequence[float], ...]]
+
+
+def build_figures(
     confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
-) -> Mapping[str, Weighted | None]:
-    """Every figure as a function of weights over all completions; of the ECE it is the gaps of its bins."""
+) -> dict[str, BoundedFigure | None]:
+    """Every figure; None where the task knows no refusals."""
     sizes = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
     if len(set(sizes)) > 1:
         raise AlignmentError(
@@ -124,26 +139,31 @@ def _weighted(
         )
     judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
     q, c = confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n]
+    middle = float(q.double().mean())
 
-    def sharpness(weight_rn: Tensor) -> Tensor:
-        deviation_rn = q.double() - weighted_mean(q, weight_rn).unsqueeze(1)
-        return (weight_rn * deviation_rn.square()).sum(dim=1) / weight_rn.sum(dim=1)
+    def share(column_n: Tensor | None) -> BoundedFigure | None:
+        if column_n is None:
+            return None
+        known_n = ~column_n.isnan().cpu()
+        return BoundedFigure(weighted_mean, (column_n.cpu()[known_n].double(),), known_n, (([0.0],), ([1.0],)))
 
-    shares = {
-        "accuracy": correct_n, "refusal_rate": refusal_n, "format_rate": well_formed_n, "coverage": ~confidence_n.isnan(),
-        "verdict_rate": ~correct_n.isnan(),
-    }  # fmt: skip
-    calibration = {
-        "mean_confidence": partial(weighted_mean, q),
-        "sharpness": sharpness,
-        "ece": partial(weighted_gaps, q, c),
-        "brier": partial(weighted_mean, (q.double() - c.double()).square()),
-        "auroc": partial(weighted_auroc, q, c),
+    return {
+        "accuracy": share(correct_n),
+        "refusal_rate": share(refusal_n),
+        "format_rate": share(well_formed_n),
+        "coverage": share(~confidence_n.isnan()),
+        "verdict_rate": share(~correct_n.isnan()),
+        "mean_confidence": BoundedFigure(weighted_mean, (q.double(),), judged_n, (([0.0],), ([1.0],))),
+        "sharpness": BoundedFigure(_variance, (q,), judged_n, (([middle],), ([float(middle < 0.5)],))),
+        "ece": BoundedFigure(weighted_ece, (q, c), judged_n, ((), ())),
+        "brier": BoundedFigure(weighted_mean, ((q.double() - c.double()).square(),), judged_n, (([0.0],), ([1.0],))),
+        "auroc": BoundedFigure(weighted_auroc, (q, c), judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
     }
-    over_all = {
-        name: None if share_n is None else partial(weighted_mean, share_n.double()) for name, share_n in shares.items()
-    }
-    return over_all | {name: lambda weight_rn, of=of: of(weight_rn[:, judged_n]) for name, of in calibration.items()}
+
+
+def _variance(value_n: Tensor, weight_rn: Tensor) -> Tensor:
+    deviation_rn = value_n.double() - weighted_mean(value_n, weight_rn).unsqueeze(1)
+    return (weight_rn * deviation_rn.square()).sum(dim=1) / weight_rn.sum(dim=1)
 
 
 @dataclass(frozen=True)

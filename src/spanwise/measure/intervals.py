@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -152,25 +153,75 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
     return Interval(float(value), low, high, float(known_r.std()), level, count)
 
 
-def resampled(figure: Weighted, prompts: Prompts, *, resamples: int, seed: int) -> tuple[Tensor, Tensor, int]:
-    """The figure, the figure of every resample, and the number of prompts; arguments as in `bootstrap`."""
+def unseen_interval(
+    figure: Callable[..., Tensor],
+    columns: Sequence[Float[Tensor, " n"]],
+    ends: Sequence[Sequence[Sequence[float]]],
+    prompts: Prompts,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Interval:
+    """Bootstrap interval of a bounded figure, by prompt, that counts on a prompt which nobody saw (docs/intervals.md).
+
+    A bound is a quantile of `figure(*columns, weights)` with the entries of its end behind the columns; `ends` are the low one and
+    the high one. An entry is a prompt of average size, rounded up, and every prompt weighs Exp(1). Where prompts are right or
+    wrong as a whole this is the interval of Clopper and Pearson, of means that of Gaffke 2005 (see Learned-Miller and Thomas
+    2019, arXiv 1905.06208).
+
+    >>> print(unseen_interval(weighted_mean, [torch.ones(50)], [[[0.0]], [[1.0]]], range(50)))  # .025^(1/50) = .929, but drawn
+    1.000 [0.935, 1.000]
+    """
+    plain = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
+    if math.isnan(plain.low):
+        return plain
+    dense_n, size = prompt_index(prompts, len(prompts)), math.ceil(len(prompts) / plain.count)
+    bounds = []
+    for end, share in zip(ends, ((1 - plain.level) / 2, (1 + plain.level) / 2), strict=True):
+        pairs = zip(columns, end, strict=True)
+        longer = [torch.cat([column_n.cpu(), column_n.new_tensor(more).cpu().repeat(size)]) for column_n, more in pairs]
+        longer_n = torch.cat([dense_n, plain.count + torch.arange(len(end[0])).repeat(size)])
+        drawn = resampled(partial(figure, *longer), longer_n, resamples=resamples, seed=seed, smooth=True)
+        bounds.append(float(drawn[1].quantile(share)))
+    return replace(plain, low=bounds[0], high=bounds[1])
+
+
+def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
+    """Mean of the values, each counted as its weight says; NaN values are left out.
+
+    Example:
+        >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
+        [2.0, 1.5]
+    """
+    known_n = ~value_n.isnan().cpu()
+    weight_rn = weight_rn.double()[:, known_n]
+    return weight_rn @ value_n.cpu().double()[known_n] / weight_rn.sum(dim=1)
+
+
+def resampled(
+    figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
+) -> tuple[Tensor, Tensor, int]:
+    """The figure, the figure of every resample, and the number of prompts; with `smooth` each prompt weighs Exp(1)."""
     prompt_n = prompt_index(prompts, len(prompts))
     count = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
-    draws = [figure(times_rp[:, prompt_n]) for times_rp in _draws(count, len(prompt_n), resamples, seed)]
+    draws = [figure(times_rp[:, prompt_n]) for times_rp in draw_weights(count, len(prompt_n), resamples, seed, smooth)]
     return value, torch.cat(draws) if draws else value.new_zeros(0, *value.shape), count
 
 
-def _draws(prompts: int, completions: int, resamples: int, seed: int) -> Iterator[Float[Tensor, "r p"]]:
-    """How often each prompt is drawn in each resample, some resamples at a time; the same numbers whatever the chunks."""
+def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:
+    """How much each prompt weighs in each resample, some resamples at a time; the same numbers whatever the chunks."""
     if resamples < 1:
         raise RecipeError(f"A bootstrap needs at least 1 resample, not {resamples}.")
     generator = torch.Generator().manual_seed(seed)
     rows = max(1, _CHUNK // max(completions, 1))
     for first in range(0, resamples if prompts else 0, rows):
-        drawn_rp = torch.randint(prompts, (min(rows, resamples - first), prompts), generator=generator)
-        once_rp = torch.ones(drawn_rp.shape, dtype=torch.float64)
-        yield torch.zeros_like(once_rp).scatter_add_(1, drawn_rp, once_rp)
+        once_rp = torch.ones(min(rows, resamples - first), prompts, dtype=torch.float64)
+        if smooth:
+            yield once_rp.exponential_(generator=generator)
+        else:
+            drawn_rp = torch.randint(prompts, once_rp.shape, generator=generator)
+            yield torch.zeros_like(once_rp).scatter_add_(1, drawn_rp, once_rp)
 
 
 def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:

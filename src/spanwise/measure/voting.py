@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.measure.calibration import refuse_value, weighted_mean
-from spanwise.measure.intervals import Interval, Prompts, bootstrap, plain_ids, prompt_index
+from spanwise.measure.calibration import refuse_value
+from spanwise.measure.intervals import Interval, Prompts, bootstrap, plain_ids, prompt_index, weighted_mean
 
 #: Ways of choosing; the last two need a stated confidence.
 _WAYS = ("pass@1", "pass@k", "majority", "weighted", "maxconf")
