@@ -15,14 +15,26 @@ from typing import ClassVar
 
 import numpy as np
 
+from spanwise.tasks.digits import Source
 from spanwise.tasks.fields import DIGITS, LETTERS, FieldProblems, Fields, FieldsNoise, draw_digits
-from spanwise.tasks.problems import Source
 
 TOTAL = "total"
 
 
 class _Dependent(Fields):
-    """Fields that are all said by the prompt, and whose wrong values are random digits."""
+    """Fields that are all said by the prompt, each from what is written before it, and whose wrong values are random digits."""
+
+    def value(self, problems: FieldProblems, k: int, earlier: Sequence[np.ndarray]) -> np.ndarray:
+        """The value of field k; `earlier`: what is written before it."""
+        raise NotImplementedError
+
+    def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+        """The value of every field, from what is written before it, slips included."""
+        columns: list[np.ndarray] = []
+        for k in range(self.count):
+            value_n = self.value(problems, k, columns)
+            columns.append(value_n if slips is None else np.where(slips[0][:, k], slips[1][:, k], value_n))
+        return np.stack(columns, axis=1)
 
     @property
     def knowable(self) -> tuple[str, ...]:
@@ -39,7 +51,7 @@ class Chain(_Dependent):
     """Each field is the one before it plus a digit."""
 
     kind: ClassVar[str] = "chain"
-    source: ClassVar[Source[FieldProblems]] = Source(partial(draw_digits, largest=[9, *[4] * (DIGITS - 1)]), 20_263)
+    source: ClassVar[Source[FieldProblems]] = Source(partial(draw_digits, below=np.array([10, *[5] * (DIGITS - 1)])), 20_263)
 
     def value(self, problems: FieldProblems, k: int, earlier: Sequence[np.ndarray]) -> np.ndarray:
         """The value of field k, from what is written before it."""
@@ -53,9 +65,6 @@ class Total(_Dependent):
 
     kind: ClassVar[str] = "total"
     counts: ClassVar[tuple[int, int]] = (2, DIGITS + 1)
-    questions: ClassVar[tuple[tuple[str, int, int], ...]] = (
-        ("copy", 0, 0), *(("rest", place, place) for place in range(1, DIGITS)),
-    )  # fmt: skip
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,8 +72,10 @@ class Total(_Dependent):
         return (*LETTERS[: self.count - 1], TOTAL)
 
     def value(self, problems: FieldProblems, k: int, earlier: Sequence[np.ndarray]) -> np.ndarray:
-        """The value of field k; the total of what is written before it."""
-        return np.sum(earlier, axis=0) % 10 if k == self.count - 1 else super().value(problems, k, earlier)
+        """The first digit, the rests of the next ones, and the total of what is written before it."""
+        if k == self.count - 1:
+            return np.sum(earlier, axis=0) % 10
+        return problems.digit_nd[:, k] % 3 if k else problems.digit_nd[:, 0]
 
 
 KINDS = {kind.kind: kind for kind in (Fields, Chain, Total)}

@@ -29,7 +29,7 @@ from spanwise.objective import Objective
 from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import Task, digits_task
-from spanwise.tasks.task import stated_confidences
+from spanwise.tasks.embedded import stated_confidences
 
 ARMS = ("none", "group", "outcome", "blended")
 

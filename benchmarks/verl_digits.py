@@ -31,7 +31,7 @@ from spanwise.measure import figures
 from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import DIGITS_LAYOUT, Task, digits_task, is_refusal
-from spanwise.tasks.task import stated_confidences
+from spanwise.tasks.embedded import stated_confidences
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/engines/verl/cpu"))
 from run_verl import options, run, write_task

@@ -30,7 +30,7 @@ from spanwise.modes.sequences import Sequences
 from spanwise.objective import Objective
 from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks.task import Task, stated_confidences
+from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
 #: Decisions, and tokens that are none, of each completion that are re-rolled on both sides; those of the embedded task all are.

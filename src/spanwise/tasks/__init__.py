@@ -3,11 +3,10 @@
 from spanwise.layout import Layout
 from spanwise.recipe import SCRIPT, Recipe
 from spanwise.tasks.digits import DIGITS_LAYOUT, LONG_LAYOUT, TWICE_LAYOUT, is_refusal
-from spanwise.tasks.embedded import Start, build_fields_tokenizer, build_model, build_tokenizer, embedded
+from spanwise.tasks.embedded import Start, Task, build_fields_tokenizer, build_model, build_tokenizer, embedded
 from spanwise.tasks.fields import Fields
 from spanwise.tasks.hub import LAYOUTS, load_task
-from spanwise.tasks.task import Task, digits_task
-from spanwise.tasks.warm_start import Phase, WarmStartSettings, default_cache_folder, warm_start
+from spanwise.tasks.warm_start import Phase, WarmStartSettings, default_cache_folder, digits_task, warm_start
 
 
 def task_start(recipe: Recipe) -> Start | Fields | None:

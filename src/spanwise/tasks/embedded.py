@@ -6,6 +6,7 @@ and models at most 0.6 million parameters; all are real `transformers` classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,9 +18,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.layout import Layout
+from spanwise.score import parse_confidence
 from spanwise.tasks import digits
+from spanwise.tasks.digits import Source
 from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
-from spanwise.tasks.problems import Source
+from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 # At the usual 0.02 the blocks' outputs swamp the digits and arithmetic is learned much later.
@@ -218,3 +221,38 @@ def embedded(task: Start | Fields) -> Embedded:
         folder=f"{{}}-{task.kind}-{task.count}", key={"fields": {"kind": task.kind, "count": task.count}},
     )  # fmt: skip
     return Embedded(f"fields-{task.kind}-{task.count}", task.layout, task.longest, task.source, course, task.answers)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model to start from, prompts with answers, and the shape of a completion.
+
+    Args:
+        name: how reports call it.
+        model: a hub name or a folder that `from_pretrained` reads (model and tokenizer).
+        train: training prompts, a `datasets.Dataset`; columns `prompt` and `answer`.
+        evaluation: held-out prompts; the same columns.
+        layout: the blocks of a completion.
+        max_completion_length: no completion that keeps the format needs more tokens.
+
+    Example:
+        >>> from datasets import Dataset
+        >>> from spanwise.tasks import DIGITS_LAYOUT
+        >>> rows = Dataset.from_dict({"prompt": ["2 + 2?"], "answer": ["4"]})
+        >>> Task("sums", "my/model", rows, rows, DIGITS_LAYOUT, 64).layout.names
+        ('solution', 'confidence')
+    """
+
+    name: str
+    model: str
+    train: Any
+    evaluation: Any
+    layout: Layout
+    max_completion_length: int
+
+
+def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
+    """Stated confidences; NaN where none is stated, or it cannot be read."""
+    stated = [(entry.get(block) or {}).get(tag) if tag in layout.keys[block] else None for entry in text]
+    values = [None if one is None else parse_confidence(one) for one in stated]
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)

@@ -12,7 +12,6 @@ The warm start has learned the form and every rule, and mostly does not follow t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +20,7 @@ from jaxtyping import Int
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
-from spanwise.tasks.problems import FILLER, EmbeddedProblems, Source
+from spanwise.tasks.digits import FILLER, EmbeddedProblems, Source
 
 DIGITS = 8
 #: The names of fields, in order; `total` is one of benchmarks/field_kinds.py.
@@ -69,9 +68,23 @@ FIELDS_NOISE: dict[str, FieldsNoise] = {
 }
 
 
-def draw_digits(size: int, rng: np.random.Generator, *, largest: Sequence[int] = (9,) * DIGITS) -> FieldProblems:
-    """Problems of random digits, each at most the largest of its place."""
-    return FieldProblems(rng.integers(0, np.array(largest) + 1, (size, DIGITS)), rng.integers(0, 10, size))
+def draw_digits(size: int, rng: np.random.Generator, *, below: int | np.ndarray = 10) -> FieldProblems:
+    """Problems of random digits, each below a limit, or one for each place."""
+    return FieldProblems(rng.integers(0, below, (size, DIGITS)), rng.integers(0, 10, size))
+
+
+def value_of(problems: FieldProblems, operation: str, first: int, second: int) -> Int[np.ndarray, " n"]:
+    """The answer to one of `QUESTIONS`."""
+    left_n, right_n = problems.digit_nd[:, first], problems.digit_nd[:, second]
+    return {
+        "hidden": problems.hidden_n,
+        "copy": left_n,
+        "larger": np.maximum(left_n, right_n),
+        "smaller": np.minimum(left_n, right_n),
+        "parity": left_n % 2,
+        "rest": left_n % 3,
+        "look-up": _TABLE[left_n],
+    }[operation]
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,6 @@ class Fields:
     kind: ClassVar[str] = "independent"
     counts: ClassVar[tuple[int, int]] = (1, len(QUESTIONS))
     source: ClassVar[Source[FieldProblems]] = Source(draw_digits, 20_263)
-    questions: ClassVar[tuple[tuple[str, int, int], ...]] = QUESTIONS
 
     def __post_init__(self) -> None:
         fewest, most = self.counts
@@ -108,7 +120,7 @@ class Fields:
     @property
     def knowable(self) -> tuple[str, ...]:
         """The fields whose values the prompt says."""
-        return tuple(name for name, (asks, *_) in zip(self.names, self.questions, strict=False) if asks != "hidden")
+        return tuple(name for name, (asks, *_) in zip(self.names, QUESTIONS, strict=False) if asks != "hidden")
 
     @property
     def layout(self) -> Layout:
@@ -120,27 +132,10 @@ class Fields:
         """Tokens of a completion: a key and a value for each field, the closing brace, the end."""
         return 2 * self.count + 2
 
-    def value(self, problems: FieldProblems, k: int, earlier: Sequence[np.ndarray]) -> Int[np.ndarray, " n"]:
-        """The value of field k; `earlier`: what is written before it."""
-        operation, first, second = self.questions[k]
-        left_n, right_n = problems.digit_nd[:, first], problems.digit_nd[:, second]
-        return {
-            "hidden": problems.hidden_n,
-            "copy": left_n,
-            "larger": np.maximum(left_n, right_n),
-            "smaller": np.minimum(left_n, right_n),
-            "parity": left_n % 2,
-            "rest": left_n % 3,
-            "look-up": _TABLE[left_n],
-        }[operation]
-
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """The value of every field, from what is written before it; `slips`: which values (N, K) slip, and to what."""
-        columns = list[np.ndarray]()
-        for k in range(self.count):
-            value_n = self.value(problems, k, columns)
-            columns.append(value_n if slips is None else np.where(slips[0][:, k], slips[1][:, k], value_n))
-        return np.stack(columns, axis=1)
+        """The value of every field; `slips`: which values (N, K) slip, and to what."""
+        value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
+        return value_nk if slips is None else np.where(*slips, value_nk)
 
     def answers(self, problems: FieldProblems) -> list[str]:
         """The gold objects, as JSON; they know what is hidden."""

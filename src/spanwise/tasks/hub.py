@@ -16,8 +16,8 @@ from spanwise.layout import Layout
 from spanwise.rollouts.cells import chats, prompt_fault, typed
 from spanwise.rollouts.files import SUFFIXES, read_delimited
 from spanwise.segment import SEGMENTERS
-from spanwise.tasks.problems import HELD_OUT
-from spanwise.tasks.task import Task
+from spanwise.tasks.digits import HELD_OUT
+from spanwise.tasks.embedded import Task
 
 PromptFormat = Literal["confidence", "two_attempts"]
 #: Where an instruction can go: no chat template, one without a system message, or one with it.

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from spanwise.disk import refusal
 from spanwise.errors import DataError
-from spanwise.tasks.embedded import PAD, Course, Start, Stretch, build_model, embedded
+from spanwise.tasks.digits import HELD_OUT
+from spanwise.tasks.embedded import PAD, Course, Start, Stretch, Task, build_model, embedded
 from spanwise.tasks.fields import Fields
 
 _RECORD = "warm_start.json"
@@ -142,6 +143,55 @@ def warm_start(
                 progress(made, total, loss)
         save(model, tokenizer, folders[index], record=_identity(course, index, seed, settings))
     return folders[-1]
+
+
+def digits_task(
+    start: Start | Fields,
+    *,
+    seed: int = 0,
+    start_seed: int = 0,
+    train_size: int,
+    eval_size: int = HELD_OUT,
+    cache_folder: str | Path | None = None,
+    progress: Progress | None = None,
+    settings: WarmStartSettings | None = None,
+) -> Task:
+    """An embedded task with its warm-started model: the smudged digit chain, or a JSON object of small answers.
+
+    The evaluation prompts are the same for every seed; neither the training prompts nor the warm start contain any of the 512.
+
+    Args:
+        start: how good the warm start is, "twice" for two attempts, "long" for the long chain; see `warm_start`. `Fields` ask for a
+            JSON object, and the column `answer` holds the gold object as text.
+        seed: of the training prompts.
+        start_seed: of the warm start; runs that differ only in `seed` share it.
+        train_size: how many training prompts.
+        eval_size: how many of the 512 evaluation prompts, from the first.
+        cache_folder, progress, settings: see `warm_start`.
+
+    Raises:
+        DataError: `eval_size` is not in 1..512, `train_size` is below 1, or the cache cannot be written.
+    """
+    if train_size < 1:
+        what = "The fields need" if isinstance(start, Fields) else "The digit chain needs"
+        raise DataError(f"{what} at least 1 training prompt; train_size is {train_size}.")
+    task = embedded(start)
+    evaluation = task.source.held_out(eval_size)
+    train = task.source.training(train_size, rng=np.random.default_rng([seed, 1]))
+    return Task(
+        task.name,
+        str(warm_start(start, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)),
+        _dataset(train.prompts, task.answers(train)),
+        _dataset(evaluation.prompts, task.answers(evaluation)),
+        task.layout,
+        task.longest,
+    )
+
+
+def _dataset(prompts: list[str], answers: list[str]) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": prompts, "answer": answers})
 
 
 def _train(model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: WarmStartSettings) -> Iterator[float]:

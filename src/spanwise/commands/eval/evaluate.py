@@ -23,7 +23,7 @@ from spanwise.score import score_all
 from spanwise.score.fields import gold_there
 from spanwise.score.reward import Columns, Texts
 from spanwise.tasks import Task, is_refusal
-from spanwise.tasks.task import stated_confidences
+from spanwise.tasks.embedded import stated_confidences
 from spanwise.types import Status, whole_text
 
 
