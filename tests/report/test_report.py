@@ -101,7 +101,9 @@ def test_train_headlines_are_those_of_the_intervals_where_there_are_any():
     intervals = figure_intervals(four["confidence"], four["correct"], prompts=[0, 0, 1, 1], well_formed_n=well_formed_n)
     page = Page(train_page(samples=four, intervals=intervals))
     assert page.headline("accuracy") == "75.0 %"
-    assert "95 %: 50.0 % to 100 %" in page.text
+    accuracy = intervals["accuracy"]
+    assert accuracy is not None
+    assert f"95 %: {100 * accuracy.low:.1f} % to {100 * accuracy.high:.1f} %" in page.text
     assert Page(train_page(samples=four)).headline("accuracy") == "87.5 %"
 
 

@@ -111,7 +111,8 @@ def figure_intervals(
             continue
         ids, options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
         if name == "ece":
-            found = ece_interval(Reports(*figure.columns, ids), **options)
+            stated_n, right_n = figure.columns
+            found = ece_interval(Reports(stated_n, right_n, ids), **options)
         else:
             found = unseen_interval(figure.of, figure.columns, figure.ends, ids, **options)
         if not math.isnan(found.value):
