@@ -1,12 +1,14 @@
 """Rewards of single fields, of steps, of JSON under a schema and of code that runs, with values worked out by hand."""
 
+import itertools
 import json
 import socket
+import subprocess
 
 import pytest
 
 from helpers import NAN, assert_close
-from score_small import ABSENT, ERROR, OK
+from score_small import ABSENT, ERROR, OK, TIMEOUT
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -132,10 +134,10 @@ def test_number_i_is_that_of_step_i_and_an_absent_step_has_none():
 OBJECT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "minimum": 2}}}
 
 
-def valid(said, schema, *, tag="", columns=None, whole=True):
+def valid(said, schema, *, tag="", columns=None, **limits):
     text = [one if isinstance(one, dict) or one is None else {"all": {"": one}} for one in said]
     text = [{"all": None} if one is None else one for one in text]
-    objective = Objective("json_schema", "all", options={"schema": schema, "tag": tag})
+    objective = Objective("json_schema", "all", options={"schema": schema, "tag": tag, **limits})
     found = score_one(objective, text, columns=columns or {}, scored={})
     return found.value_n.tolist(), found.status_n.tolist()
 
@@ -236,7 +238,11 @@ def test_a_field_in_quotes_is_a_string_and_one_without_is_what_it_says():
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "'#/.defs/b' leads nowhere"),
         ({"$defs": {"b": {"$id": "b.json", "items": {"$ref": "c.json"}}}}, "'c.json' leads nowhere"),
         ({"$ref": "#"}, "leads back to itself"),
+        ({"allOf": [{"not": {"$ref": "#/$defs/b"}}], "$defs": {"b": {"if": {"$ref": "#"}}}}, "leads back to itself"),
         ({"const": {1, 2}}, "is none: .* is not JSON"),
+        ({"items": {"$ref": "#/else where"}, "else where": {"pattern": "("}}, r"'\(' is not a 'regex' .*at pattern"),
+        ({"items": {"$ref": "#/elsewhere"}, "elsewhere": {"type": "intger"}}, "'intger' is not valid .*at type"),
+        ({"patternProperties": {"(?P<x>a)": {}, "(?P<x>b)": {}}}, r"'.*a\)\|.*b\)' is no regular expression .*redefinition"),
         ([], r"it is \[\], and must be an object"),
         ("nowhere.json", "The schema 'nowhere.json' cannot be read: No such file"),
     ],
@@ -253,6 +259,42 @@ def test_a_schema_that_is_none_is_refused_before_anything_runs_and_nothing_is_fe
     }
     data["properties"] = {"d": {"$ref": "c.json"}, "e": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}
     check_objectives([Objective("json_schema", "a", options={"schema": data})], Layout({"a": "a"}))
+
+
+def doubled(times):
+    """A schema that looks at the same value 2**times times."""
+    names = [f"d{n}" for n in range(times + 1)]
+    inner = {name: {"allOf": [{"$ref": f"#/$defs/{after}"}] * 2} for name, after in itertools.pairwise(names)}
+    return {"$ref": "#/$defs/d0", "$defs": {**inner, names[-1]: {"type": "object"}}}
+
+
+BACKTRACKS = {"properties": {"a": {"pattern": r"^(\w+\s?)*$"}}}
+COMPARES = {"properties": {"a": {"uniqueItems": True}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "short", "wrong", "long"),
+    [
+        (BACKTRACKS, '{"a": "so it is"}', '{"a": "!"}', json.dumps({"a": "x" * 40 + "!"})),
+        (COMPARES, '{"a": [{}, {"k": 2}]}', '{"a": [{}, {}]}', json.dumps({"a": [{"k": n} for n in range(8000)]})),
+        (doubled(30), "", "", "{}"),
+    ],
+)
+def test_a_value_that_takes_a_schema_too_long_is_stopped_and_costs_itself_alone(schema, short, wrong, long):
+    limited = {"workers": 2, "deadline": 0.5}
+    check_objectives([Objective("json_schema", "all", options={"schema": schema, **limited})], Layout({"all": "all"}))
+    found = valid([short, wrong, long, None] if short else [long, None], schema, **limited)
+    if short:
+        same(found, [1, 0, NAN, NAN], [OK, OK, TIMEOUT, ABSENT])
+    else:
+        same(found, [NAN, NAN], [TIMEOUT, ABSENT])
+
+
+def test_a_schema_of_linear_keywords_starts_no_process(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    same(valid(['{"a": 2}', '{"a": 1}'], {"title": "pattern", **OBJECT}), [1, 0], [OK] * 2)
+    named = {"properties": {"pattern": {"enum": ["$ref"]}}, "additionalProperties": False}
+    same(valid(['{"pattern": "$ref"}', '{"uniqueItems": true}'], named), [1, 0], [OK] * 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs

@@ -1,9 +1,9 @@
 """The process that runs what may hang or crash: one JSON line in, one JSON line out, until its input closes.
 
 `worker.py KIND DEADLINE PATIENCE MEMORY` is run by path and imports nothing of this package, so that it starts in a second and
-holds no torch; `workers.py` starts it, watches the clock and kills it. KIND is `math`, which compares answers with Math-Verify, or
-`code`, which runs programs: each in a process of its own, in an empty folder, in a session of its own, which is killed as a whole
-when the program ends, and without this process's environment.
+holds no torch; `workers.py` starts it, watches the clock and kills it. KIND is `math`, which compares answers with Math-Verify,
+`schema`, which judges JSON by a schema, or `code`, which runs programs: each in a process of its own, in an empty folder, in a
+session of its own, which is killed as a whole when the program ends, and without this process's environment.
 """
 
 import json
@@ -18,6 +18,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from fractions import Fraction
+from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,17 @@ def main(run=exec, read=os.read, write=os.write):
 main()
 """
 _FILE_BYTES = 2**26
+#: A text is no JSON.
+MISSING = object()
+#: Keywords of a schema whose time is linear in the value. With any other one (`pattern`, `uniqueItems`, `$ref`) a value may hang.
+_LINEAR = {
+    "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
+    "writeOnly", "format", "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    "minLength", "maxLength", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "properties", "required",
+    "additionalProperties", "minProperties", "maxProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+}  # fmt: skip
+#: Keywords whose schemas look at the same value as the one that they stand in.
+_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
@@ -74,6 +88,105 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
     except Exception:
         parsed = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
         return bool(verify(parsed_gold, parsed, timeout_seconds=None))
+
+
+def exact(text: str) -> int | Fraction:
+    """The decimal that is the shortest for this float, so that remainders are exact; ValueError if it is none."""
+    number = Fraction(repr(float(text)))
+    return number.numerator if number.denominator == 1 else number
+
+
+#: Reads numbers as the decimals that are written; one that is beyond every float is infinite.
+EXACT = json.JSONDecoder(
+    parse_float=lambda text: exact(text) if math.isfinite(float(text)) else float(text), parse_constant=exact
+)
+
+
+def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = EXACT) -> Any:
+    """What the JSON of a text says, or that from its first brace on (`within`); `MISSING` if it is no JSON."""
+    try:
+        return decoder.raw_decode(text, text.index("{"))[0] if within else decoder.decode(text)
+    except (ValueError, RecursionError):
+        return MISSING
+
+
+def whole_json(said: str) -> Any:
+    """The JSON of a completion: from its first brace on, if it is not JSON as a whole."""
+    value = json_value(said)
+    return json_value(said, within=True) if value is MISSING else value
+
+
+def is_valid(schema: str, said: str) -> bool:
+    """Whether the JSON of a completion is valid under a schema, of its JSON text."""
+    value = whole_json(said)
+    try:
+        return value is not MISSING and read_schema(schema)[0].is_valid(value)
+    except RecursionError:  # nested deeper than any schema means
+        return False
+
+
+@lru_cache(maxsize=4096)
+def read_schema(text: str) -> tuple[Any, bool]:
+    """What checks values under a schema, of its JSON text, and whether its time is linear in the value.
+
+    ValueError: it is no schema, a pattern in it is none, or a reference leads nowhere or back to itself.
+    """
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+    from jsonschema_specifications import REGISTRY
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import specification_with
+
+    schema = json.loads(text, parse_float=exact, parse_constant=exact)
+    if not isinstance(schema, dict):
+        raise ValueError(f"it is {text:.60}, and must be an object")
+    kind = validator_for(schema, default=Draft202012Validator)
+    specification = specification_with(kind.META_SCHEMA["$schema"])
+    keywords: set[str] = set()
+    same_value: dict[int, list[int]] = {}  # the identity of each schema, and of those that look at the same value
+
+    def check(contents: Any) -> None:
+        try:
+            kind.check_schema(contents)
+        except SchemaError as error:
+            place = "/".join(map(str, error.absolute_path))
+            raise ValueError(f"{error.message:.200}" + (f" (at {place})" if place else "")) from error
+
+    def follow(contents: Any, resolver: Any) -> None:
+        """Look into a schema, those in it and those that it refers to."""
+        if not isinstance(contents, dict) or id(contents) in same_value:
+            return
+        keywords.update(contents)
+        patterns = "|".join(contents.get("patternProperties", ()))
+        try:
+            re.compile(patterns)  # as one, as it is searched for
+        except re.error as error:
+            raise ValueError(f"{patterns!r} is no regular expression of Python ({error})") from None
+        values = [contents.get(key) for key in _SAME_VALUE]
+        same_value[id(contents)] = [id(one) for value in values for one in (value if isinstance(value, list) else [value])]
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(contents.get(key), str):
+                try:
+                    target = resolver.lookup(contents[key])
+                except Unresolvable:
+                    why = f"its {key} {contents[key]!r} leads nowhere; nothing is fetched, so put what it means under $defs"
+                    raise ValueError(why) from None
+                check(target.contents)
+                same_value[id(contents)].append(id(target.contents))
+                follow(target.contents, target.resolver)
+        for inner in specification.create_resource(contents).subresources():
+            follow(inner.contents, resolver.in_subresource(inner))
+
+    check(schema)
+    resource = specification.create_resource(schema)
+    registry = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # without a way to fetch anything
+    follow(schema, registry.resolver(resource.id() or ""))
+    try:
+        TopologicalSorter(same_value).prepare()
+    except CycleError:
+        raise ValueError("its $ref leads back to itself") from None
+    return kind(schema, registry=registry), keywords <= _LINEAR
 
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
@@ -149,9 +262,9 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if kind == "math":
-        check, limits = equals_as_math, {}
-        print(_reply(check, "1/2", "0.5"), file=out, flush=True)
+    if kind != "code":
+        check, right, limits = (equals_as_math, "1/2", {}) if kind == "math" else (is_valid, "{}", {})
+        print(_reply(check, right, right), file=out, flush=True)
         if resource is not None and memory:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     else:
