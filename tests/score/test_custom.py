@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import threading
 import time
 import warnings
 from decimal import Decimal
@@ -213,6 +214,14 @@ def test_a_reward_that_is_quick_says_nothing(monkeypatch):
     assert said == []
 
 
+def test_rewards_that_are_quick_start_no_thread_each(monkeypatch):
+    objective = Objective(lambda blocks: [1.0], pays="solution")
+    score_one(objective, [completion()], columns={}, scored={})  # starts the one that watches
+    monkeypatch.setattr(threading, "Thread", None)
+    monkeypatch.setattr(threading, "Timer", None)
+    assert score_one(objective, [completion()], columns={}, scored={}).value_n.tolist() == [1.0]
+
+
 @pytest.mark.parametrize(
     ("function", "options", "sentence"),
     [
@@ -308,7 +317,7 @@ STATES = {
     "torch's default dtype (torch.float64)": lambda: torch.set_default_dtype(torch.float64),
     "whether torch computes gradients (False)": lambda: torch.set_grad_enabled(False),
     "torch's seed (77)": lambda: torch.manual_seed(77),
-    "the working directory": lambda: os.chdir("/"),
+    "the working directory (/)": lambda: os.chdir("/"),
 }
 
 
@@ -360,7 +369,9 @@ def test_whatever_a_reward_draws_or_seeds_the_numbers_of_the_training_stay_the_s
         score_all([Objective(reward, pays="solution")], [completion()], columns={})
         return random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
 
-    assert after(noise) == after(lambda blocks: [1.0])
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)  # noqa: NPY002
+    untouched = random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
+    assert after(noise) == untouched
 
 
 @pytest.mark.parametrize("draws", [1, 700, 100_000])
