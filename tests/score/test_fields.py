@@ -361,6 +361,13 @@ def late():
     builtins.exec = builtins.compile = lambda *a: None
 threading.Thread(target=late).start()
 """
+ITS_SIGN = """
+for end in range(3, 64):
+    with contextlib.suppress(OSError):
+        os.set_blocking(end, False)
+        everywhere(os.read(end, 64))
+os._exit(0)
+"""
 #: What does not get past the tests `assert two() == 2`, one way of forging their end each.
 FORGERIES = {
     "exec": "import builtins\nbuiltins.exec = lambda *a: None",
@@ -374,6 +381,9 @@ FORGERIES = {
     "its source": EVERYWHERE + ITS_SOURCE,
     "its frames": EVERYWHERE + ITS_FRAMES,
     "a thread": A_THREAD,
+    "its sign": EVERYWHERE + ITS_SIGN,
+    "equals everything": "class Any(int):\n    __eq__ = lambda *a: True\n    __hash__ = int.__hash__\ntwo = lambda: Any(3)",
+    "equals nothing less": "class Any:\n    __eq__ = lambda *a: True\ntwo = Any",
 }
 
 
@@ -382,6 +392,38 @@ def test_an_end_of_the_tests_that_is_forged_is_none(forgery):
     limits = {"deadline": 5.0, "clock": 30.0, "memory": 0}
     assert run(FORGERIES[forgery] + "\n", "assert two() == 2", **limits) is False
     assert run("two = lambda: 2", "assert two() == 2\nprint(compile, exec)", **limits) is True
+
+
+def test_values_are_compared_as_python_compares_them_outside_of_the_process_that_ran_the_code():
+    limits = {"deadline": 5.0, "clock": 30.0, "memory": 0}
+    code = (
+        "import collections, decimal, enum, fractions\n"
+        "class Kind(str, enum.Enum):\n    A = 'a'\n"
+        "pair = collections.namedtuple('pair', 'x y')\n"
+        "def check(f):\n    assert f(3) == 3\n    assert 4 == f(4), 'four'\n"
+    )
+    right = [
+        "2 == 2.0", "True == 1", "0.1 + 0.2 == 0.30000000000000004", "fractions.Fraction(1, 2) == 0.5", "Kind.A == 'a'",
+        "decimal.Decimal('0.5') == 0.5", "[1, (2, {'a': {3}})] == [1.0, (2, {'a': {3}})]",
+        "{'b': 1, 'a': None} == {'a': None, 'b': 1}", "collections.Counter('aab') == {'a': 2, 'b': 1}",
+        "pair(1, 'x\\n') == (1, 'x\\n')", "{1: 2}.keys() == {1}", "10 ** 5000 == 0x" + f"{10**5000:x}",
+        "float('inf') == 1e999", "b'a' == b'a'", "2j == 2j", "'\\ud800' == '\\ud800'",
+    ]  # fmt: skip
+    assert run(code, "\n".join(f"assert {one}" for one in right) + "\ncheck(lambda n: n)\ncheck(int)", **limits) is True
+    wrong = [
+        "2 == 3",
+        "'2' == 2",
+        "[1] == (1,)",
+        "[1, 2] == [2, 1]",
+        "float('nan') == 1",
+        "b'a' == 'a'",
+        "None == 0",
+        "{1} == [1]",
+    ]
+    for one in wrong:
+        assert run(code, f"assert {one}", **limits) is False, one
+    for call in ("check(lambda n: 3)", "check(lambda n: n) or check(lambda n: 4)"):
+        assert run(code, f"def check(f):\n    assert f(3) == 3\n    assert 4 == f(4)\n{call}", **limits) is False
 
 
 def test_a_program_that_sleeps_is_stopped_by_the_clock_with_what_it_started(tmp_path):

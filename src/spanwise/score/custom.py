@@ -107,8 +107,8 @@ def _process_kept(what: str, text: Texts) -> Iterator[None]:
     """Undo that a function changed the default dtype, gradients, a seed or the working directory, and say so."""
     python, legacy, state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    # Each call draws from streams of its own, which begin at the first texts that it judges. Whether it draws or seeds, the numbers of the
-    # training stay as they are, and a resumed run goes on with the same ones.
+    # Each call draws from streams of its own, which begin at the first texts that it judges. Whether it draws or seeds, the
+    # numbers of the training stay as they are, and a resumed run goes on with the same ones.
     call = crc32("".join([what, *map(whole_text, text[:8])]).encode(errors="replace"), hash(python[1]) & 0xFFFFFFFF)
     _calls[call] += 1
     seed = crc32(f"{_calls[call]}".encode(), call)

@@ -289,8 +289,8 @@ def runs(
     """1 if the Python code in a block runs to its end and exits with 0, 0 if not.
 
     Rule: the code is what the tag holds; of Markdown in it, the last fenced code. With `tests` the code of that column runs after
-    it in the same names, and must come to its end, so that a program which exits before it is judged is wrong. No code, an
-    exception, any other exit status, a program that runs into its deadline or its memory: 0. No paid block: ABSENT. No test
+    it in the same names, and must come to its end, so that a program which exits before it is judged is wrong. What
+    `assert tested == literal` tests there is compared outside of that process, so it must be a plain value. No code, an exception, any other exit status, a program that runs into its deadline or its memory: 0. No paid block: ABSENT. No test
     code: ERROR, and so is a process that did not start. SECURITY.md says what is contained.
 
     Args:

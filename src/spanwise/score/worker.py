@@ -6,6 +6,8 @@ holds no torch; `workers.py` starts it, watches the clock and kills it. KIND is 
 session of its own, which is killed as a whole when the program ends, and without this process's environment.
 """
 
+import ast
+import inspect
 import json
 import logging
 import math
@@ -16,11 +18,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
+from numbers import Rational
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +38,23 @@ _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 # Code and tests are compiled one by one: what the code leaves open (a quote, a bracket) cannot swallow the tests. What the harness
 # needs is bound before the code runs, which may replace it, and the sign of the end stands neither in its source nor in its names.
 _PROGRAM = """\
+from __future__ import annotations
 import os
-def main(run=exec, read=os.read, write=os.write):
+from collections.abc import Set
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Rational
+{plain}
+def main(run=exec, read=os.read, write=os.write, plain=plain):
     space = {{"__name__": "__main__"}}
     code, tests = compile({code}, "completion", "exec"), compile({tests}, "tests", "exec")
     run(code, space)
+    space["{report}"] = lambda number, value: write({end}, f"{{number}} {{plain(value)}}\\n".encode())
     run(tests, space)
-    write({end}, read({key}, 8))
+    write({end}, read({key}, 16))
 main()
 """
+_REPORT = "_spanwise_report"
 _FILE_BYTES = 2**26
 #: A text is no JSON.
 MISSING = object()
@@ -189,15 +201,69 @@ def read_schema(text: str) -> tuple[Any, bool]:
     return kind(schema, registry=registry), keywords <= _LINEAR
 
 
+def plain(value: Any) -> str:
+    """A text that plain values share which are equal: numbers, texts, None, lists, tuples, sets and dicts; else a TypeError."""
+    if value is None or isinstance(value, complex):
+        return repr(value)
+    if isinstance(value, (str, bytes)):
+        return ascii(value[:])
+    if isinstance(value, (Rational, float, Decimal)):
+        try:
+            numerator, denominator = value.as_integer_ratio()
+        except (OverflowError, ValueError):
+            return str(float(value))
+        return f"{numerator:x}/{denominator:x}"
+    if isinstance(value, dict):
+        return "{" + ",".join(sorted(f"{plain(key)}:{plain(one)}" for key, one in value.items())) + "}"
+    if isinstance(value, Set):
+        return "<" + ",".join(sorted(map(plain, value))) + ">"
+    if isinstance(value, (list, tuple)):
+        return ("[%s]" if isinstance(value, list) else "(%s)") % ",".join(map(plain, value))
+    if hasattr(value, "item"):  # a number of numpy
+        return plain(value.item())
+    raise TypeError(f"{type(value)} is no plain value")
+
+
+def without_values(tests: str) -> tuple[str, set[bytes]]:
+    """Tests whose `assert tested == literal` reports what is tested, and the reports of right code: the literals stay outside.
+
+    These are statements of the module, and of its functions that are called somewhere.
+    """
+    reports: set[bytes] = set()
+    try:
+        tree = ast.parse(tests)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the code fails with them
+        return tests, reports
+    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in calls]
+    for body in (tree.body, *(function.body for function in functions)):
+        for place, statement in enumerate(body):
+            match statement:
+                case ast.Assert(ast.Compare(left, [ast.Eq()], [right])):
+                    for tested, literal in ((left, right), (right, left)):
+                        with suppress(ValueError, TypeError):
+                            report = plain(ast.literal_eval(literal))
+                            number = ast.Constant(len(reports))
+                            reports.add(f"{len(reports)} {report}".encode())
+                            body[place] = ast.Expr(ast.Call(ast.Name(_REPORT, ast.Load()), [number, tested], []))
+                            break
+    return ast.unparse(ast.fix_missing_locations(tree)), reports
+
+
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
-    """Whether the code, and the tests after it, come to their end and exit with 0."""
-    sign = secrets.token_bytes(8)
-    (read, write), (key, lock) = os.pipe(), os.pipe()
+    """Whether the code, and the tests after it, come to their end and exit with 0, and what the tests report is right."""
+    sign = secrets.token_hex(8).encode()
+    tests_run, reports = without_values(tests or "")
+    key, lock = os.pipe()
     try:
         os.write(lock, sign)
-        with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder,
+            tempfile.TemporaryFile() as report,
+        ):
             program = Path(folder, "program.py")
-            program.write_text(_PROGRAM.format(code=ascii(code), tests=ascii(tests or ""), end=write, key=key))
+            harness = {"plain": inspect.getsource(plain), "report": _REPORT, "end": report.fileno(), "key": key}
+            program.write_text(_PROGRAM.format(code=ascii(code), tests=ascii(tests_run), **harness))
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", str(program)],
                 stdin=subprocess.DEVNULL,
@@ -205,7 +271,7 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
                 env={"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"},
-                pass_fds=(write, key),
+                pass_fds=(report.fileno(), key),
                 start_new_session=True,
                 preexec_fn=lambda: _limit_program(deadline, clock, memory),
             )
@@ -216,13 +282,12 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind, too
                 ended = process.wait()
-        os.set_blocking(read, False)
-        with suppress(BlockingIOError):
-            return ended == 0 and (tests is None or sign in os.read(read, 4096))
-        return False
+            report.seek(0)
+            *lines, last = report.read().split(b"\n")
+        return ended == 0 and (tests is None or (last == sign and set(lines) == reports))
     finally:
-        for end in (read, write, key, lock):
-            os.close(end)
+        os.close(key)
+        os.close(lock)
 
 
 def _limit_program(deadline: float, clock: float, memory: int) -> None:
