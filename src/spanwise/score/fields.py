@@ -17,12 +17,12 @@ from torch import Tensor
 from spanwise.errors import DataError, LayoutError, RecipeError, check_number
 from spanwise.objective import Objective
 from spanwise.registry import register
-from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, block_with, column_of, of_verdicts, read_tag
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged
 from spanwise.score.rewards import NUMBER
 from spanwise.score.worker import MISSING, is_valid, json_value, read_schema, whole_json
-from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
+from spanwise.score.workers import DEADLINE, Workers, shared_workers
 from spanwise.segment.json_fields import steps
-from spanwise.types import Status, whole_text
+from spanwise.types import BlockText, Status, whole_text
 
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
@@ -183,13 +183,12 @@ def _judged(
     text: Texts, pays: Pays, columns: Columns, tag: str, column: str, rule: Callable[[str | None, Any], bool | None]
 ) -> Reward:
     """1 or 0 for each completion by a rule of what a field says and its gold value; None: the gold value cannot be read."""
-    verdicts: dict[int, bool | None] = {}
-    for n, (blocks, cell) in enumerate(zip(text, column_of(columns, column, len(text)), strict=True)):
-        here, value = read_tag(blocks, pays, tag)
-        if here:
-            gold = _gold(_parsed(cell), tag)
-            verdicts[n] = False if gold is _BEYOND else None if gold is MISSING else rule(value, gold)
-    return of_verdicts(len(text), verdicts)
+
+    def of_gold(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
+        gold = _gold(_parsed(cell), tag)
+        return False if gold is _BEYOND else None if gold is MISSING else rule(block.get(tag), gold)
+
+    return judged(text, pays, tag, column_of(columns, column, len(text)), of_gold)
 
 
 def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
@@ -262,13 +261,12 @@ def count(
         >>> count(text, pays=("all",), columns={"answer": ['{"items": [7]}'] * 3}, scored={}).value_n
         tensor([0., 1., 0.], dtype=torch.float64)
     """
-    verdicts: dict[int, bool | None] = {}
-    for n, (blocks, cell) in enumerate(zip(text, column_of(columns, column, len(text)), strict=True)):
-        if any(blocks.get(name) is not None for name in pays):
-            gold, value = _gold(_parsed(cell), path), _gold(whole_json(whole_text(blocks)), path)
-            right = isinstance(value, list) and isinstance(gold, list) and len(value) == len(gold)
-            verdicts[n] = right if isinstance(gold, list) else None
-    return of_verdicts(len(text), verdicts)
+
+    def as_many(blocks: BlockText, _: Mapping[str, str | None], cell: Any) -> bool | None:
+        gold, value = _gold(_parsed(cell), path), _gold(whole_json(whole_text(blocks)), path)
+        return isinstance(value, list) and len(value) == len(gold) if isinstance(gold, list) else None
+
+    return judged(text, pays, "", column_of(columns, column, len(text)), as_many)
 
 
 @register("json_schema", kind="reward", tags=("tag",), check=lambda options: _fixed(options["schema"]))
@@ -312,23 +310,15 @@ def json_schema(
     """
     fixed = _fixed(schema)
     cells = [None] * len(text) if fixed is not None else column_of(columns, str(schema), len(text))
-    verdicts: dict[int, Verdict | bool | None] = {}
-    asked: dict[int, tuple[str, str]] = {}
-    for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
-        block = block_with(blocks, pays, tag)
-        if block is None:
-            continue
+
+    def rule(blocks: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str] | None:
         written = fixed or _of_cell(cell)
         said = _field(block, tag) if tag else whole_text(blocks)
         if written is None or said is None:
-            verdicts[n] = None if written is None else False
-        elif read_schema(written)[1]:
-            verdicts[n] = is_valid(written, said)
-        else:
-            asked[n] = written, said
-    checker = shared_workers(SchemaChecker, workers=workers, deadline=deadline)
-    verdicts.update(zip(asked, checker.check(list(asked.values())), strict=True))
-    return of_verdicts(len(text), verdicts)
+            return None if written is None else False
+        return is_valid(written, said) if read_schema(written)[1] else (written, said)
+
+    return judged(text, pays, tag, cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check)
 
 
 def _field(block: Mapping[str, str | None], tag: str) -> str | None:
