@@ -25,7 +25,7 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.score import Reward, check_objectives, custom, score_all, score_one
 from spanwise.score.reward import REWARDS
-from spanwise.types import Scores, Status
+from spanwise.types import Status, join_rows
 
 
 def test_a_trl_reward_gets_prompts_completions_ids_and_every_column():
@@ -74,7 +74,7 @@ def test_a_number_for_a_block_that_is_not_there_is_no_reward_and_is_kept(known):
     assert_close(scores.unused_nm[:, 0], [NAN, -1.0, NAN, NAN], 1e-12, equal_nan=True)
     assert scores.unused_nm[:, 1].isnan().all()
     assert_close(scores.take(slice(1, 3)).unused_nm[:, 0], [-1.0, NAN], 1e-12, equal_nan=True)
-    twice = Scores.joined([scores.take(slice(1, 2)), scores.take(slice(2, 3))])
+    twice = join_rows([scores.take(slice(1, 2)), scores.take(slice(2, 3))])
     assert_close(twice.unused_nm[:, 0], [-1.0, NAN], 1e-12, equal_nan=True)
 
 
