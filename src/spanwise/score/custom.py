@@ -29,7 +29,7 @@ from torch import Tensor
 from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError
 from spanwise.objective import Objective
 from spanwise.score.reward import Columns, Reward, Texts
-from spanwise.score.workers import WATCH
+from spanwise.score.workers import DEADLINES
 from spanwise.types import whole_text
 
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
@@ -51,7 +51,7 @@ def called(function: partial[Any], *, what: str, text: Texts, advice: str) -> An
         kept = _process_kept(what, text)
     size, advised = len(text), "Nothing stops it; give what it waits for a deadline."
     slow = f"{what} has been running for {SLOW:g} s on {size} completions. {advised}"
-    with kept, WATCH.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
+    with kept, DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
         try:
             return function()
         except SpanwiseError:

@@ -52,7 +52,7 @@ _inherited: list[subprocess.Popen[str]] = []
 _all: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
-class Watch:
+class Deadlines:
     """Calls what is overdue, from one thread that lives as long as the process; whatever ends in time starts and wakes none."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Watch:
                 self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - time.monotonic()))
 
 
-WATCH = Watch()
+DEADLINES = Deadlines()
 
 
 class Verdict(NamedTuple):
@@ -177,7 +177,7 @@ class Worker:
             process.kill()
 
         line = ""
-        with WATCH.over(seconds, kill), contextlib.suppress(OSError, ValueError):
+        with DEADLINES.over(seconds, kill), contextlib.suppress(OSError, ValueError):
             if message is not None:
                 print(message, file=process.stdin, flush=True)
             line = process.stdout.readline()
@@ -311,7 +311,7 @@ def close() -> None:
 
 def _after_fork() -> None:
     # A forked child holds the pipes of its parent's workers and none of its threads: it must start its own.
-    WATCH.__init__()
+    DEADLINES.__init__()
     for workers in list(_all):
         for worker in workers._workers:
             if worker.process is not None:
