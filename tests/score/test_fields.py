@@ -397,7 +397,7 @@ def test_an_end_of_the_tests_that_is_forged_is_none(forgery):
 def test_values_are_compared_as_python_compares_them_outside_of_the_process_that_ran_the_code():
     limits = {"deadline": 5.0, "clock": 30.0, "memory": 0}
     code = (
-        "import collections, decimal, enum, fractions\n"
+        "import collections, decimal, enum, fractions, numpy\n"
         "class Kind(str, enum.Enum):\n    A = 'a'\n"
         "pair = collections.namedtuple('pair', 'x y')\n"
         "def check(f):\n    assert f(3) == 3\n    assert 4 == f(4), 'four'\n"
@@ -407,6 +407,7 @@ def test_values_are_compared_as_python_compares_them_outside_of_the_process_that
         "decimal.Decimal('0.5') == 0.5", "[1, (2, {'a': {3}})] == [1.0, (2, {'a': {3}})]",
         "{'b': 1, 'a': None} == {'a': None, 'b': 1}", "collections.Counter('aab') == {'a': 2, 'b': 1}",
         "pair(1, 'x\\n') == (1, 'x\\n')", "{1: 2}.keys() == {1}", "10 ** 5000 == 0x" + f"{10**5000:x}",
+        "numpy.int64(2) == 2", "[numpy.float32(0.5), numpy.bool_(True)] == [0.5, 1]",
         "float('inf') == 1e999", "b'a' == b'a'", "2j == 2j", "'\\ud800' == '\\ud800'",
     ]  # fmt: skip
     assert run(code, "\n".join(f"assert {one}" for one in right) + "\ncheck(lambda n: n)\ncheck(int)", **limits) is True

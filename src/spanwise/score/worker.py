@@ -209,10 +209,10 @@ def plain(value: Any) -> str:
         return ascii(value[:])
     if isinstance(value, (Rational, float, Decimal)):
         try:
-            numerator, denominator = value.as_integer_ratio()
-        except (OverflowError, ValueError):
+            number = Fraction(value)
+        except (OverflowError, ValueError):  # infinite, or NaN
             return str(float(value))
-        return f"{numerator:x}/{denominator:x}"
+        return f"{int(number.numerator):x}/{int(number.denominator):x}"
     if isinstance(value, dict):
         return "{" + ",".join(sorted(f"{plain(key)}:{plain(one)}" for key, one in value.items())) + "}"
     if isinstance(value, Set):
