@@ -423,6 +423,9 @@ def test_values_are_compared_as_python_compares_them_outside_of_the_process_that
     ]
     for one in wrong:
         assert run(code, f"assert {one}", **limits) is False, one
+    early = "def check(f):\n    if f: return\n    assert f(1) == 2\ncheck(int)"
+    for never in (early, "def check(f):\n    assert f(1) == 2\nif False:\n    check(int)"):
+        assert run(code, never, **limits) is True
     for call in ("check(lambda n: 3)", "check(lambda n: n) or check(lambda n: 4)"):
         assert run(code, f"def check(f):\n    assert f(3) == 3\n    assert 4 == f(4)\n{call}", **limits) is False
 

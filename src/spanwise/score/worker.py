@@ -24,6 +24,7 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from numbers import Rational
 from pathlib import Path
 from typing import Any
@@ -227,16 +228,19 @@ def plain(value: Any) -> str:
 def without_values(tests: str) -> tuple[str, set[bytes]]:
     """Tests whose `assert tested == literal` reports what is tested, and the reports of right code: the literals stay outside.
 
-    These are statements of the module, and of its functions that are called somewhere.
+    Each of these must be reached: they are statements of the module, and of its functions that it calls and that do not return.
     """
     reports: set[bytes] = set()
     try:
         tree = ast.parse(tests)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the code fails with them
         return tests, reports
-    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    always = [one for one in tree.body if isinstance(one, ast.Expr | ast.Assign | ast.Assert)]
+    nodes = chain.from_iterable(map(ast.walk, always))
+    calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in calls]
-    for body in (tree.body, *(function.body for function in functions)):
+    to_the_end = [one.body for one in functions if not any(isinstance(node, ast.Return) for node in ast.walk(one))]
+    for body in (tree.body, *to_the_end):
         for place, statement in enumerate(body):
             match statement:
                 case ast.Assert(ast.Compare(left, [ast.Eq()], [right])):
