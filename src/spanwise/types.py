@@ -269,16 +269,6 @@ class Scores(ByCompletion):
             raise RecipeError(unknown("outcome", name, (*self.names, *self.outcome_names)))
         return self.outcome_no[:, self.outcome_names.index(name)]
 
-    @staticmethod
-    def joined(parts: Sequence[Scores]) -> Scores:
-        """The completions of several parts as one; all under the same objectives.
-
-        >>> one = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.zeros(1, 1, 2))
-        >>> Scores.joined([one, one]).reward_nm.flatten()
-        tensor([1., 1.])
-        """
-        return join_rows(parts)
-
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):

@@ -195,6 +195,22 @@ CASES = [
         "so put what it means under $defs.",
     ),
     Case(
+        "`json_schema` with a pattern that is none, in a part that a `$ref` leads to",
+        scheme("json_schema", options={"schema": {"items": {"$ref": "#/code"}, "code": {"pattern": "[a-"}}}),
+        "The schema of reward 'json_schema' is none: '[a-' is not a 'regex' (at pattern).",
+    ),
+    Case(
+        "`json_schema` with patterns of keys that are none together",
+        scheme("json_schema", options={"schema": {"patternProperties": {"(?P<key>a)": {}, "(?P<key>b)": {}}}}),
+        "The schema of reward 'json_schema' is none: '(?P<key>a)|(?P<key>b)' is no regular expression of Python (redefinition of "
+        "group name 'key' as group 2; ...",
+    ),
+    Case(
+        "`json_schema` with a `$ref` that leads back to itself",
+        scheme("json_schema", options={"schema": {"anyOf": [{"$ref": "#"}]}}),
+        "The schema of reward 'json_schema' is none: its $ref leads back to itself.",
+    ),
+    Case(
         "`json_schema` with a file that is not there",
         scheme("json_schema", options={"schema": "order.json"}),
         "The schema 'order.json' cannot be read: No such file or directory.",

@@ -16,7 +16,7 @@ from spanwise.report.tokens import payload
 from spanwise.rollouts.cells import clean, completion_parts
 from spanwise.rollouts.rows import TokenRow, shown_prompt, token_text
 from spanwise.rollouts.table import cut_text, recorded
-from spanwise.score import MathVerifier, Verdict, judge, parse_confidence, score_all
+from spanwise.score import MathVerifier, Verdict, json_schema, judge, parse_confidence, score_all
 from spanwise.score.rewards import format_, second_attempt
 from spanwise.segment import census, find_blocks
 from spanwise.tasks.digits import is_refusal
@@ -101,6 +101,9 @@ SHAPES = {
     "elements": lambda size: '{"items": [' + "1, " * (size // 3),
     "fields": lambda size: "{" + "".join(f'"k{n}": "v", ' for n in range(size // 14)),
     "the same field": repeated('{"a": "x", "a": 1}'),
+    "an object of fields": lambda size: "{" + ", ".join(f'"k{n}": "v"' for n in range(size // 14)) + "}",
+    "an array in a field": lambda size: '{"items": [' + ", ".join(["0.07"] * (size // 6)) + "]}",
+    "commas, then a sign": repeated(",", "!"),
 }
 
 
@@ -150,6 +153,20 @@ def rewarded(name, text):
     return score_all(objectives, [blocks(text)], columns={"answer": ["4"]})
 
 
+#: Of the keywords that are checked without a deadline, those that look at every part of a value.
+SCHEMA = {
+    "additionalProperties": {"enum": ["v", {"a": 1}], "minLength": 1},
+    "properties": {"items": {"items": {"type": "integer", "multipleOf": 0.01}}},
+    "anyOf": [{"required": ["b"]}, {"not": {"items": {"const": 2}}}],
+}
+
+
+def checked(text, **options):
+    """The JSON of a whole completion, and of a field that says the text behind some prose of the same."""
+    said = [{"all": {"": one, "n": text}} for one in (text, f'{{{text}, {text!r}}}, {{"n": {text}')]
+    return json_schema(said, pays=("all",), columns={}, scored={}, schema=SCHEMA, **options)
+
+
 def attempted(text):
     two = {"first": {"": "", "answer": text}, "second": {"": "", "answer": text + "!"}}
     return second_attempt([two], pays=("second",), columns={"answer": ["4"]}, scored={}, verifier=NoProcess())
@@ -174,6 +191,8 @@ READERS = {
     "parse_confidence": parse_confidence,
     "brier": partial(rewarded, "brier"),
     "format": lambda text: format_([blocks(text)], pays=("solution", "confidence"), columns={}, scored={}),
+    "json_schema": checked,
+    "json_schema, a field": partial(checked, tag="n"),
     "second_attempt": attempted,
     "find_blocks": partial(segmented, LAYOUT),
     **{f"segment, {name}": partial(segmented, layout) for name, layout in OTHERS.items()},

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import threading
 import time
 import warnings
 from decimal import Decimal
@@ -24,7 +25,7 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.score import Reward, check_objectives, custom, score_all, score_one
 from spanwise.score.reward import REWARDS
-from spanwise.types import Scores, Status
+from spanwise.types import Status, join_rows
 
 
 def test_a_trl_reward_gets_prompts_completions_ids_and_every_column():
@@ -73,7 +74,7 @@ def test_a_number_for_a_block_that_is_not_there_is_no_reward_and_is_kept(known):
     assert_close(scores.unused_nm[:, 0], [NAN, -1.0, NAN, NAN], 1e-12, equal_nan=True)
     assert scores.unused_nm[:, 1].isnan().all()
     assert_close(scores.take(slice(1, 3)).unused_nm[:, 0], [-1.0, NAN], 1e-12, equal_nan=True)
-    twice = Scores.joined([scores.take(slice(1, 2)), scores.take(slice(2, 3))])
+    twice = join_rows([scores.take(slice(1, 2)), scores.take(slice(2, 3))])
     assert_close(twice.unused_nm[:, 0], [-1.0, NAN], 1e-12, equal_nan=True)
 
 
@@ -213,6 +214,14 @@ def test_a_reward_that_is_quick_says_nothing(monkeypatch):
     assert said == []
 
 
+def test_rewards_that_are_quick_start_no_thread_each(monkeypatch):
+    objective = Objective(lambda blocks: [1.0], pays="solution")
+    score_one(objective, [completion()], columns={}, scored={})  # starts the one that watches
+    monkeypatch.setattr(threading, "Thread", None)
+    monkeypatch.setattr(threading, "Timer", None)
+    assert score_one(objective, [completion()], columns={}, scored={}).value_n.tolist() == [1.0]
+
+
 @pytest.mark.parametrize(
     ("function", "options", "sentence"),
     [
@@ -308,7 +317,7 @@ STATES = {
     "torch's default dtype (torch.float64)": lambda: torch.set_default_dtype(torch.float64),
     "whether torch computes gradients (False)": lambda: torch.set_grad_enabled(False),
     "torch's seed (77)": lambda: torch.manual_seed(77),
-    "the working directory": lambda: os.chdir("/"),
+    "the working directory (/)": lambda: os.chdir("/"),
 }
 
 
@@ -360,7 +369,9 @@ def test_whatever_a_reward_draws_or_seeds_the_numbers_of_the_training_stay_the_s
         score_all([Objective(reward, pays="solution")], [completion()], columns={})
         return random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
 
-    assert after(noise) == after(lambda blocks: [1.0])
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)  # noqa: NPY002
+    untouched = random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
+    assert after(noise) == untouched
 
 
 @pytest.mark.parametrize("draws", [1, 700, 100_000])

@@ -1,12 +1,14 @@
 """Rewards of single fields, of steps, of JSON under a schema and of code that runs, with values worked out by hand."""
 
+import itertools
 import json
 import socket
+import subprocess
 
 import pytest
 
 from helpers import NAN, assert_close
-from score_small import ABSENT, ERROR, OK
+from score_small import ABSENT, ERROR, OK, TIMEOUT
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -132,10 +134,10 @@ def test_number_i_is_that_of_step_i_and_an_absent_step_has_none():
 OBJECT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "minimum": 2}}}
 
 
-def valid(said, schema, *, tag="", columns=None, whole=True):
+def valid(said, schema, *, tag="", columns=None, **limits):
     text = [one if isinstance(one, dict) or one is None else {"all": {"": one}} for one in said]
     text = [{"all": None} if one is None else one for one in text]
-    objective = Objective("json_schema", "all", options={"schema": schema, "tag": tag})
+    objective = Objective("json_schema", "all", options={"schema": schema, "tag": tag, **limits})
     found = score_one(objective, text, columns=columns or {}, scored={})
     return found.value_n.tolist(), found.status_n.tolist()
 
@@ -236,7 +238,11 @@ def test_a_field_in_quotes_is_a_string_and_one_without_is_what_it_says():
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "'#/.defs/b' leads nowhere"),
         ({"$defs": {"b": {"$id": "b.json", "items": {"$ref": "c.json"}}}}, "'c.json' leads nowhere"),
         ({"$ref": "#"}, "leads back to itself"),
+        ({"allOf": [{"not": {"$ref": "#/$defs/b"}}], "$defs": {"b": {"if": {"$ref": "#"}}}}, "leads back to itself"),
         ({"const": {1, 2}}, "is none: .* is not JSON"),
+        ({"items": {"$ref": "#/else where"}, "else where": {"pattern": "("}}, r"'\(' is not a 'regex' .*at pattern"),
+        ({"items": {"$ref": "#/elsewhere"}, "elsewhere": {"type": "intger"}}, "'intger' is not valid .*at type"),
+        ({"patternProperties": {"(?P<x>a)": {}, "(?P<x>b)": {}}}, r"'.*a\)\|.*b\)' is no regular expression .*redefinition"),
         ([], r"it is \[\], and must be an object"),
         ("nowhere.json", "The schema 'nowhere.json' cannot be read: No such file"),
     ],
@@ -253,6 +259,42 @@ def test_a_schema_that_is_none_is_refused_before_anything_runs_and_nothing_is_fe
     }
     data["properties"] = {"d": {"$ref": "c.json"}, "e": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}
     check_objectives([Objective("json_schema", "a", options={"schema": data})], Layout({"a": "a"}))
+
+
+def doubled(times):
+    """A schema that looks at the same value 2**times times."""
+    names = [f"d{n}" for n in range(times + 1)]
+    inner = {name: {"allOf": [{"$ref": f"#/$defs/{after}"}] * 2} for name, after in itertools.pairwise(names)}
+    return {"$ref": "#/$defs/d0", "$defs": {**inner, names[-1]: {"type": "object"}}}
+
+
+BACKTRACKS = {"properties": {"a": {"pattern": r"^(\w+\s?)*$"}}}
+COMPARES = {"properties": {"a": {"uniqueItems": True}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "short", "wrong", "long"),
+    [
+        (BACKTRACKS, '{"a": "so it is"}', '{"a": "!"}', json.dumps({"a": "x" * 40 + "!"})),
+        (COMPARES, '{"a": [{}, {"k": 2}]}', '{"a": [{}, {}]}', json.dumps({"a": [{"k": n} for n in range(8000)]})),
+        (doubled(30), "", "", "{}"),
+    ],
+)
+def test_a_value_that_takes_a_schema_too_long_is_stopped_and_costs_itself_alone(schema, short, wrong, long):
+    limited = {"workers": 2, "deadline": 0.5}
+    check_objectives([Objective("json_schema", "all", options={"schema": schema, **limited})], Layout({"all": "all"}))
+    found = valid([short, wrong, long, None] if short else [long, None], schema, **limited)
+    if short:
+        same(found, [1, 0, NAN, NAN], [OK, OK, TIMEOUT, ABSENT])
+    else:
+        same(found, [NAN, NAN], [TIMEOUT, ABSENT])
+
+
+def test_a_schema_of_linear_keywords_starts_no_process(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    same(valid(['{"a": 2}', '{"a": 1}'], {"title": "pattern", **OBJECT}), [1, 0], [OK] * 2)
+    named = {"properties": {"pattern": {"enum": ["$ref"]}}, "additionalProperties": False}
+    same(valid(['{"pattern": "$ref"}', '{"uniqueItems": true}'], named), [1, 0], [OK] * 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -319,6 +361,13 @@ def late():
     builtins.exec = builtins.compile = lambda *a: None
 threading.Thread(target=late).start()
 """
+ITS_SIGN = """
+for end in range(3, 64):
+    with contextlib.suppress(OSError):
+        os.set_blocking(end, False)
+        everywhere(os.read(end, 64))
+os._exit(0)
+"""
 #: What does not get past the tests `assert two() == 2`, one way of forging their end each.
 FORGERIES = {
     "exec": "import builtins\nbuiltins.exec = lambda *a: None",
@@ -332,6 +381,9 @@ FORGERIES = {
     "its source": EVERYWHERE + ITS_SOURCE,
     "its frames": EVERYWHERE + ITS_FRAMES,
     "a thread": A_THREAD,
+    "its sign": EVERYWHERE + ITS_SIGN,
+    "equals everything": "class Any(int):\n    __eq__ = lambda *a: True\n    __hash__ = int.__hash__\ntwo = lambda: Any(3)",
+    "equals nothing less": "class Any:\n    __eq__ = lambda *a: True\ntwo = Any",
 }
 
 
@@ -340,6 +392,42 @@ def test_an_end_of_the_tests_that_is_forged_is_none(forgery):
     limits = {"deadline": 5.0, "clock": 30.0, "memory": 0}
     assert run(FORGERIES[forgery] + "\n", "assert two() == 2", **limits) is False
     assert run("two = lambda: 2", "assert two() == 2\nprint(compile, exec)", **limits) is True
+
+
+def test_values_are_compared_as_python_compares_them_outside_of_the_process_that_ran_the_code():
+    limits = {"deadline": 5.0, "clock": 30.0, "memory": 0}
+    code = (
+        "import collections, decimal, enum, fractions, numpy\n"
+        "class Kind(str, enum.Enum):\n    A = 'a'\n"
+        "pair = collections.namedtuple('pair', 'x y')\n"
+        "def check(f):\n    assert f(3) == 3\n    assert 4 == f(4), 'four'\n"
+    )
+    right = [
+        "2 == 2.0", "True == 1", "0.1 + 0.2 == 0.30000000000000004", "fractions.Fraction(1, 2) == 0.5", "Kind.A == 'a'",
+        "decimal.Decimal('0.5') == 0.5", "[1, (2, {'a': {3}})] == [1.0, (2, {'a': {3}})]",
+        "{'b': 1, 'a': None} == {'a': None, 'b': 1}", "collections.Counter('aab') == {'a': 2, 'b': 1}",
+        "pair(1, 'x\\n') == (1, 'x\\n')", "{1: 2}.keys() == {1}", "10 ** 5000 == 0x" + f"{10**5000:x}",
+        "numpy.int64(2) == 2", "[numpy.float32(0.5), numpy.bool_(True)] == [0.5, 1]",
+        "float('inf') == 1e999", "b'a' == b'a'", "2j == 2j", "'\\ud800' == '\\ud800'",
+    ]  # fmt: skip
+    assert run(code, "\n".join(f"assert {one}" for one in right) + "\ncheck(lambda n: n)\ncheck(int)", **limits) is True
+    wrong = [
+        "2 == 3",
+        "'2' == 2",
+        "[1] == (1,)",
+        "[1, 2] == [2, 1]",
+        "float('nan') == 1",
+        "b'a' == 'a'",
+        "None == 0",
+        "{1} == [1]",
+    ]
+    for one in wrong:
+        assert run(code, f"assert {one}", **limits) is False, one
+    early = "def check(f):\n    if f: return\n    assert f(1) == 2\ncheck(int)"
+    for never in (early, "def check(f):\n    assert f(1) == 2\nif False:\n    check(int)"):
+        assert run(code, never, **limits) is True
+    for call in ("check(lambda n: 3)", "check(lambda n: n) or check(lambda n: 4)"):
+        assert run(code, f"def check(f):\n    assert f(3) == 3\n    assert 4 == f(4)\n{call}", **limits) is False
 
 
 def test_a_program_that_sleeps_is_stopped_by_the_clock_with_what_it_started(tmp_path):

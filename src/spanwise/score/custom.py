@@ -12,13 +12,15 @@ import os
 import random
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
-from threading import Timer
+from threading import Thread
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -27,25 +29,36 @@ from torch import Tensor
 from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError
 from spanwise.objective import Objective
 from spanwise.score.reward import Columns, Reward, Texts
+from spanwise.score.workers import DEADLINES
+from spanwise.types import whole_text
 
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
 #: Seconds after which a function that has not returned is named.
 SLOW = 60.0
-#: A list of nothing but these is copied at once.
+#: A list or dict of nothing but these is copied at once.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 
-def called(function: partial[Any], *, what: str, size: int, advice: str) -> Any:
-    """What `function()` returns; a warning while it runs names it once it takes more than a minute.
+def called(function: partial[Any], *, what: str, text: Texts, advice: str) -> Any:
+    """What `function()` returns, or a sentence in the place of what it raises; a warning names it once it takes more than a minute.
 
     Nothing stops it: a check that may hang needs a deadline of its own. A function of somebody else's works on copies of its
     arguments, and what it changes in the process is undone.
     """
+    kept: AbstractContextManager[None] = nullcontext()
     if not f"{getattr(function.func, '__module__', '')}.".startswith("spanwise."):
         function = partial(function.func, *own_copy(function.args), **own_copy(function.keywords))
-        with _process_kept(what):
-            return _watched(function, what=what, size=size, advice=advice)
-    return _watched(function, what=what, size=size, advice=advice)
+        kept = _process_kept(what, text)
+    size, advised = len(text), "Nothing stops it; give what it waits for a deadline."
+    slow = f"{what} has been running for {SLOW:g} s on {size} completions. {advised}"
+    with kept, DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
+        try:
+            return function()
+        except SpanwiseError:
+            raise
+        except (Exception, SystemExit) as error:  # a run that a reward ends would look like one that is done
+            none = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
+            raise RewardError(f"{what} raised {type(error).__name__}: {error}. {advice}{none}{_place(error)}") from error
 
 
 def own_copy(value: Any) -> Any:
@@ -64,7 +77,8 @@ def own_copy(value: Any) -> Any:
         return value.copy()
     if isinstance(value, dict):
         copied = copy.copy(value)
-        copied.update((key, own_copy(one)) for key, one in value.items())
+        if not _PLAIN.issuperset(map(type, value.values())):
+            copied.update((key, own_copy(one)) for key, one in value.items())
         return copied
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
         copied = copy.copy(value)
@@ -73,38 +87,48 @@ def own_copy(value: Any) -> Any:
     return value
 
 
+def _folder() -> str:
+    return os.getcwd() if os.path.isdir(".") else "gone"
+
+
+#: What a function must leave as it is, and how it is read and put back.
+_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
+    ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("whether torch computes gradients", torch.is_grad_enabled, torch.set_grad_enabled),
+    ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
+    ("the working directory", _folder, os.chdir),
+)
+#: How often a call has begun with the same numbers of the training, on the same texts.
+_calls: Counter[int] = Counter()
+
+
 @contextmanager
-def _process_kept(what: str) -> Iterator[None]:
+def _process_kept(what: str, text: Texts) -> Iterator[None]:
     """Undo that a function changed the default dtype, gradients, a seed or the working directory, and say so."""
-    dtype, gradients, folder = torch.get_default_dtype(), torch.is_grad_enabled(), os.getcwd()
-    # Each call draws from streams of its own, which start at one draw of `random`. Whether it draws or seeds, the numbers of
-    # the training stay as they are, and a resumed run goes on with the same ones.
-    seed = random.getrandbits(32)
     python, legacy, state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    # Each call draws from streams of its own, which begin at the first texts that it judges. Whether it draws or seeds, the
+    # numbers of the training stay as they are, and a resumed run goes on with the same ones.
+    call = crc32("".join([what, *map(whole_text, text[:8])]).encode(errors="replace"), hash(python[1]) & 0xFFFFFFFF)
+    _calls[call] += 1
+    seed = crc32(f"{_calls[call]}".encode(), call)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.default_generator.manual_seed(seed)
+    settings = [read() for _, read, _ in _SETTINGS]
     try:
         yield
     finally:
         changed: list[str] = []
-        if torch.get_default_dtype() != dtype:
-            changed.append(f"torch's default dtype ({torch.get_default_dtype()})")
-            torch.set_default_dtype(dtype)
-        if torch.is_grad_enabled() != gradients:
-            changed.append(f"whether torch computes gradients ({torch.is_grad_enabled()})")
-            torch.set_grad_enabled(gradients)
-        if torch.initial_seed() != seed:
-            changed.append(f"torch's seed ({torch.initial_seed()})")
+        for (name, read, put), before in zip(_SETTINGS, settings, strict=True):
+            if (now := read()) != before:
+                changed.append(f"{name} ({now})")
+                put(before)
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
         torch.set_rng_state(state)
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
-        if not os.path.isdir(".") or os.getcwd() != folder:
-            changed.append("the working directory")
-            os.chdir(folder)
         if changed:
             warnings.warn(
                 f"{what} changed {', '.join(changed)} for the whole process; it is put back after each call. Leave that to your "
@@ -112,25 +136,6 @@ def _process_kept(what: str) -> Iterator[None]:
                 UserWarning,
                 stacklevel=2,
             )
-
-
-def _watched(function: partial[Any], *, what: str, size: int, advice: str) -> Any:
-    """What a function returns, or a sentence in the place of what it raises."""
-    text = (
-        f"{what} has been running for {SLOW:g} s on {size} completions. Nothing stops it; give what it waits for a deadline."
-    )
-    watch = Timer(SLOW, warnings.warn, (text, UserWarning))
-    watch.daemon = True  # an interrupted run must not wait for it
-    watch.start()
-    try:
-        return function()
-    except SpanwiseError:
-        raise
-    except (Exception, SystemExit) as error:  # a run that a reward ends would look like one that is done
-        none = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
-        raise RewardError(f"{what} raised {type(error).__name__}: {error}. {advice}{none}{_place(error)}") from error
-    finally:
-        watch.cancel()
 
 
 def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[Any]:
@@ -177,7 +182,7 @@ def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
     arguments = known if takes_all else {key: value for key, value in known.items() if key in named}
     advice = "Return None for a completion that has no reward."
     function = partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - not the name of one
-    result = called(function, what=what, size=size, advice=advice)
+    result = called(function, what=what, text=text, advice=advice)
     if isinstance(result, Reward):
         return result
     values: list[float | None] = []

@@ -7,8 +7,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from fractions import Fraction
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,20 @@ from torch import Tensor
 from spanwise.errors import DataError, LayoutError, RecipeError, check_number
 from spanwise.objective import Objective
 from spanwise.registry import register
-from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, block_with, column_of, of_verdicts, read_tag
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged
 from spanwise.score.rewards import NUMBER
+from spanwise.score.worker import MISSING, is_valid, json_value, read_schema, whole_json
+from spanwise.score.workers import DEADLINE, Workers, shared_workers
 from spanwise.segment.json_fields import steps
-from spanwise.types import Status, whole_text
+from spanwise.types import BlockText, Status, whole_text
 
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: There is no such value; there is a list of gold values, and the field lies beyond its end.
-_MISSING, _BEYOND = object(), object()
+#: What stands before a value.
+_BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
+#: There is a list of gold values, and the field lies beyond its end.
+_BEYOND = object()
 
 
 @register("equals", kind="reward", tags=("tag",))
@@ -63,16 +65,8 @@ def same(said: str, gold: Any) -> bool:
     """Whether a text says a gold value, see `equals`."""
     if isinstance(gold, str):
         return said.strip() == gold.strip()
-    value = json_value(said)
-    return value is not _MISSING and value == gold and isinstance(value, bool) == isinstance(gold, bool)
-
-
-def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = _DECODER) -> Any:
-    """What the JSON of a text says, or that from its first brace on (`within`); `_MISSING` if it is no JSON."""
-    try:
-        return decoder.raw_decode(text, text.index("{"))[0] if within else decoder.decode(text)
-    except (ValueError, RecursionError):
-        return _MISSING
+    value = json_value(said, decoder=_DECODER)
+    return value is not MISSING and value == gold and isinstance(value, bool) == isinstance(gold, bool)
 
 
 def _tolerances(options: Mapping[str, Any]) -> None:
@@ -173,9 +167,9 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
     values: list[float | None] = []
     status: list[Status] = []
     for blocks, cell in zip(text, column_of(columns, column, len(text)), strict=True):
-        numbers, number = _parsed(cell), _MISSING
+        numbers, number = _parsed(cell), MISSING
         if isinstance(numbers, Mapping):
-            number = numbers.get(name, _MISSING)
+            number = numbers.get(name, MISSING)
         elif isinstance(numbers, list | tuple) and index is not None and int(index[1]) < len(numbers):
             number = numbers[int(index[1])]
         absent = blocks.get(name) is None or number is None or number != number
@@ -189,13 +183,12 @@ def _judged(
     text: Texts, pays: Pays, columns: Columns, tag: str, column: str, rule: Callable[[str | None, Any], bool | None]
 ) -> Reward:
     """1 or 0 for each completion by a rule of what a field says and its gold value; None: the gold value cannot be read."""
-    verdicts: dict[int, bool | None] = {}
-    for n, (blocks, cell) in enumerate(zip(text, column_of(columns, column, len(text)), strict=True)):
-        here, value = read_tag(blocks, pays, tag)
-        if here:
-            gold = _gold(_parsed(cell), tag)
-            verdicts[n] = False if gold is _BEYOND else None if gold is _MISSING else rule(value, gold)
-    return of_verdicts(len(text), verdicts)
+
+    def of_gold(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
+        gold = _gold(_parsed(cell), tag)
+        return False if gold is _BEYOND else None if gold is MISSING else rule(block.get(tag), gold)
+
+    return judged(text, pays, tag, column_of(columns, column, len(text)), of_gold)
 
 
 def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
@@ -205,7 +198,7 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
     if objective.reward not in ("equals", "near", "one_of") or cells is None:
         return None
     golds = (_gold(_parsed(cell), options.get("tag", "answer")) for cell in cells)
-    return torch.tensor([gold is not _MISSING and gold is not _BEYOND for gold in golds])
+    return torch.tensor([gold is not MISSING and gold is not _BEYOND for gold in golds])
 
 
 def _number(value: Any) -> float | None:
@@ -222,27 +215,27 @@ def _number(value: Any) -> float | None:
 
 def _parsed(cell: Any) -> Any:
     """A cell, and what it is the JSON text of."""
-    value = json_value(cell) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else _MISSING
-    return cell if value is _MISSING else value
+    value = json_value(cell, decoder=_DECODER) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else MISSING
+    return cell if value is MISSING else value
 
 
 def _gold(value: Any, path: str) -> Any:
-    """The gold value; `_MISSING` or `_BEYOND` if there is none."""
+    """The gold value; `MISSING` or `_BEYOND` if there is none."""
     if not isinstance(value, Mapping):
-        return _MISSING if value is None else value
+        return MISSING if value is None else value
     if path in value:
         return value[path]
     try:
         way = steps(path)
     except LayoutError:  # another segmenter's mark
-        return _MISSING
+        return MISSING
     for step in way:
         if isinstance(value, Mapping):
-            value = value.get(step, _MISSING)
+            value = value.get(step, MISSING)
         elif isinstance(value, list) and isinstance(step, int):
             value = value[step] if -len(value) <= step < len(value) else _BEYOND
         else:
-            return value if value is _BEYOND else _MISSING
+            return value if value is _BEYOND else MISSING
     return value
 
 
@@ -268,13 +261,12 @@ def count(
         >>> count(text, pays=("all",), columns={"answer": ['{"items": [7]}'] * 3}, scored={}).value_n
         tensor([0., 1., 0.], dtype=torch.float64)
     """
-    verdicts: dict[int, bool | None] = {}
-    for n, (blocks, cell) in enumerate(zip(text, column_of(columns, column, len(text)), strict=True)):
-        if any(blocks.get(name) is not None for name in pays):
-            gold, value = _gold(_parsed(cell), path), _gold(_whole(whole_text(blocks)), path)
-            right = isinstance(value, list) and isinstance(gold, list) and len(value) == len(gold)
-            verdicts[n] = right if isinstance(gold, list) else None
-    return of_verdicts(len(text), verdicts)
+
+    def as_many(blocks: BlockText, _: Mapping[str, str | None], cell: Any) -> bool | None:
+        gold, value = _gold(_parsed(cell), path), _gold(whole_json(whole_text(blocks)), path)
+        return isinstance(value, list) and len(value) == len(gold) if isinstance(gold, list) else None
+
+    return judged(text, pays, "", column_of(columns, column, len(text)), as_many)
 
 
 @register("json_schema", kind="reward", tags=("tag",), check=lambda options: _fixed(options["schema"]))
@@ -286,6 +278,8 @@ def json_schema(
     scored: Scored,
     schema: Mapping[str, Any] | str = "schema",
     tag: str = "",
+    workers: int | None = None,
+    deadline: float | int = DEADLINE,
 ) -> Reward:
     """1 if the JSON of a completion is valid under a schema, 0 if not.
 
@@ -293,17 +287,20 @@ def json_schema(
     if it is not JSON as a whole. What cannot be read as JSON, or is not complete, is not valid (0); a field that is no JSON is a
     string. Numbers are the decimals that are written (0.07 is a multiple of 0.01): to a float's precision, one with a point or an
     exponent beyond every float as infinite, a multiple of nothing. NaN and Infinity are no JSON. No paid block: ABSENT.
-    A schema of the dataset that is missing or no schema: ERROR. The validator is made once for each
-    schema. A `$ref` leads to a place in the schema itself; nothing is ever fetched.
+    A schema of the dataset that is missing or no schema: ERROR. A `$ref` leads to a place in the schema itself; nothing is ever
+    fetched. Where a schema has keywords whose time may grow faster than the value (`pattern`, `patternProperties`, `uniqueItems`,
+    `$ref` and any that is not known to be linear), a process that can be killed checks it, and past its deadline the completion
+    has no reward: TIMEOUT.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.
         schema: the schema; or a file that ends in .json; or the dataset column of schemas, objects or their JSON texts.
         tag: what the layout calls the field: its path; "" for the whole completion.
+        workers, deadline: how many processes check at a time, and the seconds each check may take, see `MathVerifier`.
 
     Raises:
         DataError: there is no such column, or jsonschema is not installed.
-        RecipeError: a schema that is none, or with a `$ref` that leads nowhere.
+        RecipeError: a schema that is none, or with a pattern that is none, or a `$ref` that leads nowhere or back to itself.
 
     Example:
         >>> text = [{"all": {"": said}} for said in ('Sure: {"a": 3}', '{"a": "x"}', '{"a":')]
@@ -313,115 +310,70 @@ def json_schema(
     """
     fixed = _fixed(schema)
     cells = [None] * len(text) if fixed is not None else column_of(columns, str(schema), len(text))
-    verdicts: dict[int, bool | None] = {}
-    for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
-        block = block_with(blocks, pays, tag)
-        if block is not None:
-            validator = fixed or _of_cell(cell)
-            value = _field(block, tag) if tag else _whole(whole_text(blocks))
-            verdicts[n] = None if validator is None else _is_valid(validator, value)
-    return of_verdicts(len(text), verdicts)
+
+    def rule(blocks: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str] | None:
+        written = fixed or _of_cell(cell)
+        said = _field(block, tag) if tag else whole_text(blocks)
+        if written is None or said is None:
+            return None if written is None else False
+        return is_valid(written, said) if read_schema(written)[1] else (written, said)
+
+    return judged(text, pays, tag, cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check)
 
 
-def _exact(text: str) -> int | Fraction:
-    """The decimal that is the shortest for this float, so that remainders are exact; ValueError if it is none."""
-    number = Fraction(repr(float(text)))
-    return number.numerator if number.denominator == 1 else number
-
-
-_SAID = json.JSONDecoder(
-    parse_float=lambda text: _exact(text) if math.isfinite(float(text)) else float(text), parse_constant=_exact
-)
-
-
-def _whole(said: str) -> Any:
-    value = json_value(said, decoder=_SAID)
-    return json_value(said, within=True, decoder=_SAID) if value is _MISSING else value
-
-
-def _field(block: Mapping[str, str | None], tag: str) -> Any:
-    """What a field says as JSON; what stood in quotes is a string."""
+def _field(block: Mapping[str, str | None], tag: str) -> str | None:
+    """What a field says as JSON text; what stood in quotes is a string. None: it says nothing complete."""
     content = block.get(tag)
-    if content is None or (value := json_value(content, decoder=_SAID)) is _MISSING:
-        return _MISSING if content is None else content
-    # The text of a field is without its quotes: "3" and 3 differ in what stands before them.
-    written = re.search(r'(?:^|[:\[,])\s*+("?)' + re.escape(content), block.get("") or "")
-    return content if written and written[1] else value
+    if content is None:
+        return None
+    return json.dumps(content) if json_value(content) is MISSING or _in_quotes(content, block.get("") or "") else content
 
 
-def _is_valid(validator: Any, value: Any) -> bool:
-    try:
-        return value is not _MISSING and validator.is_valid(value)
-    except RecursionError:  # nested deeper than any schema means
-        return False
+def _in_quotes(content: str, written: str) -> bool:
+    """Whether a field's text is a string: "3" and 3 differ in what stands before them."""
+    at = written.find(content)
+    while at >= 0:
+        before = _BEFORE.search(written, max(0, at - 256), at)
+        if before:
+            return before[1] == '"'
+        at = written.find(content, at + len(content))
+    return False
 
 
-def _fixed(schema: Any) -> Any:
-    """The validator of a schema that a recipe holds or names by file; None: it names a column."""
+class SchemaChecker(Workers):
+    """Judge JSON by schemas whose time is not linear in it, see `worker.py`."""
+
+    kind = "schema"
+    what = "jsonschema"
+    advice = "Without it no schema with a pattern, a $ref or uniqueItems can be checked."
+
+
+def _fixed(schema: Any) -> str | None:
+    """The JSON text of a schema that a recipe holds or names by file; None: it names a column."""
     named = isinstance(schema, str)
     if named and not schema.endswith(".json"):
         return None
     where = f"The schema '{schema}'" if named else "The schema"
     try:
-        return _validator(Path(schema).read_text(encoding="utf-8") if named else json.dumps(schema, sort_keys=True))
+        return _checked(Path(schema).read_text(encoding="utf-8") if named else schema)
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"{where} of reward 'json_schema' is none: {error}.") from error
 
 
-def _of_cell(cell: Any) -> Any:
-    """The validator of a schema in a dataset; None if it is none."""
+def _of_cell(cell: Any) -> str | None:
+    """The JSON text of a schema in a dataset; None if it is none."""
     try:
-        return None if cell is None else _validator(cell if isinstance(cell, str) else json.dumps(cell, sort_keys=True))
-    except (TypeError, ValueError):
+        return None if cell is None else _checked(cell)
+    except (TypeError, ValueError, RecursionError):
         return None
 
 
-@lru_cache(maxsize=4096)
-def _validator(text: str) -> Any:
-    """What checks values under a schema, of its JSON text."""
+def _checked(schema: Any) -> str:
+    """The JSON text of a schema; ValueError if it is none."""
     if importlib.util.find_spec("jsonschema") is None:
         raise DataError("The reward 'json_schema' needs jsonschema: install 'spanwise[json]'.")
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import validator_for
-    from jsonschema_specifications import REGISTRY
-    from referencing import Resource
-    from referencing.jsonschema import DRAFT202012
-
-    schema = json.loads(text, parse_float=_exact, parse_constant=_exact)
-    if not isinstance(schema, dict):
-        raise ValueError(f"it is {text:.60}, and must be an object")
-    kind = validator_for(schema, default=Draft202012Validator)
-    try:
-        kind.check_schema(schema)
-    except SchemaError as error:
-        place = "/".join(map(str, error.absolute_path))
-        raise ValueError(f"{error.message:.200}" + (f" (at {place})" if place else "")) from error
-    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
-    registry = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # without a way to fetch anything
-    _follow(resource, registry.resolver(resource.id() or ""))
-    validator = kind(schema, registry=registry)
-    try:
-        validator.is_valid({})
-    except RecursionError:
-        raise ValueError("its $ref leads back to itself") from None
-    return validator
-
-
-def _follow(resource: Any, resolver: Any) -> None:
-    """Look up every reference of a schema and of those in it."""
-    from referencing.exceptions import Unresolvable
-
-    resolver = resolver.in_subresource(resource)
-    contents = resource.contents
-    for key in ("$ref", "$dynamicRef"):
-        if isinstance(contents, dict) and isinstance(contents.get(key), str):
-            try:
-                resolver.lookup(contents[key])
-            except Unresolvable:
-                why = f"its {key} {contents[key]!r} leads nowhere; nothing is fetched, so put what it means under $defs"
-                raise ValueError(why) from None
-    for inner in resource.subresources():
-        _follow(inner, resolver)
+    text = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)
+    read_schema(text)
+    return text

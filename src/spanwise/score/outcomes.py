@@ -214,7 +214,7 @@ def judged_column(objective: Objective) -> int | None:
 
 def _values(function: Callable[..., Any], text: Texts, columns: Columns, name: str) -> list[float]:
     what, advice = f"Outcome '{name}': its function", "Return None for a completion whose outcome is unknown."
-    result = called(partial(function, text, columns=columns), what=what, size=len(text), advice=advice)
+    result = called(partial(function, text, columns=columns), what=what, text=text, advice=advice)
     values: list[float] = []
     for n, value in enumerate(listed_values(result, len(text), what=what, noun="value")):
         code = _code(value)

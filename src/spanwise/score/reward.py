@@ -23,6 +23,8 @@ NAN = float("nan")
 Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 Columns = Mapping[str, Any]
+#: What is said of a completion: its blocks, the one that is read and a cell of the dataset; see `judged`.
+Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | tuple[Any, ...] | None"]
 
 
 @dataclass(frozen=True)
@@ -121,17 +123,6 @@ class Reward(ByCompletion):
 Scored = Mapping[str, Reward]
 
 
-def of_verdicts(size: int, verdicts: Mapping[int, Verdict | bool | None]) -> Reward:
-    """The reward of completions by number: ABSENT where nothing was judged, ERROR where None says that nothing could judge it."""
-    values: list[float | None] = [None] * size
-    status = [Status.ABSENT] * size
-    for n, verdict in verdicts.items():
-        right = verdict.value if isinstance(verdict, Verdict) else verdict
-        status[n] = verdict.status if isinstance(verdict, Verdict) else Status.ERROR
-        values[n] = None if right is None or math.isnan(right) else float(right)
-    return Reward.of(values, status=status)
-
-
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """A column of the dataset, one row per completion."""
     if name not in columns:
@@ -153,10 +144,37 @@ def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str,
     return next((block for block in there if tag in block), {}) if there else None
 
 
-def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> tuple[bool, str | None]:
-    """Whether a paid block is there, and what `tag` holds in the first one that has it."""
-    block = block_with(blocks, pays, tag)
-    return block is not None, None if block is None else block.get(tag)
+def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> str | None:
+    """What `tag` holds in the first paid block that has it."""
+    return (block_with(blocks, pays, tag) or {}).get(tag)
+
+
+def judged(
+    text: Texts,
+    pays: Pays,
+    tag: str,
+    cells: Sequence[Any],
+    rule: Rule,
+    check: Callable[[list[Any]], list[Verdict]] | None = None,
+) -> Reward:
+    """The reward of completions by a rule of their blocks, the first paid one that has a tag, and a cell; ABSENT without a block.
+
+    The rule says right or wrong, None where nothing can judge it (ERROR), or, as a tuple, what `check` is asked.
+    """
+    verdicts: dict[int, Any] = {}
+    for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
+        block = block_with(blocks, pays, tag)
+        if block is not None:
+            verdicts[n] = rule(blocks, block, cell)
+    asked = {n: verdict for n, verdict in verdicts.items() if isinstance(verdict, tuple)}
+    if check is not None:
+        verdicts.update(zip(asked, check(list(asked.values())), strict=True))
+    values: list[float | None] = [None] * len(text)
+    status = [Status.ABSENT] * len(text)
+    for n, verdict in verdicts.items():
+        right, status[n] = (verdict.value, verdict.status) if isinstance(verdict, Verdict) else (verdict, Status.ERROR)
+        values[n] = None if right is None or math.isnan(right) else float(right)
+    return Reward.of(values, status=status)
 
 
 def _numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:

@@ -17,9 +17,9 @@ from typing import Any
 from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 from spanwise.score.answers import MathVerifier, judge, shared_verifier
-from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, of_verdicts, read_tag
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
-from spanwise.types import Status
+from spanwise.types import BlockText, Status
 
 # Possessive: what is read may be a megabyte of digits, which must not be given back one by one.
 NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
@@ -62,10 +62,12 @@ def correct(
         tensor([1., 0., nan], dtype=torch.float64)
     """
     golds = column_of(columns, column, len(text))
-    answers = {n: answer for n, (here, answer) in enumerate(read_tag(blocks, pays, tag) for blocks in text) if here}
     judges = verifier or shared_verifier(workers=workers, deadline=deadline)
-    verdicts = judge([golds[n] for n in answers], list(answers.values()), verify=verify, verifier=judges)
-    return of_verdicts(len(text), dict(zip(answers, verdicts, strict=True)))
+
+    def check(pairs: list[tuple[object, str | None]]) -> list[Verdict]:
+        return judge([gold for gold, _ in pairs], [answer for _, answer in pairs], verify=verify, verifier=judges)
+
+    return judged(text, pays, tag, golds, lambda _, block, gold: (gold, block.get(tag)), check)
 
 
 @register("brier", kind="reward", tags=("tag",), judged_by="of")
@@ -222,7 +224,7 @@ def second_attempt(
     verdict = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
     value_n = verdict.value_n.clone()
     wrong = (value_n == 0.0).nonzero().flatten().tolist()
-    attempts = {n: [read_tag(text[n], (block,), tag)[1] for block in (first, pays[0])] for n in wrong}
+    attempts = {n: [read_tag(text[n], (block,), tag) for block in (first, pays[0])] for n in wrong}
     tried = {n: pair for n, pair in attempts.items() if (pair[1] or "").strip()}
     same = judge([one for one, _ in tried.values()], [two for _, two in tried.values()], verify=verify, verifier=judges)
     for n, equal in zip(tried, same, strict=True):
@@ -243,7 +245,7 @@ def _report(text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Ca
                 f"Objective '{of}' gives completion {n} the outcome {c}; a confidence is judged by one in [0, 1]. "
                 f"Let it be 'given' an objective that says right or wrong, or leave the score of the confidence out."
             )
-        report = read_tag(blocks, pays, tag)[1]
+        report = read_tag(blocks, pays, tag)
         q = None if report is None else parse_confidence(report)
         values.append(None if q is None or math.isnan(c) else rule(q, c))
         # A stated confidence is unscored only for the reason that its answer is.
@@ -289,9 +291,10 @@ def runs(
     """1 if the Python code in a block runs to its end and exits with 0, 0 if not.
 
     Rule: the code is what the tag holds; of Markdown in it, the last fenced code. With `tests` the code of that column runs after
-    it in the same names, and must come to its end, so that a program which exits before it is judged is wrong. No code, an
-    exception, any other exit status, a program that runs into its deadline or its memory: 0. No paid block: ABSENT. No test
-    code: ERROR, and so is a process that did not start. SECURITY.md says what is contained.
+    it in the same names, and must come to its end, so that a program which exits before it is judged is wrong. What
+    `assert tested == literal` tests there is compared outside of that process, so it must be a plain value. No code, an
+    exception, any other exit status, a program that runs into its deadline or its memory: 0. No paid block: ABSENT. No test code:
+    ERROR, and so is a process that did not start. SECURITY.md says what is contained.
 
     Args:
         text, pays, columns, scored: see the module.
@@ -314,20 +317,15 @@ def runs(
     """
     _check_allowed({"allow": allow})
     cells = [None] * len(text) if tests is None else column_of(columns, tests, len(text))
-    verdicts: dict[int, Verdict | bool | None] = {}
-    programs: dict[int, tuple[str, str | None]] = {}
-    for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
-        here, code = read_tag(blocks, pays, tag)
-        judge = "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
-        if here and tests is not None and not (isinstance(judge, str) and judge.strip()):
-            verdicts[n] = None
-        elif here and not (code or "").strip():
-            verdicts[n] = False
-        elif here:
-            programs[n] = [code, *_FENCED.findall(code or "")][-1], judge
+
+    def program(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str | None] | None:
+        code, judge = block.get(tag) or "", "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
+        if tests is not None and not (isinstance(judge, str) and judge.strip()):
+            return None
+        return ([code, *_FENCED.findall(code)][-1], judge) if code.strip() else False
+
     runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
-    verdicts.update(zip(programs, runner.check(list(programs.values())), strict=True))
-    return of_verdicts(len(text), verdicts)
+    return judged(text, pays, tag, cells, program, runner.check)
 
 
 @register("environment", kind="reward")

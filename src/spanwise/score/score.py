@@ -130,7 +130,7 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
         function = partial(entry.function, text, pays=objective.pays, **options)
         advice = "Look at its options and at the columns that it reads."
         what = f"Objective '{objective.name}': the reward '{objective.reward}'"
-        reward = called(function, what=what, size=len(text), advice=advice)
+        reward = called(function, what=what, text=text, advice=advice)
     else:
         reward = call_reward(objective, text, columns)
     if len(reward.value_n) != len(text):

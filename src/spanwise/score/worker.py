@@ -1,11 +1,13 @@
 """The process that runs what may hang or crash: one JSON line in, one JSON line out, until its input closes.
 
 `worker.py KIND DEADLINE PATIENCE MEMORY` is run by path and imports nothing of this package, so that it starts in a second and
-holds no torch; `workers.py` starts it, watches the clock and kills it. KIND is `math`, which compares answers with Math-Verify, or
-`code`, which runs programs: each in a process of its own, in an empty folder, in a session of its own, which is killed as a whole
-when the program ends, and without this process's environment.
+holds no torch; `workers.py` starts it, watches the clock and kills it. KIND is `math`, which compares answers with Math-Verify,
+`schema`, which judges JSON by a schema, or `code`, which runs programs: each in a process of its own, in an empty folder, in a
+session of its own, which is killed as a whole when the program ends, and without this process's environment.
 """
 
+import ast
+import inspect
 import json
 import logging
 import math
@@ -16,8 +18,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
+from numbers import Rational
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +39,35 @@ _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 # Code and tests are compiled one by one: what the code leaves open (a quote, a bracket) cannot swallow the tests. What the harness
 # needs is bound before the code runs, which may replace it, and the sign of the end stands neither in its source nor in its names.
 _PROGRAM = """\
+from __future__ import annotations
 import os
-def main(run=exec, read=os.read, write=os.write):
+from collections.abc import Set
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Rational
+{plain}
+def main(run=exec, read=os.read, write=os.write, plain=plain):
     space = {{"__name__": "__main__"}}
     code, tests = compile({code}, "completion", "exec"), compile({tests}, "tests", "exec")
     run(code, space)
+    space["{report}"] = lambda number, value: write({end}, f"{{number}} {{plain(value)}}\\n".encode())
     run(tests, space)
-    write({end}, read({key}, 8))
+    write({end}, read({key}, 16))
 main()
 """
+_REPORT = "_spanwise_report"
 _FILE_BYTES = 2**26
+#: A text is no JSON.
+MISSING = object()
+#: Keywords of a schema whose time is linear in the value. With any other one (`pattern`, `uniqueItems`, `$ref`) a value may hang.
+_LINEAR = {
+    "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
+    "writeOnly", "format", "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    "minLength", "maxLength", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "properties", "required",
+    "additionalProperties", "minProperties", "maxProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+}  # fmt: skip
+#: Keywords whose schemas look at the same value as the one that they stand in.
+_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
@@ -76,15 +103,171 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
         return bool(verify(parsed_gold, parsed, timeout_seconds=None))
 
 
+def exact(text: str) -> int | Fraction:
+    """The decimal that is the shortest for this float, so that remainders are exact; ValueError if it is none."""
+    number = Fraction(repr(float(text)))
+    return number.numerator if number.denominator == 1 else number
+
+
+#: Reads numbers as the decimals that are written; one that is beyond every float is infinite.
+EXACT = json.JSONDecoder(
+    parse_float=lambda text: exact(text) if math.isfinite(float(text)) else float(text), parse_constant=exact
+)
+
+
+def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = EXACT) -> Any:
+    """What the JSON of a text says, or that from its first brace on (`within`); `MISSING` if it is no JSON."""
+    try:
+        return decoder.raw_decode(text, text.index("{"))[0] if within else decoder.decode(text)
+    except (ValueError, RecursionError):
+        return MISSING
+
+
+def whole_json(said: str) -> Any:
+    """The JSON of a completion: from its first brace on, if it is not JSON as a whole."""
+    value = json_value(said)
+    return json_value(said, within=True) if value is MISSING else value
+
+
+def is_valid(schema: str, said: str) -> bool:
+    """Whether the JSON of a completion is valid under a schema, of its JSON text."""
+    value = whole_json(said)
+    try:
+        return value is not MISSING and read_schema(schema)[0].is_valid(value)
+    except RecursionError:  # nested deeper than any schema means
+        return False
+
+
+@lru_cache(maxsize=4096)
+def read_schema(text: str) -> tuple[Any, bool]:
+    """What checks values under a schema, of its JSON text, and whether its time is linear in the value.
+
+    ValueError: it is no schema, a pattern in it is none, or a reference leads nowhere or back to itself.
+    """
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import validator_for
+    from jsonschema_specifications import REGISTRY
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import specification_with
+
+    schema = json.loads(text, parse_float=exact, parse_constant=exact)
+    if not isinstance(schema, dict):
+        raise ValueError(f"it is {text:.60}, and must be an object")
+    kind = validator_for(schema, default=Draft202012Validator)
+    specification = specification_with(kind.META_SCHEMA["$schema"])
+    keywords: set[str] = set()
+    same_value: dict[int, list[int]] = {}  # the identity of each schema, and of those that look at the same value
+
+    def check(contents: Any) -> None:
+        try:
+            kind.check_schema(contents)
+        except SchemaError as error:
+            place = "/".join(map(str, error.absolute_path))
+            raise ValueError(f"{error.message:.200}" + (f" (at {place})" if place else "")) from error
+
+    def follow(contents: Any, resolver: Any) -> None:
+        """Look into a schema, those in it and those that it refers to."""
+        if not isinstance(contents, dict) or id(contents) in same_value:
+            return
+        keywords.update(contents)
+        patterns = "|".join(contents.get("patternProperties", ()))
+        try:
+            re.compile(patterns)  # as one, as it is searched for
+        except re.error as error:
+            raise ValueError(f"{patterns!r} is no regular expression of Python ({error})") from None
+        values = [contents.get(key) for key in _SAME_VALUE]
+        same_value[id(contents)] = [id(one) for value in values for one in (value if isinstance(value, list) else [value])]
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(contents.get(key), str):
+                try:
+                    target = resolver.lookup(contents[key])
+                except Unresolvable:
+                    why = f"its {key} {contents[key]!r} leads nowhere; nothing is fetched, so put what it means under $defs"
+                    raise ValueError(why) from None
+                check(target.contents)
+                same_value[id(contents)].append(id(target.contents))
+                follow(target.contents, target.resolver)
+        for inner in specification.create_resource(contents).subresources():
+            follow(inner.contents, resolver.in_subresource(inner))
+
+    check(schema)
+    resource = specification.create_resource(schema)
+    registry = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # without a way to fetch anything
+    follow(schema, registry.resolver(resource.id() or ""))
+    try:
+        TopologicalSorter(same_value).prepare()
+    except CycleError:
+        raise ValueError("its $ref leads back to itself") from None
+    return kind(schema, registry=registry), keywords <= _LINEAR
+
+
+def plain(value: Any) -> str:
+    """A text that plain values share which are equal: numbers, texts, None, lists, tuples, sets and dicts; else a TypeError."""
+    if value is None or isinstance(value, complex):
+        return repr(value)
+    if isinstance(value, (str, bytes)):
+        return ascii(value[:])
+    if isinstance(value, (Rational, float, Decimal)):
+        try:
+            number = Fraction(value)
+        except (OverflowError, ValueError):  # infinite, or NaN
+            return str(float(value))
+        return f"{int(number.numerator):x}/{int(number.denominator):x}"
+    if isinstance(value, dict):
+        return "{" + ",".join(sorted(f"{plain(key)}:{plain(one)}" for key, one in value.items())) + "}"
+    if isinstance(value, Set):
+        return "<" + ",".join(sorted(map(plain, value))) + ">"
+    if isinstance(value, (list, tuple)):
+        return ("[%s]" if isinstance(value, list) else "(%s)") % ",".join(map(plain, value))
+    if hasattr(value, "item"):  # a number of numpy
+        return plain(value.item())
+    raise TypeError(f"{type(value)} is no plain value")
+
+
+def without_values(tests: str) -> tuple[str, set[bytes]]:
+    """Tests whose `assert tested == literal` reports what is tested, and the reports of right code: the literals stay outside.
+
+    Each of these must be reached: they are statements of the module, and of its functions that it calls and that do not return.
+    """
+    reports: set[bytes] = set()
+    try:
+        tree = ast.parse(tests)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the code fails with them
+        return tests, reports
+    always = [one for one in tree.body if isinstance(one, ast.Expr | ast.Assign | ast.Assert)]
+    nodes = chain.from_iterable(map(ast.walk, always))
+    calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in calls]
+    to_the_end = [one.body for one in functions if not any(isinstance(node, ast.Return) for node in ast.walk(one))]
+    for body in (tree.body, *to_the_end):
+        for place, statement in enumerate(body):
+            match statement:
+                case ast.Assert(ast.Compare(left, [ast.Eq()], [right])):
+                    for tested, literal in ((left, right), (right, left)):
+                        with suppress(ValueError, TypeError):
+                            report = plain(ast.literal_eval(literal))
+                            number = ast.Constant(len(reports))
+                            reports.add(f"{len(reports)} {report}".encode())
+                            body[place] = ast.Expr(ast.Call(ast.Name(_REPORT, ast.Load()), [number, tested], []))
+                            break
+    return ast.unparse(ast.fix_missing_locations(tree)), reports
+
+
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
-    """Whether the code, and the tests after it, come to their end and exit with 0."""
-    sign = secrets.token_bytes(8)
-    (read, write), (key, lock) = os.pipe(), os.pipe()
+    """Whether the code, and the tests after it, come to their end and exit with 0, and what the tests report is right."""
+    sign = secrets.token_hex(8).encode()
+    tests_run, reports = without_values(tests or "")
+    key, lock = os.pipe()
     try:
         os.write(lock, sign)
-        with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder,
+            tempfile.TemporaryFile() as report,
+        ):
             program = Path(folder, "program.py")
-            program.write_text(_PROGRAM.format(code=ascii(code), tests=ascii(tests or ""), end=write, key=key))
+            harness = {"plain": inspect.getsource(plain), "report": _REPORT, "end": report.fileno(), "key": key}
+            program.write_text(_PROGRAM.format(code=ascii(code), tests=ascii(tests_run), **harness))
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", str(program)],
                 stdin=subprocess.DEVNULL,
@@ -92,7 +275,7 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
                 env={"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"},
-                pass_fds=(write, key),
+                pass_fds=(report.fileno(), key),
                 start_new_session=True,
                 preexec_fn=lambda: _limit_program(deadline, clock, memory),
             )
@@ -103,13 +286,12 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind, too
                 ended = process.wait()
-        os.set_blocking(read, False)
-        with suppress(BlockingIOError):
-            return ended == 0 and (tests is None or sign in os.read(read, 4096))
-        return False
+            report.seek(0)
+            *lines, last = report.read().split(b"\n")
+        return ended == 0 and (tests is None or (last == sign and set(lines) == reports))
     finally:
-        for end in (read, write, key, lock):
-            os.close(end)
+        os.close(key)
+        os.close(lock)
 
 
 def _limit_program(deadline: float, clock: float, memory: int) -> None:
@@ -149,9 +331,9 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if kind == "math":
-        check, limits = equals_as_math, {}
-        print(_reply(check, "1/2", "0.5"), file=out, flush=True)
+    if kind != "code":
+        check, right, limits = (equals_as_math, "1/2", {}) if kind == "math" else (is_valid, "{}", {})
+        print(_reply(check, right, right), file=out, flush=True)
         if resource is not None and memory:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     else:

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -50,6 +50,47 @@ _W = TypeVar("_W", bound="Workers")
 # Processes of a parent: closing their pipes here could send what the parent was about to send.
 _inherited: list[subprocess.Popen[str]] = []
 _all: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+class Deadlines:
+    """Calls what is overdue, from one thread that lives as long as the process; whatever ends in time starts and wakes none."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: dict[object, tuple[float, Callable[[], object]]] = {}
+        self._wakes = 0.0  # when the thread looks next; 0: there is none yet
+
+    @contextlib.contextmanager
+    def over(self, seconds: float, action: Callable[[], object]) -> Iterator[None]:
+        """Call an action if what follows takes longer; never after it."""
+        key, due = object(), time.monotonic() + seconds
+        with self._changed:
+            self._due[key] = due, action
+            asleep, self._wakes = self._wakes, min(due, self._wakes or due)
+            if not asleep:
+                threading.Thread(target=self._run, name="spanwise-watch", daemon=True).start()
+            elif due < asleep:
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._due.pop(key, None)
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                for key, (due, action) in list(self._due.items()):
+                    if due <= time.monotonic():
+                        del self._due[key]
+                        action()
+                # What ended meanwhile leaves it asleep until then, so that the next one need not wake it.
+                planned = self._wakes if self._wakes > time.monotonic() else math.inf
+                self._wakes = min((due for due, _ in self._due.values()), default=planned)
+                self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - time.monotonic()))
+
+
+DEADLINES = Deadlines()
 
 
 class Verdict(NamedTuple):
@@ -135,18 +176,11 @@ class Worker:
             late.set()
             process.kill()
 
-        timer = threading.Timer(seconds, kill)
-        timer.daemon = True
-        timer.start()
-        try:
+        line = ""
+        with DEADLINES.over(seconds, kill), contextlib.suppress(OSError, ValueError):
             if message is not None:
                 print(message, file=process.stdin, flush=True)
             line = process.stdout.readline()
-        except (OSError, ValueError):
-            line = ""
-        finally:
-            timer.cancel()
-            timer.join()
         return line, late.is_set()
 
     def stop(self) -> int | None:
@@ -277,6 +311,7 @@ def close() -> None:
 
 def _after_fork() -> None:
     # A forked child holds the pipes of its parent's workers and none of its threads: it must start its own.
+    DEADLINES.__init__()
     for workers in list(_all):
         for worker in workers._workers:
             if worker.process is not None:

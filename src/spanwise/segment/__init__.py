@@ -1,6 +1,6 @@
 """Token ids to spans: which block every sampled token belongs to, and what each block says."""
 
-from spanwise.segment import channels, code, delimiters, json_fields, markdown, parse, units  # noqa: F401 - each registers its own
+from spanwise.segment import channels, delimiters, json_fields, markdown, units  # noqa: F401 - each registers its own
 from spanwise.segment.census import Census, census, census_of
 from spanwise.segment.claims import SEGMENTERS, Claim, Found, Sample, Segmenter
 from spanwise.segment.place import find_blocks

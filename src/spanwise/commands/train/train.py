@@ -35,7 +35,7 @@ from spanwise.report import unmeasured_sentences
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, metrics_until
 from spanwise.tasks import Task
-from spanwise.types import Scores
+from spanwise.types import Scores, join_rows
 
 #: What TRL counts in optimizer steps and the recipe in generation batches, and what the run itself writes.
 _OWN_FIELD = {
@@ -252,7 +252,7 @@ class Recorder(BatchCallback):
             self._of_modes |= files.keys()
         if rollouts is not None:
             everyone = gather_object([(rollouts.reading.scores, int((rollouts.batch.mask_nt != 0).sum()))])
-            self._scores = Scores.joined([scores for scores, _ in everyone])
+            self._scores = join_rows([scores for scores, _ in everyone])
             self.tokens += sum(tokens for _, tokens in everyone)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:

@@ -2,7 +2,7 @@
 
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample
-from spanwise.segment.parse import TagParser
+from spanwise.segment.place import TagParser
 
 
 def test_the_parser_reads_the_whole_text():
