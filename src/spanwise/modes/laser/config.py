@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.batch import Batch
+from spanwise.credit.spread import completed
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.mode import Mode, setting
 from spanwise.modes.laser.score import own_opinion
@@ -83,9 +84,9 @@ class Laser(Mode):
     adds: ClassVar[frozenset[str]] = frozenset({"score_n"})
     parts: ClassVar[Mapping[str, str]] = {
         "trl": "spanwise.modes.laser.trl:SelfRewarding",
-        "verl": "spanwise.modes.laser.appended:Appended",
+        "verl": "spanwise.modes.laser.logps:Appended",
         "model": "spanwise.modes.laser.logps:ScoreReader",
-        "skyrl": "spanwise.modes.laser.appended:Appended",
+        "skyrl": "spanwise.modes.laser.logps:Appended",
     }
 
     token: str | int
@@ -130,6 +131,10 @@ class Laser(Mode):
     def mixes(self, number: int) -> bool:
         """Whether the score is mixed into the credit of a generation batch, numbered from 0."""
         return self.first_mix is not None and number >= self.first_mix
+
+    def verdict_n(self, reading: Reading, scheme: Scheme) -> Tensor:
+        """The verdict of each completion, with what stands for one that was left out."""
+        return completed(reading.scores, scheme.objectives)[:, scheme.names.index(self.verdict)]
 
     # ------------------------------------------------------------------ what a mode is asked
 
