@@ -165,9 +165,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             for usual in (PrinterCallback, ProgressCallback):
                 if self.pop_callback(usual) is not None:
                     self.add_callback(few_in(usual))
-        keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
-        self.keeping = Keeping(self, keep_rollouts=keep, report=report) if keep or report else None
-        if self.keeping is not None:
+        self.keeping: Keeping | None = None
+        if getattr(args, "keep_rollouts", 0) or getattr(args, "report", False):
+            self.keeping = Keeping(self)
             self.add_callback(self.keeping)
 
     @property

@@ -79,8 +79,9 @@ class Critic:
         started, n = time.perf_counter(), len(truncated_n)
         self._move(self.accelerator.device)
         try:
-            batch = _Batch(rows, streams, truncated_n, self.config, self.gamma).to(self.accelerator.device)
-            said_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=self.accelerator.device)
+            device, batch = self.accelerator.device, _Batch(rows, streams, truncated_n, self.config, self.gamma)
+            batch = batch.changed(lambda x: x.to(device))
+            said_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=device)
             sizes = self._fit(batch, said_nts) if fit else {}
             if not fit:
                 self.model.eval()
@@ -90,7 +91,7 @@ class Critic:
                 self._check_finite(batch, said_nts, torch.arange(n))
         finally:
             self._move("cpu")
-        batch, said_nts = batch.to("cpu"), said_nts.cpu()
+        batch, said_nts = batch.changed(lambda x: x.cpu()), said_nts.cpu()
         metrics = {**self._compare(batch, said_nts), **sizes, "seconds": time.perf_counter() - started}
         named = {f"critic/{name}": number for name, number in metrics.items()}
         return Learned(said_nts[:, :-1], batch.bootstrap(said_nts), named)
@@ -251,13 +252,9 @@ class _Batch:
 
     def take(self, row_r: Tensor) -> _Batch:
         """Some of the rows."""
-        return self._changed(lambda x: x[row_r.to(x.device)])
+        return self.changed(lambda x: x[row_r.to(x.device)])
 
-    def to(self, device: torch.device | str) -> _Batch:
-        """The same on a device."""
-        return self._changed(lambda x: x.to(device))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
+    def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
         """Each of its tables changed, with the rows as its first dimension."""
         names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
         streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in names}

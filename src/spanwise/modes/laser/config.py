@@ -201,7 +201,9 @@ class Laser(Mode):
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
         """Tau and z (`own_opinion`), where the score is mixed in."""
-        score_n = score_n.masked_fill(~self.mixes_at(step_n), torch.nan)
+        return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
+
+    def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
         return own_opinion(score_n, group_n, mix=self.mix, threshold=self.threshold, scale=self.scale)
 
     @property
@@ -252,8 +254,7 @@ class Laser(Mode):
         m = scheme.names.index(self.verdict)
         pays_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
         paid_nk = reading.present_nk & pays_k.to(reading.length_nk.device)
-        how: dict[str, Any] = {"mix": self.mix, "threshold": self.threshold, "scale": self.scale}
-        share_n1, own_n1 = (x_n[:, None] for x_n in own_opinion(batch.score_n, batch.group_n, **how))
+        share_n1, own_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
         if scheme.entry.kind == "block" and credit.adv_nm is not None:  # the verdict's part of a block's credit is known
             change_n1 = scheme.objectives[m].weight * share_n1 * (own_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from inspect import signature
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from spanwise.errors import DataError, RecipeError, refuse
 from spanwise.modes.laser.config import Laser
 from spanwise.modes.laser.score import class_weights, self_reward, verification_loss
 from spanwise.modes.parts import RowPart
+from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
@@ -77,14 +77,9 @@ def end_logp(
         model.eval()
         for first in range(0, len(rows), batch_size):
             here = rows[first : first + batch_size]
-            width, where = max(map(len, here)), {}
-            ids_nt = torch.tensor([[pad] * (width - len(row)) + list(row) for row in here], device=model.device)
-            mask_nt = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in here], device=model.device)
-            # Counted from the row's first token, as when it was sampled.
-            if "position_ids" in signature(bare.forward).parameters:
-                where["position_ids"] = (mask_nt.cumsum(dim=1) - 1).clamp(min=0)
-            said = model(input_ids=ids_nt, attention_mask=mask_nt, use_cache=False, logits_to_keep=1, **where)
-            last_nv = said.logits[:, -1].float()
+            ids_nt, mask_nt = left_padded(here, pad, model.device)
+            more = {"use_cache": False, "logits_to_keep": 1, **positions(bare, mask_nt)}
+            last_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **more).logits[:, -1].float()
             found.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
     finally:
         model.train(training)
