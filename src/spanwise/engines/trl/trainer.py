@@ -378,8 +378,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.beta, logps_bt, self._logps = beta, self._logps, None
             self.loss_type = own or self.loss_type
         if own is not None and logps_bt is not None:
-            deltas = self.epsilon_low, self.epsilon_high
-            term, dropped = fold.dppo_term(logps_bt, inputs, mask_bt, loss_type=own, deltas=deltas)
+            term, dropped = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             self._note({"dppo/dropped": float(dropped)})
             logged = self._metrics["train" if train else "eval"]["policy_loss"]
             if logged:  # TRL logs it beside an entropy bonus
@@ -394,14 +393,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 mask_bt,
                 factor_b1=factor_b1,
                 accumulation=accumulation,
-                height_bt=fold.surrogate_slope(
-                    logps_bt.detach(),
-                    inputs,
-                    loss_type=self.loss_type,
-                    clip=(self.epsilon_low, self.epsilon_high),
-                    delta=self.args.delta,
-                    sapo_temperatures=(self.args.sapo_temperature_pos, self.args.sapo_temperature_neg),
-                ),
+                height_bt=fold.surrogate_slope(logps_bt.detach(), inputs, self.args),
             )
             self._canary_due = False
         if beta != 0.0 and logps_bt is not None:
