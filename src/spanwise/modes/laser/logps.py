@@ -158,7 +158,7 @@ class Appended(RowPart):
 
     def __init__(self, mode: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> None:
         more = getattr(generation, "eos_token_id", None)
-        self.mode, self.reference, self.temperature = mode, check_reference(mode), temperature
+        self.mode, self.temperature = mode, temperature
         self.ends = {tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])} - {None}
         self.token = reserved_id(mode, tokenizer, size=size, ends=self.ends)
         self._score_n = torch.zeros(0)
@@ -166,8 +166,9 @@ class Appended(RowPart):
     @staticmethod
     def check(mode: Laser, engine: str, config: Any) -> None:
         """Refuse rows that are no completions, and passes that do not give the log-probability of a token not sampled."""
-        refuse(_verl_faults(config) if engine == "verl" else _skyrl_faults(config))
-        check_reference(mode)
+        faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
+        nobody = "laser has no reference, which nothing measures here; run `spanwise reference RECIPE` and write what it finds as "
+        refuse({**faults, f"{nobody}reference: under laser:.": mode.reference is None})
 
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
         """Whether the last token of a row is the model's own, trained, and one that ends a completion."""
@@ -175,7 +176,7 @@ class Appended(RowPart):
 
     def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
         """The score of each row by the trainer's log-probability, NaN for NaN, once it is mixed in."""
-        self._score_n = self_reward(self.temperature * logp_n.float(), beta=self.mode.beta, reference=self.reference)
+        self._score_n = self_reward(self.temperature * logp_n.float(), beta=self.mode.beta, reference=self.mode.reference)
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
@@ -197,7 +198,7 @@ class Appended(RowPart):
             metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=w_n))
             metrics["laser/accuracy"] = float(right_n[known_n].double().mean())
         scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(count, 1)
-        target_n = (self.reference + torch.where(known_n, verdict_n, 0.0) / laser.beta) / self.temperature
+        target_n = (laser.reference + torch.where(known_n, verdict_n, 0.0) / laser.beta) / self.temperature
         return (scale * w_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), metrics
 
     @staticmethod
@@ -248,18 +249,3 @@ def _skyrl_faults(cfg: Any) -> dict[str, Any]:
         "trainer.algorithm.enable_sample_support_replay=true needs what the sampler saw at each token, and laser's token was not "
         "sampled; leave one of them out.": getattr(cfg.trainer.algorithm, "enable_sample_support_replay", False),
     }
-
-
-def check_reference(laser: Laser) -> float:
-    """The reference, where no trainer measures it.
-
-    >>> check_reference(Laser("<unk>"))
-    Traceback (most recent call last):
-    spanwise.errors.RecipeError: laser has no reference, which nothing measures here; run `spanwise reference RECIPE` and write...
-    """
-    if laser.reference is None:
-        raise RecipeError(
-            "laser has no reference, which nothing measures here; run `spanwise reference RECIPE` and write what it finds as "
-            "reference: under laser:."
-        )
-    return laser.reference
