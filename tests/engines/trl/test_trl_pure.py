@@ -83,6 +83,13 @@ def test_canary_looks_only_where_the_slope_is_known(known):
         check_own_advantage(*arguments, factor_b1=one, accumulation=4, height_bt=height)
 
 
+def test_the_canary_sees_a_loss_that_no_log_probability_is_in():
+    logps, advantages = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2, requires_grad=True)
+    mask, one = torch.ones(1, 2), torch.ones(1, 1)
+    with pytest.raises(SpanwiseError, match="does not depend on the advantage of any token"):
+        check_own_advantage(-advantages.sum(), logps, advantages, mask, factor_b1=one, accumulation=1, height_bt=mask)
+
+
 def test_the_loss_stays_usable_after_the_canary():
     logps = torch.zeros(1, 2, requires_grad=True)
     advantages = torch.tensor([[2.0, -1.0]], requires_grad=True)
