@@ -132,10 +132,6 @@ class Laser(Mode):
         """Whether the score is mixed into the credit of a generation batch, numbered from 0."""
         return self.first_mix is not None and number >= self.first_mix
 
-    def verdict_n(self, reading: Reading, scheme: Scheme) -> Tensor:
-        """The verdict of each completion, with what stands for one that was left out."""
-        return completed(reading.scores, scheme.objectives)[:, scheme.names.index(self.verdict)]
-
     # ------------------------------------------------------------------ what a mode is asked
 
     def check_scheme(self, scheme: Scheme) -> None:
@@ -265,3 +261,8 @@ class Laser(Mode):
             change_nt = torch.where(held_nt, share_n1 * (own_n1 - token_nt.double()), 0.0)
             token_nt = token_nt + change_nt.to(token_nt.dtype)
         return replace(credit, block_nk=block_nk, token_nt=token_nt)
+
+
+def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
+    """The verdict of each completion, with what stands for one that was left out."""
+    return completed(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.errors import DataError, RecipeError, refuse
-from spanwise.modes.laser.config import Laser
+from spanwise.modes.laser.config import Laser, verdicts
 from spanwise.modes.laser.score import class_weights, self_reward, verification_loss
 from spanwise.modes.parts import RowPart
 from spanwise.modes.sequences import left_padded, positions
@@ -189,7 +189,7 @@ class Appended(RowPart):
         Where a batch makes several optimiser steps, w and N_c + N_i are those of the batch, as in the mean over the steps.
         """
         laser, score_n, metrics = self.mode, self._score_n, {}
-        verdict_n = laser.verdict_n(reading, scheme).double()
+        verdict_n = verdicts(laser, reading, scheme).double()
         known_n = ~(score_n.isnan() | verdict_n.isnan())
         verdict_n = torch.where(known_n, verdict_n, torch.nan)
         w_n, count = class_weights(verdict_n, balanced=laser.balanced), int(known_n.sum())

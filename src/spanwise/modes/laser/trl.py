@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from spanwise.batch import Batch
 from spanwise.errors import DataError, RecipeError
-from spanwise.modes.laser.config import FILE, Laser, read_measured
+from spanwise.modes.laser.config import FILE, Laser, read_measured, verdicts
 from spanwise.modes.laser.logps import end_logp, ended, measured, reserved_id
 from spanwise.modes.laser.score import class_weights, self_reward, verification_loss
 from spanwise.modes.parts import TrlPart, token_logp
@@ -144,7 +144,7 @@ class SelfRewarding(TrlPart):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
         if self._generation >= mode.reasoning_warmup:  # the loss is the mean over rows of weight times squared error
-            verdict_n = mode.verdict_n(everyone.reading, trainer.scheme)
+            verdict_n = verdicts(mode, everyone.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
             scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
             weight_n = class_weights(verdict_n, balanced=mode.balanced) * scale
