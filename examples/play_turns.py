@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spanwise.engines.sample import left_padded
+from spanwise.modes.sequences import left_padded
 from spanwise.step import TURNS
 
 

@@ -22,7 +22,7 @@ _BY_KIND: dict[str, Registry[Any]] = {}
 #: Kind -> the module that makes its registry, so that a name is known whatever was imported before.
 _HOMES = {
     **dict.fromkeys(("completion", "block", "token", "step"), "spanwise.credit.registry"),
-    "mode": "spanwise.modes.registry",
+    "mode": "spanwise.modes",
     "outcome": "spanwise.score.outcomes",
     "reward": "spanwise.score.reward",
     "segmenter": "spanwise.segment.claims",

@@ -327,6 +327,12 @@ CASES = [
         "There is no trainer option 'scale_eps'. Did you mean '...'? Of ... the closest are: ...",
     ),
     Case(
+        "`trainer: {max_completion_length: 4096}`, which the recipe has a field for",
+        trains(trainer={"max_completion_length": 4096}),
+        "trainer: {max_completion_length: 4096} would part what the run counts from what it trains; the recipe's own field for it "
+        "is max_completion_length.",
+    ),
+    Case(
         "a train.py whose prompts and layout disagree about the tags",
         trainer(layout=PLAN, objectives=[trl_small.Objective("format", pays=("plan", "confidence"))]),
         "Step 0: <reasoning> is in 0 of 8 completions; they do contain ...<answer> (8)... The layout asks for it, so "

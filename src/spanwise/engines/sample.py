@@ -10,6 +10,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from spanwise.modes.sequences import left_padded
+
 
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Any], **options: Any
@@ -76,11 +78,3 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
     """The token ids that end a completion."""
     ends = model.generation_config.eos_token_id
     return list(ends) if isinstance(ends, list) else [int(tokenizer.eos_token_id if ends is None else ends)]
-
-
-def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Ids and mask of lists of different lengths, padded on the left."""
-    width = max(len(prefix) for prefix in prefixes)
-    ids = [[padding] * (width - len(prefix)) + list(prefix) for prefix in prefixes]
-    mask = [[0] * (width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

@@ -19,14 +19,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.batch import pad_tokens
-from spanwise.engines.sample import continue_ids, end_ids, left_padded, prompt_ids, sample
+from spanwise.engines.sample import continue_ids, end_ids, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity.baselines import Rerolls, mean_and_noise
 from spanwise.fidelity.tokens import DECISION, Trajectories
 from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.value_model import ABOUT, Saved, ValueModel
-from spanwise.modes.sequences import Sequences
+from spanwise.modes.sequences import Sequences, left_padded
 from spanwise.objective import Objective
 from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks

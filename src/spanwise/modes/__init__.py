@@ -3,10 +3,30 @@
 A new mode is a folder here with one `@register(NAME, kind="mode")`, and its import below. This room needs torch alone.
 """
 
-from spanwise.mode import Mode
-from spanwise.modes.registry import MODES, scoring_mode
+from __future__ import annotations
 
-from spanwise.modes.critic.config import CriticConfig  # isort: skip
-from spanwise.modes.laser.config import Laser  # isort: skip
+from collections.abc import Mapping
+from typing import Any
+
+from spanwise.mode import Mode
+from spanwise.registry import Registry
+
+
+def _named(name: str, mode: type[Mode], _: str) -> type[Mode]:
+    mode.name = name
+    return mode
+
+
+#: Every mode by name. What a mode does in an engine is imported when that engine makes it.
+MODES: Registry[type[Mode]] = Registry("mode", kinds=("mode",), group="spanwise.modes", entry=_named)
+
+from spanwise.modes.critic.config import CriticConfig  # noqa: E402 - into the registry
+from spanwise.modes.laser.config import Laser  # noqa: E402
 
 __all__ = ["MODES", "CriticConfig", "Laser", "Mode", "scoring_mode"]
+
+
+def scoring_mode(sections: Mapping[str, Any]) -> Mode | None:
+    """The mode that gives completions a score, of those that a recipe has sections for."""
+    modes = (mode.of(sections[name]) for name, mode in MODES.items() if sections.get(name))
+    return next((mode for mode in modes if mode.judge is not None), None)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spanwise.batch import Batch
 from spanwise.disk import write_text
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
@@ -37,19 +36,12 @@ class TrlPart:
         """Around a pass over prompts and completions: `score` is TRL's `_get_per_token_logps_and_entropies`, with its arguments."""
         return score(*args, **kwargs)
 
-    def read(self, batch: Batch, reading: Reading, output: dict[str, Any]) -> tuple[Batch, dict[str, float]]:
-        """Once completions are read, before groups are gathered: the batch with what models say of its tokens, and metrics."""
-        return batch, {}
+    def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
+        """Before the credit: what was read, a `step.ReadBatch`, with the fields of `Batch` that the mode adds; and metrics.
 
-    def fill(
-        self, batch: Batch, everyone: Reading, whole: Batch, here: slice, output: dict[str, Any]
-    ) -> tuple[Batch, Batch]:
-        """Before the credit: the batches with the fields that the mode adds.
-
-        `batch` is of this process, which stands at `here` in those of all, `everyone` and `whole`. What is put into TRL's `output`
-        comes back in `loss`, cut into micro-batches.
+        What is put into TRL's `output` comes back in `loss`, cut into micro-batches.
         """
-        return batch, whole
+        return own, {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """What is added to the loss of a micro-batch, and what is logged of it."""
@@ -59,10 +51,6 @@ class TrlPart:
     def waits(self) -> bool:
         """Whether the policy is not trained yet, while the mode is fitted alone."""
         return False
-
-    def logged(self, step_seconds: float) -> dict[str, float]:
-        """What is logged now and then, given the seconds of the training steps since it last was."""
-        return {}
 
     @property
     def files(self) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -77,3 +78,18 @@ def sampled_end(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
     assert batch.mask_nt is not None, "the batch of a trainer has a mask"
     last_n = torch.tensor([max(0, len(ids) - 1) for ids in batch.columns["completion_ids"]])
     return ~cut_off(batch, ends) & batch.mask_nt.bool().cpu().gather(1, last_n[:, None])[:, 0]
+
+
+def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:
+    """Ids and mask of lists of different lengths, padded on the left."""
+    width = max(len(prefix) for prefix in prefixes)
+    ids = [[padding] * (width - len(prefix)) + list(prefix) for prefix in prefixes]
+    mask = [[0] * (width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def positions(model: Any, attention_nl: Tensor) -> dict[str, Tensor]:
+    """What a model is told of the places of its tokens, counted from a row's first one, as when they were sampled."""
+    if "position_ids" not in signature(model.forward).parameters:
+        return {}
+    return {"position_ids": (attention_nl.cumsum(dim=1) - 1).clamp(min=0)}

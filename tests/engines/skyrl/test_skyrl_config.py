@@ -149,6 +149,18 @@ def test_skyrls_own_command_comes_here(data, tmp_path, monkeypatch):
     assert started[0].trainer.algorithm.spanwise.recipe == str(tmp_path / "recipe.yaml")
 
 
+def test_it_is_a_command_of_its_own(data, tmp_path, monkeypatch):
+    """`python -m spanwise.engines.skyrl.main ...` reads every argument, the first one too."""
+    started = []
+    monkeypatch.setattr(main, "initialize_ray", started.append)
+    monkeypatch.setattr(main.ray, "get", lambda task: None)
+    monkeypatch.setattr(main._run, "remote", lambda cfg: started.append(cfg))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["main", *arguments(data, tmp_path)[1:]])
+    main.main()
+    assert [cfg.trainer.algorithm.spanwise.recipe for cfg in started] == [str(tmp_path / "recipe.yaml")] * 2
+
+
 def test_it_is_refused_before_ray_starts(data, tmp_path, monkeypatch):
     monkeypatch.setattr(main, "initialize_ray", lambda cfg: pytest.fail("too late"))
     monkeypatch.chdir(tmp_path)

@@ -90,6 +90,19 @@ def test_what_ended_has_one_more_token_that_nothing_trains(signs):
     assert all(TOKEN not in row for row in made.generator.outputs[-1]["response_ids"])
 
 
+def test_the_token_behind_an_end_earns_nothing_and_was_not_sampled(signs):
+    made = made_of(signs)
+    small.batch_of(made)
+    output = made.generator.outputs[-1]
+    ids, uids = output["response_ids"], [str(n) for n, _ in enumerate(output["response_ids"])]
+    given = {**output, "rollout_logprobs": [[-0.5] * len(row) for row in ids], "stop_reasons": None, "rollout_metrics": {}}
+    trained, _ = made.postprocess_generator_output(given, uids)
+    for n, row in enumerate(ids):
+        behind = [0.0] * (row[-1] == EOS)
+        assert trained["rollout_logprobs"][n] == [-0.5] * len(row) + behind
+        assert trained["rewards"][n] == [0.0] * (len(row) - 1) + [output["rewards"][n]] + behind
+
+
 def test_the_advantages_are_those_of_the_pipeline(signs):
     made = made_of(signs)
     data = small.batch_of(made)

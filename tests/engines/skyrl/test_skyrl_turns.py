@@ -122,6 +122,24 @@ def test_merging_moves_credit_and_changes_none(data, recipe, seed):
     assert torch.equal(found, sequences.last_advantages)
 
 
+def test_a_turn_that_says_no_state_starts_from_all_that_the_model_saw(data):
+    output = small.ragged(2)
+    output["right"] = [float(n % 2) for n, _ in enumerate(output["rewards"])]
+    said, _, _ = through(data, small.GIGPO, {**output, "anchors": [tuple(ids) for ids in output["prompt_token_ids"]]})
+    bare, _, _ = through(data, small.GIGPO, output)
+    alone, _, _ = through(data, small.GIGPO, {**output, "anchors": list(range(len(output["rewards"])))})
+    assert torch.equal(bare.last_advantages, said.last_advantages)
+    assert not torch.equal(bare.last_advantages, alone.last_advantages)
+
+
+def test_a_log_has_every_metric_that_is_known_and_no_other(data):
+    """What a batch does not tell is NaN, which no tracker shall draw."""
+    made, _, _ = through(data, OUTCOME, small.ragged(1))
+    own = {name: value for name, value in made.all_metrics.items() if name.startswith("credit/")}
+    assert own["credit/malformed"] == 0.0
+    assert all(value == value for value in own.values())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_edited_histories_stay_rows(data, seed):
     output = small.ragged(seed, keep_history=False)
@@ -161,6 +179,7 @@ def test_a_conversation_left_out_of_the_loss_is_read_and_compared():
     assert read == [[7], [9, 2], [7, 8, 9]]
     assert batch.columns["environment"] == [None, 1.0, 0.0]
     assert turns.row_s.tolist() == [0, 0, 1]
+    assert turns.place_su.tolist() == [[0, -1, -1], [2, 3, -1], [1, 2, 3]]  # rows are right-aligned
     assert turns.put(batch.ids_nt * batch.mask_nt, rows=2).tolist() == [[7, 0, 9, 2], [0, 7, 8, 9]]
 
 

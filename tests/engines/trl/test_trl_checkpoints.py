@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,8 +108,11 @@ def test_a_run_that_ends_before_the_list_is_written_goes_on_from_the_checkpoint_
     assert left == {"checkpoint-1", "checkpoint-2"}  # the older one stays until the newer one is whole
     monkeypatch.setattr(room, "write_manifest", real)
     again = resumable(tmp_path / "cut", save_total_limit=1)
-    with pytest.warns(UserWarning, match=r"Resuming from checkpoint-1; not readable are checkpoint-2: it holds no spanwise"):
+    said = r"Resuming from checkpoint-1; not readable are checkpoint-2: it holds no spanwise"
+    with pytest.warns(UserWarning, match=said) as caught:
         again.train(resume_from_checkpoint=True)
+    (place,) = (Path(one.filename) for one in caught if "Resuming" in str(one.message))
+    assert place != Path(checkpoints.__file__)  # a warning names a line of who resumes, not ours
     assert again.state.global_step == 3
     for name, value in weights(again.model).items():
         assert torch.equal(value, weights(whole.model)[name]), name

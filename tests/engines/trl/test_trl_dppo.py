@@ -53,12 +53,12 @@ def test_an_off_policy_step_leaves_out_what_has_moved_far(tmp_path, loss_type, d
     assert run.loss_type == loss_type  # TRL's own is back
 
 
-def test_the_divergence_is_from_the_sampler_where_trl_knows_it():
+def test_the_divergence_is_from_the_sampler_where_trl_knows_it(tmp_path):
     logps, mask = torch.tensor([[0.5, 0.5]]).log().requires_grad_(), torch.ones(1, 2)
     inputs = {"advantages": torch.ones(1, 2), "old_per_token_logps": torch.tensor([[0.5, 0.5]]).log()}
 
     def gradient(**more):
-        term, dropped = dppo_term(logps, {**inputs, **more}, mask, loss_type="dppo_tv", deltas=(0.2, 0.2))
+        term, dropped = dppo_term(logps, {**inputs, **more}, mask, config(tmp_path, loss_type="dppo_tv", epsilon=0.2))
         return torch.autograd.grad(term, logps)[0].tolist()[0], float(dropped)
 
     assert gradient() == ([-1.0, -1.0], 0.0)

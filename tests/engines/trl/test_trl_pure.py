@@ -45,21 +45,27 @@ def test_an_empty_batch_divides_by_one():
     assert factor.flatten().tolist() == [0.5, 0.5]
 
 
-def test_slopes_of_the_surrogates():
+def test_slopes_of_the_surrogates(tmp_path):
     ratio = torch.tensor([[1.0, 0.5, 1.1, 1.3]], dtype=torch.float64)
     signs = torch.tensor([[1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
     given = (ratio.log(), {"old_per_token_logps": torch.zeros_like(ratio), "advantages": signs})
-    clipped = surrogate_slope(*given, loss_type="grpo", clip=(0.2, 0.28))[0].tolist()
+
+    def slope(**options):
+        quiet = {"use_cpu": True, "bf16": False, "gradient_checkpointing": None}
+        return surrogate_slope(*given, SpanGRPOConfig(str(tmp_path), epsilon=0.2, **quiet, **options))[0].tolist()
+
+    clipped = slope(loss_type="grpo", epsilon_high=0.28)
     assert clipped[0] == 1
     assert clipped[2] == pytest.approx(1.1)
     assert math.isnan(clipped[1])
     assert math.isnan(clipped[3])
-    two_sided = surrogate_slope(*given, loss_type="grpo", clip=(0.2, 0.28), delta=1.05)[0].tolist()
+    two_sided = slope(loss_type="grpo", epsilon_high=0.28, delta=1.05)
     assert math.isnan(two_sided[2])
-    soft = surrogate_slope(*given, loss_type="sapo", clip=(0.2, 0.2), sapo_temperatures=(1.0, 2.0))[0].tolist()
+    soft = slope(loss_type="sapo", sapo_temperature_pos=1.0, sapo_temperature_neg=2.0)
     gate = 1 / (1 + math.exp(1.0))  # temperature 2, ratio 0.5
     assert soft[0] == pytest.approx(1.0)
     assert soft[1] == pytest.approx(4 * gate * (1 - gate) * 0.5)
+    assert slope(loss_type="cispo", epsilon_high=1.2) == pytest.approx([1.0, 0.5, 1.1, 1.2])
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -75,6 +81,13 @@ def test_canary_looks_only_where_the_slope_is_known(known):
         return
     with pytest.raises(SpanwiseError, match=r"token 2 of completion 0.*weighs 8\.652 and must weigh 1\.236"):
         check_own_advantage(*arguments, factor_b1=one, accumulation=4, height_bt=height)
+
+
+def test_the_canary_sees_a_loss_that_no_log_probability_is_in():
+    logps, advantages = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2, requires_grad=True)
+    mask, one = torch.ones(1, 2), torch.ones(1, 1)
+    with pytest.raises(SpanwiseError, match="does not depend on the advantage of any token"):
+        check_own_advantage(-advantages.sum(), logps, advantages, mask, factor_b1=one, accumulation=1, height_bt=mask)
 
 
 def test_the_loss_stays_usable_after_the_canary():

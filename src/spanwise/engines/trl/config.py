@@ -50,6 +50,11 @@ def no_type_check(cls: _Class) -> _Class:
     return cls
 
 
+def _option(default: Any, text: str) -> Any:
+    """A field of the configuration with its help, as TRL's argument parser shows it."""
+    return field(default=default, metadata={"help": text})
+
+
 @no_type_check
 @dataclass
 class SpanGRPOConfig(GRPOConfig):
@@ -67,33 +72,21 @@ class SpanGRPOConfig(GRPOConfig):
         ('dr_grpo', 0.0)
     """
 
-    loss_type: str = field(
-        default="dr_grpo",
-        metadata={
-            "help": "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo or luspo, its normaliser undone; dppo_tv or dppo_kl."
-        },
+    loss_type: str = _option(
+        "dr_grpo",
+        "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo or luspo, its normaliser undone; dppo_tv or dppo_kl.",
     )
-    canary: bool = field(
-        default=True,
-        metadata={"help": "On the first micro-batch, check that TRL weighs every token with its own advantage."},
+    canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
+    keep_rollouts: int = _option(
+        0,
+        "Write a run folder into output_dir: recipe.yaml, metrics.jsonl and the rollouts of every k-th generation batch. "
+        "`spanwise report`, `why` and `credit` read it. 0: no rollouts.",
     )
-    keep_rollouts: int = field(
-        default=0,
-        metadata={
-            "help": "Write a run folder into output_dir: recipe.yaml, metrics.jsonl and the rollouts of every k-th generation "
-            "batch. `spanwise report`, `why` and `credit` read it. 0: no rollouts."
-        },
-    )
-    report: bool = field(
-        default=False,
-        metadata={"help": "Write the run folder and, when training ends or is interrupted, its report.html."},
-    )
-    log_metrics: str = field(
-        default="few",
-        metadata={
-            "help": "What a console shows of a step. few: loss, rewards, entropy, length, malformed completions, gradient and "
-            "learning rate; all: every metric. Trackers, metrics.jsonl and the report have all of them either way."
-        },
+    report: bool = _option(False, "Write the run folder and, when training ends or is interrupted, its report.html.")
+    log_metrics: str = _option(
+        "few",
+        "What a console shows of a step. few: loss, rewards, entropy, length, malformed completions, gradient and learning "
+        "rate; all: every metric. Trackers, metrics.jsonl and the report have all of them either way.",
     )
 
     def __post_init__(self) -> None:

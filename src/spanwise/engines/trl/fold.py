@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 from transformers import TrainerCallback
+from trl.trainer.grpo_config import GRPOConfig
 
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
@@ -81,28 +82,21 @@ def fold_factor(
     return ones_b1
 
 
+def clip_range(args: GRPOConfig) -> tuple[float, float]:
+    """How far below and above 1 TRL's configuration lets a ratio move; of DPPO how far a probability."""
+    return args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
+
+
 def dppo_term(
-    logps_bt: Float[Tensor, "b t"],
-    inputs: Mapping[str, Any],
-    mask_bt: Num[Tensor, "b t"],
-    *,
-    loss_type: str,
-    deltas: tuple[float, float],
+    logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The mean over the rows of a micro-batch of the sum over tokens of `dppo`, and the share of tokens that it leaves out."""
     sampled_bt = inputs.get("sampling_per_token_logps")
     sampled_bt = inputs.get("old_per_token_logps") if sampled_bt is None else sampled_bt
     sampled_bt = logps_bt.detach() if sampled_bt is None else sampled_bt
-    there_bt, advantages_bt = mask_bt.bool(), inputs["advantages"]
-    loss_bt = dppo(
-        logps_bt,
-        sampled_bt,
-        advantages_bt,
-        there_bt,
-        delta_low=deltas[0],
-        delta_high=deltas[1],
-        divergence=DPPO[loss_type],
-    )
+    there_bt, advantages_bt, (low, high) = mask_bt.bool(), inputs["advantages"], clip_range(args)
+    bounds: dict[str, Any] = {"delta_low": low, "delta_high": high, "divergence": DPPO[args.loss_type]}
+    loss_bt = dppo(logps_bt, sampled_bt, advantages_bt, there_bt, **bounds)
     dropped_bt = there_bt & (advantages_bt != 0) & (loss_bt == 0)
     return loss_bt.sum() / len(loss_bt), dropped_bt.sum() / there_bt.sum().clamp(min=1)
 
@@ -148,15 +142,7 @@ def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[T
     return (kl_bt.sum(dim=1) / mask_bt.sum(dim=1).clamp(min=1)).mean()
 
 
-def surrogate_slope(
-    logps_bt: Float[Tensor, "b t"],
-    inputs: Mapping[str, Any],
-    *,
-    loss_type: str,
-    clip: tuple[float, float],
-    delta: float | None = None,
-    sapo_temperatures: tuple[float, float] = (1.0, 1.05),
-) -> Float[Tensor, "b t"]:
+def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], args: GRPOConfig) -> Float[Tensor, "b t"]:
     r"""How fast a token's surrogate grows with its log-probability, per unit of its advantage; NaN where the clip may be active.
 
     Equation
@@ -166,20 +152,19 @@ def surrogate_slope(
 
     Example:
         >>> logps, inputs = torch.tensor([[1.0, 1.1, 1.5]]).log(), {"old_per_token_logps": torch.zeros(1, 3), "advantages": 1.0}
-        >>> surrogate_slope(logps, inputs, loss_type="dr_grpo", clip=(0.2, 0.2))
+        >>> args = GRPOConfig("out", loss_type="dr_grpo", use_cpu=True, bf16=False, gradient_checkpointing=None)
+        >>> surrogate_slope(logps, inputs, args)
         tensor([[1.0000, 1.1000,    nan]])
-        >>> surrogate_slope(logps, inputs, loss_type="cispo", clip=(0.2, 1.2))
-        tensor([[1.0000, 1.1000, 1.2000]])
     """
-    old_bt, (low, high) = inputs.get("old_per_token_logps"), clip
+    old_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
     ratio_bt = torch.ones_like(logps_bt) if old_bt is None else (logps_bt - old_bt).exp()
-    inside_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if delta is None else delta))
+    inside_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
     slope_bt = torch.where(inside_bt, ratio_bt, torch.nan)
-    if loss_type == "cispo":
+    if args.loss_type == "cispo":
         slope_bt = ratio_bt.clamp(max=high)
-    if loss_type == "sapo":
-        positive, negative = sapo_temperatures
-        gate_bt = torch.sigmoid(torch.where(inputs["advantages"] > 0, positive, negative) * (ratio_bt - 1))
+    if args.loss_type == "sapo":
+        heat_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
+        gate_bt = torch.sigmoid(heat_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 

@@ -118,11 +118,10 @@ class BatchCallback(TrainerCallback):
 class Keeping(BatchCallback):
     """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; a step of it is a generation batch."""
 
-    def __init__(self, trainer: Any, *, keep_rollouts: int, report: bool) -> None:
-        args = trainer.args
-        self.trainer = trainer
-        self.record = RunRecord(args.output_dir, keep_rollouts=keep_rollouts, report=report, option="output_dir")
-        super().__init__(self.record.folder, per_batch=steps_per_batch(args), keep_rollouts=keep_rollouts)
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, args = trainer, trainer.args
+        self.record = RunRecord(args.output_dir, keep_rollouts=args.keep_rollouts, report=args.report, option="output_dir")
+        super().__init__(self.record.folder, per_batch=steps_per_batch(args), keep_rollouts=args.keep_rollouts)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse a folder that holds something else, in every process; then begin it, or go on with it."""

@@ -108,7 +108,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         **options: Any,
     ) -> None:
         scheme = config.check_scheme(scheme, critic, options)
-        modes = scheme.modes if critic is None else (*scheme.modes, critic)
+        modes = scheme.modes if critic is None else (critic, *scheme.modes)
         scheme.check((*PROVIDES, *added_by(modes, "trl")), at_read=AT_READ)
         if args is None:
             name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
@@ -160,15 +160,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
         self.parts = parts_of(modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic
-        self._step_seconds = 0.0
         self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
         if getattr(args, "log_metrics", "all") == "few":
             for usual in (PrinterCallback, ProgressCallback):
                 if self.pop_callback(usual) is not None:
                     self.add_callback(few_in(usual))
-        keep, report = getattr(args, "keep_rollouts", 0), getattr(args, "report", False)
-        self.keeping = Keeping(self, keep_rollouts=keep, report=report) if keep or report else None
-        if self.keeping is not None:
+        self.keeping: Keeping | None = None
+        if getattr(args, "keep_rollouts", 0) or getattr(args, "report", False):
+            self.keeping = Keeping(self)
             self.add_callback(self.keeping)
 
     @property
@@ -295,15 +294,11 @@ class SpanGRPOTrainer(GRPOTrainer):
         assert own is not None, "TRL asks for rewards"
         batch, whole, number = own.batch, own.everyone, self.state.global_step
         if "logp_nt" in self.scheme.needs:
-            batch = replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output))
+            own = replace(own, batch=replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output)))
         for part in self.parts.values():
-            batch, metrics = part.read(batch, own.reading, output)
+            own, metrics = part.fill(own, output)
             self._note(metrics)
         started, mask_nt = time.perf_counter(), fold.loss_mask(output).bool().cpu()
-        compared = replace(own, batch=batch).everyone.batch
-        for part in self.parts.values():
-            batch, compared = part.fill(batch, whole.reading, compared, own.here, output)
-        own = replace(own, batch=batch, gathered=replace(whole, batch=compared))
         result = self.step.finish(own, mask_nt=mask_nt, learn=train, number=number)
         trained_nt = own.put(result.advantages_nt, width=mask_nt.shape[1])
         output["advantages"] = trained_nt.to(output["completion_ids"].device)
@@ -383,8 +378,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.beta, logps_bt, self._logps = beta, self._logps, None
             self.loss_type = own or self.loss_type
         if own is not None and logps_bt is not None:
-            deltas = self.epsilon_low, self.epsilon_high
-            term, dropped = fold.dppo_term(logps_bt, inputs, mask_bt, loss_type=own, deltas=deltas)
+            term, dropped = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             self._note({"dppo/dropped": float(dropped)})
             logged = self._metrics["train" if train else "eval"]["policy_loss"]
             if logged:  # TRL logs it beside an entropy bonus
@@ -399,14 +393,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 mask_bt,
                 factor_b1=factor_b1,
                 accumulation=accumulation,
-                height_bt=fold.surrogate_slope(
-                    logps_bt.detach(),
-                    inputs,
-                    loss_type=self.loss_type,
-                    clip=(self.epsilon_low, self.epsilon_high),
-                    delta=self.args.delta,
-                    sapo_temperatures=(self.args.sapo_temperature_pos, self.args.sapo_temperature_neg),
-                ),
+                height_bt=fold.surrogate_slope(logps_bt.detach(), inputs, self.args),
             )
             self._canary_due = False
         if beta != 0.0 and logps_bt is not None:
@@ -439,11 +426,9 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """A step of TRL's; while the policy waits, one that leaves it without gradients."""
-        started = time.perf_counter()
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._waits:
             model.zero_grad(set_to_none=True)  # zeros would still decay the weights
-        self._step_seconds += time.perf_counter() - started
         return loss
 
     # ------------------------------------------------------------------ log
@@ -453,8 +438,4 @@ class SpanGRPOTrainer(GRPOTrainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(math.isnan(value) for value in values)]:
             del metrics[name]
-        for part in self.parts.values() if self.model.training else ():
-            if shown := part.logged(self._step_seconds):
-                logs.update(shown)
-                self._step_seconds = 0.0
         super().log(logs, start_time)

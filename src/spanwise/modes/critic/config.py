@@ -113,7 +113,7 @@ class CriticConfig(Mode):
     elsewhere: ClassVar[tuple[str, ...]] = ("gae_lambda_value", "policy_training_start_step", "truncated")
     in_scheme: ClassVar[bool] = False
     adds: ClassVar[frozenset[str]] = frozenset({"value_nt", "bootstrap_n"})
-    parts: ClassVar[Mapping[str, str]] = {"trl": "spanwise.modes.critic.trl:CriticInTrl"}
+    parts: ClassVar[Mapping[str, str]] = {"trl": "spanwise.modes.critic.critic:CriticInTrl"}
 
     model: str | None = None
     head: Head = "scalar"

@@ -1,4 +1,4 @@
-"""`Critic`: a value model that is fitted on each generation batch, beside any trainer."""
+"""`Critic`: a value model that is fitted on each generation batch, beside any trainer; and its part in TRL's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from transformers import get_constant_schedule_with_warmup
 from spanwise.credit import Streams, bootstrap_values, value_target
 from spanwise.errors import DataError, DivergedError, RecipeError
 from spanwise.losses import critic_error
-from spanwise.modes.critic.config import CriticConfig
-from spanwise.modes.critic.value_model import ABOUT, Sequences, ValueModel
+from spanwise.modes.critic.config import CRITIC, CriticConfig
+from spanwise.modes.critic.value_model import ABOUT, ValueModel
+from spanwise.modes.parts import TrlPart
+from spanwise.modes.sequences import Sequences, cut_off, sequences
+from spanwise.pipeline import streams
 
 #: What a checkpoint keeps of a critic's optimizer.
 STATE = "optimizer.pt"
@@ -76,8 +79,9 @@ class Critic:
         started, n = time.perf_counter(), len(truncated_n)
         self._move(self.accelerator.device)
         try:
-            batch = _Batch(rows, streams, truncated_n, self.config, self.gamma).to(self.accelerator.device)
-            said_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=self.accelerator.device)
+            device, batch = self.accelerator.device, _Batch(rows, streams, truncated_n, self.config, self.gamma)
+            batch = batch.changed(lambda x: x.to(device))
+            said_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=device)
             sizes = self._fit(batch, said_nts) if fit else {}
             if not fit:
                 self.model.eval()
@@ -87,7 +91,7 @@ class Critic:
                 self._check_finite(batch, said_nts, torch.arange(n))
         finally:
             self._move("cpu")
-        batch, said_nts = batch.to("cpu"), said_nts.cpu()
+        batch, said_nts = batch.changed(lambda x: x.cpu()), said_nts.cpu()
         metrics = {**self._compare(batch, said_nts), **sizes, "seconds": time.perf_counter() - started}
         named = {f"critic/{name}": number for name, number in metrics.items()}
         return Learned(said_nts[:, :-1], batch.bootstrap(said_nts), named)
@@ -248,18 +252,57 @@ class _Batch:
 
     def take(self, row_r: Tensor) -> _Batch:
         """Some of the rows."""
-        return self._changed(lambda x: x[row_r.to(x.device)])
+        return self.changed(lambda x: x[row_r.to(x.device)])
 
-    def to(self, device: torch.device | str) -> _Batch:
-        """The same on a device."""
-        return self._changed(lambda x: x.to(device))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
+    def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
         """Each of its tables changed, with the rows as its first dimension."""
         names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
         streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
         return replace(self, rows=rows, streams=replace(self.streams, **streams), truncated_n=change(self.truncated_n))
+
+
+class CriticInTrl(TrlPart):
+    """The `Critic` of TRL's trainer: it says the values of each generation batch and is fitted to it; the policy may wait."""
+
+    def __init__(self, mode: CriticConfig, trainer: Any) -> None:
+        super().__init__(mode, trainer)
+        names, tokenizer, args = trainer.scheme.value_names, trainer._text_tokenizer, trainer.args
+        if mode.model is None:
+            model = ValueModel.of_policy(trainer.model, names, mode)
+        else:
+            model = ValueModel.load(mode.model, names, mode, tokenizer)
+        size, gamma = args.per_device_train_batch_size, trainer.scheme.gamma
+        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=size, gamma=gamma, seed=args.seed)
+        self._ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
+        self._ended: float | None = None
+
+    def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
+        """The values of a critic before it is fitted; what it took as a share of the seconds since the batch before."""
+        started, trainer, batch = time.perf_counter(), self.trainer, own.batch
+        over, fit = streams(own.reading, batch, trainer.scheme), bool(trainer.model.training)
+        learned = self.critic.learn(sequences(output, batch), over, cut_off(batch, self._ends), fit=fit)
+        metrics, value_nts, ended = dict(learned.metrics), learned.value_nts, time.perf_counter()
+        if fit:
+            if self._ended is not None:
+                metrics["critic/share"] = (ended - started) / (started - self._ended)
+            self._ended = ended
+        if over.names != ("return",):  # of an objective: outside its blocks it is of nothing
+            value_nts = value_nts.masked_fill(~over.mask_snt.permute(1, 2, 0), torch.nan)
+        return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
+
+    @property
+    def waits(self) -> bool:
+        """Whether the policy waits for its critic still."""
+        return self.critic.batches <= self.mode.policy_training_start_step
+
+    def save(self, folder: Path) -> None:
+        """The critic with its optimizer."""
+        self.critic.save(folder / CRITIC, self.trainer._text_tokenizer)
+
+    def restore(self, folder: Path) -> None:
+        """Go on with the critic of a checkpoint."""
+        self.critic.restore(folder / CRITIC)
 
 
 def megabytes(model: nn.Module) -> float:

@@ -19,7 +19,7 @@ from transformers.utils.hub import has_file
 from spanwise.errors import DataError, RecipeError, refuse
 from spanwise.losses import categorical_value, categorical_value_loss, value_loss
 from spanwise.modes.critic.config import CriticConfig
-from spanwise.modes.sequences import Sequences
+from spanwise.modes.sequences import Sequences, positions
 
 #: What a saved critic says of itself, beside its weights.
 ABOUT = "critic.json"
@@ -52,8 +52,6 @@ class ValueModel(nn.Module):
     def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
         super().__init__()
         self.model, self.names, self.config = model, tuple(names), config
-        known = signature(model.forward).parameters
-        self._positions, self._cache = "position_ids" in known, "use_cache" in known
 
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
@@ -121,9 +119,8 @@ class ValueModel(nn.Module):
 
     def forward(self, rows: Sequences) -> Tensor:
         """What the head says before each of the T tokens and after the last column: (N, T + 1, S), or with bins behind."""
-        more: dict[str, Any] = {"use_cache": False} if self._cache else {}
-        if self._positions:
-            more["position_ids"] = (rows.attention_nl.cumsum(dim=1) - 1).clamp(min=0)
+        more: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
+        more |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **more).logits
         said_ntc = logits_nlc[:, -rows.width - 1 :].float()
         bins = () if self.config.head == "scalar" else (self.config.bins,)

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.batch import Batch
+from spanwise.credit.spread import completed
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.mode import Mode, setting
 from spanwise.modes.laser.score import own_opinion
@@ -83,9 +84,9 @@ class Laser(Mode):
     adds: ClassVar[frozenset[str]] = frozenset({"score_n"})
     parts: ClassVar[Mapping[str, str]] = {
         "trl": "spanwise.modes.laser.trl:SelfRewarding",
-        "verl": "spanwise.modes.laser.appended:Appended",
+        "verl": "spanwise.modes.laser.logps:Appended",
         "model": "spanwise.modes.laser.logps:ScoreReader",
-        "skyrl": "spanwise.modes.laser.appended:Appended",
+        "skyrl": "spanwise.modes.laser.logps:Appended",
     }
 
     token: str | int
@@ -196,7 +197,9 @@ class Laser(Mode):
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
         """Tau and z (`own_opinion`), where the score is mixed in."""
-        score_n = score_n.masked_fill(~self.mixes_at(step_n), torch.nan)
+        return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
+
+    def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
         return own_opinion(score_n, group_n, mix=self.mix, threshold=self.threshold, scale=self.scale)
 
     @property
@@ -247,8 +250,7 @@ class Laser(Mode):
         m = scheme.names.index(self.verdict)
         pays_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
         paid_nk = reading.present_nk & pays_k.to(reading.length_nk.device)
-        how: dict[str, Any] = {"mix": self.mix, "threshold": self.threshold, "scale": self.scale}
-        share_n1, own_n1 = (x_n[:, None] for x_n in own_opinion(batch.score_n, batch.group_n, **how))
+        share_n1, own_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
         if scheme.entry.kind == "block" and credit.adv_nm is not None:  # the verdict's part of a block's credit is known
             change_n1 = scheme.objectives[m].weight * share_n1 * (own_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))
@@ -259,3 +261,8 @@ class Laser(Mode):
             change_nt = torch.where(held_nt, share_n1 * (own_n1 - token_nt.double()), 0.0)
             token_nt = token_nt + change_nt.to(token_nt.dtype)
         return replace(credit, block_nk=block_nk, token_nt=token_nt)
+
+
+def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
+    """The verdict of each completion, with what stands for one that was left out."""
+    return completed(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]

@@ -15,14 +15,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from spanwise.batch import Batch
-from spanwise.credit.spread import completed
 from spanwise.errors import DataError, RecipeError
-from spanwise.modes.laser.config import FILE, Laser, read_measured
+from spanwise.modes.laser.config import FILE, Laser, read_measured, verdicts
 from spanwise.modes.laser.logps import end_logp, ended, measured, reserved_id
 from spanwise.modes.laser.score import class_weights, self_reward, verification_loss
 from spanwise.modes.parts import TrlPart, token_logp
 from spanwise.modes.sequences import sampled_end, sequences
-from spanwise.pipeline import Reading
 
 
 class SelfRewarding(TrlPart):
@@ -118,13 +116,11 @@ class SelfRewarding(TrlPart):
         )
         return logps_bt, entropies_bt, aux
 
-    def fill(
-        self, batch: Batch, everyone: Reading, whole: Batch, here: slice, output: dict[str, Any]
-    ) -> tuple[Batch, Batch]:
+    def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """The scores of this process's completions, those of all once they are mixed in, and what the loss needs of each."""
-        trainer, mode = self.trainer, self.mode
+        trainer, mode, batch, everyone = self.trainer, self.mode, own.batch, own.everyone
         if not trainer.model.training:
-            return batch, whole
+            return own, {}
         written_n = self.gather(((output["completion_ids"] == self.token) & output["completion_mask"].bool()).any(dim=1))
         sentences: list[str | None] = []
         if bool(written_n.any()) and not self._written:
@@ -148,16 +144,17 @@ class SelfRewarding(TrlPart):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
         if self._generation >= mode.reasoning_warmup:  # the loss is the mean over rows of weight times squared error
-            verdict_n = completed(everyone.scores, trainer.scheme.objectives)[:, trainer.scheme.names.index(mode.verdict)]
+            verdict_n = verdicts(mode, everyone.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
             scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
             weight_n = class_weights(verdict_n, balanced=mode.balanced) * scale
             device = output["completion_ids"].device
-            output["laser_verdict"] = verdict_n[here].float().to(device)
-            output["laser_weight"] = weight_n[here].float().to(device)
+            output["laser_verdict"] = verdict_n[own.here].float().to(device)
+            output["laser_weight"] = weight_n[own.here].float().to(device)
             output["laser_row"] = torch.arange(len(ended_n), device=device)
-        mixed = replace(whole, score_n=self.gather(score_n)) if mode.mixes(self._generation) else whole
-        return replace(batch, score_n=score_n), mixed
+        if mode.mixes(self._generation):
+            everyone = replace(everyone, batch=replace(everyone.batch, score_n=self.gather(score_n)))
+        return replace(own, batch=replace(batch, score_n=score_n), gathered=everyone), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """The part of a micro-batch in the loss of the score, 0 where it has none; it fills in the scores not known yet.
