@@ -162,7 +162,7 @@ def assign(
         grouped = not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
         explained = sum_reasons(comparison, scores, objectives, group_n, grouped=grouped, truncated_n=truncated_n)
     alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~value_nm.isnan()
-    coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0)
+    coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~value_nm.isnan()
     return Credit(
         torch.where(present_nk, block_nk, 0.0),
         stop_n,
