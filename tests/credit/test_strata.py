@@ -10,7 +10,7 @@ from credit_batches import PAIR, SAME, scored_batches
 from helpers import NAN, assert_close
 from spanwise.credit import advantage, centred, group_index, moments, refine
 from spanwise.credit.baselines import precision_mean
-from spanwise.credit.strata import member_counts, standardised, standardised_tokens
+from spanwise.credit.strata import compare_in_strata, standardised, standardised_tokens
 from spanwise.errors import AlignmentError, RecipeError
 
 
@@ -157,7 +157,8 @@ def test_voters_may_have_any_ids():
     for voters in ([0, 1, 2, 2], [2**62, 2**62 + 1, -1, -1], [-(2**63), -1, 2**62, 2**62]):
         found = centred(value_n, group_n, voter_n=torch.tensor(voters))
         assert_close(found, [-2.0, 0.0, 1.0, 3.0], 1e-12)
-        assert member_counts(group_n, value_n > 0, voter_n=torch.tensor(voters)).tolist() == [3] * 4
+        compared = compare_in_strata(value_n, group_n, voter_n=torch.tensor(voters)).comparison
+        assert compared.members_nm.flatten().tolist() == [3] * 4
 
 
 def test_a_scale_that_does_not_exist_is_refused():

@@ -238,24 +238,6 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     return torch.where(known_n, stratum_n, -1)
 
 
-def member_counts(
-    stratum_n: Int[Tensor, " n"], member_n: Bool[Tensor, " n"], *, voter_n: Int[Tensor, " n"] | None = None
-) -> Int[Tensor, " n"]:
-    """How many members the stratum of each completion has; 0 where it has none (-1). All members of one voter are one.
-
-    >>> member_counts(torch.tensor([0, 0, 2, -1]), torch.tensor([True, False, True, True]))
-    tensor([1, 1, 1, 0])
-    >>> member_counts(torch.zeros(3).long(), torch.ones(3).bool(), voter_n=torch.tensor([5, 5, 7]))
-    tensor([2, 2, 2])
-    """
-    placed_n = member_n & (stratum_n >= 0)
-    stratum_i = stratum_n[placed_n]
-    if voter_n is not None:
-        stratum_i = torch.stack([stratum_i, voter_n[placed_n]], dim=1).unique(dim=0)[:, 0]
-    count_s = stratum_i.bincount(minlength=int(stratum_n.max()) + 1 if len(stratum_n) else 0)
-    return torch.cat([count_s, count_s.new_zeros(1)])[stratum_n]  # the last one is for -1
-
-
 @dataclass(frozen=True)
 class Moments:
     """First and second moments of a value inside each stratum, and where each completion stands.
