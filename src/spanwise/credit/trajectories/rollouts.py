@@ -110,9 +110,9 @@ def timeline(
 ) -> Timeline:
     """Order the rows of each trajectory, known by ids of any kind, by their step number, which may have gaps and start anywhere.
 
-    `rows` are the rewards and prompts of the rows (`reward_s`, `group_s`), which are as many and finite.
+    `rows` are the rewards and prompts of the rows (`reward_s`, `group_s`); other numbers of them and infinite rewards are refused.
     """
-    if rows:
+    if rows and isinstance(trajectory_s, Tensor):
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
     check_counts(trajectory_s, "trajectory ids", step_s, "step numbers", advice="one of each to every row")
