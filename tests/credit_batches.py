@@ -1,6 +1,7 @@
 """Batches that several tests of credit share: worked examples, random batches of completions, tokens and steps."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from hypothesis import HealthCheck, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from helpers import NAN, double
 from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import gigpo
+from spanwise.credit.trajectories.rollouts import Timeline, timeline
 from spanwise.types import Scores
 
 
@@ -128,3 +130,17 @@ def scored_batches(draw):
 
 
 PAIR, SAME = torch.tensor([0.0, 2.0], dtype=torch.float64), torch.tensor([0, 0])
+
+
+class Outcomes(NamedTuple):
+    """One reward and one prompt of each trajectory, and where its steps stand."""
+
+    reward_j: torch.Tensor
+    group_j: torch.Tensor
+    line: Timeline
+
+
+def trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, *, reward="last"):
+    """What an episode method compares: each trajectory with its reward."""
+    line = timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
+    return Outcomes(line.outcome(reward_s, reward), line.groups(group_s), line)

@@ -177,6 +177,19 @@ def test_dead_strata_are_counted_where_nobody_moves():
     assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), whole), whole) == {"r": (3, 2)}
 
 
+def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
+    """By hand: 1 is alone with its prompt and gets 0; what left the block out stands for -1, and pays -1 - 1 = -2 for stopping."""
+    objective = Objective("format", "b", name="r", baseline="group", if_missing=-1.0)
+    reading, scheme = reading_of([1.0, math.nan], [[1], [0]], [0] * 2), Scheme("bae", ONE.layout, [objective])
+    found = credit_batch(reading, Batch([7, 7]), scheme)
+    assert (found.block_nk.tolist(), found.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])
+    assert dead_strata(found, scheme) == {"r": (1, 0)}
+    assert metrics(found, reading, scheme)["credit/r/dead_strata"] == 0.0
+    # Whom it is charged against tells nothing of the others: those of the other prompt are equal, and dead.
+    four = reading.take([0, 1, 0, 0])
+    assert dead_strata(credit_batch(four, Batch([7, 7, 8, 8]), scheme), scheme) == {"r": (2, 1)}
+
+
 def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
     scheme = Scheme("reinforce++", ONE.layout, ONE.objectives, "completion", {"whiten": False})
     here = Spans(

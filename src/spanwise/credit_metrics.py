@@ -36,17 +36,18 @@ class CreditedBatch:
         """Objective that is compared in groups -> of each group, whether all who have its reward have the same, and several do."""
         if self.group_n is None or self.scheme.value_names:
             return {}
-        index_n, found = group_index(self.group_n).cpu(), {}
-        nothing_g = torch.zeros_like(torch.bincount(index_n), dtype=torch.float64)
-        for m, objective in enumerate(self.scheme.objectives):
-            if objective.baseline not in ("none", "batch"):
-                reward_n = self.reward_nm[:, m].cpu().double()
-                group_i, reward_i = index_n[~reward_n.isnan()], reward_n[~reward_n.isnan()]
-                low_g, high_g = (
-                    nothing_g.scatter_reduce(0, group_i, reward_i, end, include_self=False) for end in ("amin", "amax")
-                )
-                found[objective.name] = low_g == high_g, torch.bincount(group_i, minlength=len(nothing_g)) > 1
-        return found
+        index_n, reward_nm = group_index(self.group_n).cpu(), self.reward_nm.cpu().double()
+        shape, index_nm = (int(index_n.max()) + 1, reward_nm.shape[1]), index_n[:, None].expand_as(reward_nm)
+        low_gm, high_gm = (
+            torch.full(shape, worst).double().scatter_reduce(0, index_nm, reward_nm.nan_to_num(nan=worst), end)
+            for end, worst in (("amin", torch.inf), ("amax", -torch.inf))
+        )
+        count_gm = torch.zeros(shape).index_add(0, index_n, (~reward_nm.isnan()).float())
+        return {
+            objective.name: (low_gm[:, m] >= high_gm[:, m], count_gm[:, m] > 1)
+            for m, objective in enumerate(self.scheme.objectives)
+            if objective.baseline not in ("none", "batch")
+        }
 
 
 def _by_block(batch: CreditedBatch, of: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -93,17 +94,12 @@ def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] 
     compared = {" + ".join(scheme.names): 0}
     if scheme.entry.kind == "block" and group_n is None:
         compared = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
-    stratum_nm = found.comparison.stratum_nm if group_n is None else group_n[:, None]
-    return {name: _dead_among(stratum_nm[:, m], found.adv_nm[:, m] != 0) for name, m in compared.items()}
-
-
-def _dead_among(stratum_n: Tensor, moved_n: Tensor) -> tuple[int, int]:
-    """How many strata there are, without -1, and in how many of them nobody moved."""
-    held_n = stratum_n >= 0
-    dense_n = group_index(stratum_n[held_n])
-    total = int(dense_n.max()) + 1 if len(dense_n) else 0
-    moved = torch.zeros(total).index_add(0, dense_n.cpu(), moved_n[held_n].float().cpu()) > 0
-    return total, total - int(moved.sum())
+    stratum_nm, counts = found.comparison.stratum_nm if group_n is None else group_n[:, None], {}
+    for name, m in compared.items():
+        there_n, moved_n = stratum_nm[:, m] >= 0, found.adv_nm[:, m] != 0
+        strata, alive = (len(stratum_nm[rows_n, m].unique()) for rows_n in (there_n, there_n & moved_n))
+        counts[name] = strata, strata - alive
+    return counts
 
 
 #: Every number of the credit of a batch.

@@ -280,7 +280,8 @@ class Comparison(ByCompletion):
             does not say.
         divisor_nm: float64, what the difference is divided by; 1 where it is not, as where all of those compared are equal; NaN
             where there is no baseline.
-        stratum_nm: numbers of one stratum were compared with each other; -1: the number is in none.
+        stratum_nm: numbers of one stratum were compared with each other; what stands for an absent reward was compared with them,
+            and is none of them. -1: the number is in no stratum.
         level_nm: how many outcomes the stratum leaves out, from the last one on; 0 is the finest.
         members_nm: how many numbers the stratum has.
         averaged_nm: of how many of them the baseline is the mean: all, or all others; 0 where it is no plain mean.

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit import group_index, moments
-from spanwise.credit.strata import member_counts
+from spanwise.credit import compare_in_strata, group_index, moments
 from spanwise.errors import AlignmentError
 from spanwise.scheme import Scheme
 from spanwise.types import Credit, Zero
@@ -136,12 +135,14 @@ def recorded_reasons(
     """
     moved_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
     group_n = group_index(group_n)
-    size_n = member_counts(group_n, torch.ones_like(group_n).bool(), voter_n=rollout_n)
+    everybody = compare_in_strata(torch.ones_like(group_n).double(), group_n, voter_n=rollout_n).comparison
+    size_n = everybody.members_nm[:, 0]
     key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL), dtype=torch.long)
     if reward_n is not None:
         reward_n = reward_n.double().where(reward_n.isfinite(), torch.nan)
         within, known_n = moments(reward_n, group_n), ~reward_n.isnan()
-        agree_n = within.constant_n() & (member_counts(group_n, known_n, voter_n=rollout_n) == size_n)
+        rewarded = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
+        agree_n = within.constant_n() & (rewarded.members_nm[:, 0] == size_n)
         verdict_n = torch.where(within.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
         if not bool(((reward_n == 0) | (reward_n == 1) | ~known_n).all()):
             verdict_n = torch.full_like(key_n, key_of(Zero.ALL_EQUAL, 0))

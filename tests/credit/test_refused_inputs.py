@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from credit_batches import trajectory_outcomes
 from framework_numbers import COMPAT, compatible
 from spanwise.credit import (
     METHODS,
@@ -17,7 +18,6 @@ from spanwise.credit import (
     step_rewards,
     value_target,
 )
-from spanwise.credit.trajectories.rollouts import trajectory_outcomes
 from spanwise.errors import AlignmentError, RewardError
 from spanwise.losses import aspo, dppo
 

@@ -10,7 +10,7 @@ from credit_batches import PAIR, SAME, scored_batches
 from helpers import NAN, assert_close
 from spanwise.credit import advantage, centred, group_index, moments, refine
 from spanwise.credit.baselines import precision_mean
-from spanwise.credit.strata import member_counts, standardised, standardised_tokens, weighted_mean
+from spanwise.credit.strata import compare_in_strata, standardised, standardised_tokens
 from spanwise.errors import AlignmentError, RecipeError
 
 
@@ -51,10 +51,21 @@ def test_token_whitening_over_many_rows_survives_an_offset_and_poison():
 
 
 def test_weighted_mean():
-    mean_n = weighted_mean(torch.tensor([1.0, 4, NAN, 2]), torch.tensor([1.0, 2, 9, 0]), torch.tensor([0, 0, 0, -1]))
+    values, weight_n = (torch.tensor([1.0, 4, NAN, 2]), torch.tensor([0, 0, 0, -1])), torch.tensor([1.0, 2, 9, 0])
+    mean_n = moments(*values, weight_n=weight_n).mean_n()
     assert_close(mean_n[:3], [3.0, 3.0, 3.0], 1e-12)
     assert mean_n[3].isnan()
-    assert weighted_mean(torch.tensor([2.0]), torch.tensor([0.0]), torch.tensor([0])).isnan().all()
+    assert moments(torch.tensor([2.0]), torch.tensor([0]), weight_n=torch.tensor([0.0])).mean_n().isnan().all()
+
+
+def test_numbers_of_strata_may_be_large_and_leave_gaps():
+    value_n = torch.tensor([1.0, 3.0, 7.0, NAN, 5.0])
+    for ids in ([3, 3, 9, 9, -1], [10**15, 10**15, 2, 2, -1]):
+        found = moments(value_n, torch.tensor(ids))
+        assert found.mean_n()[:4].tolist() == [2.0, 2.0, 7.0, 7.0]
+        assert found.count_n().tolist() == [2.0, 2.0, 1.0, 1.0, 0.0]
+        assert found.deviation_n.tolist() == [-1.0, 1.0, 0.0, 0.0, 0.0]
+        assert len(found.count_s) < 100
 
 
 def test_what_is_constant_has_no_scale():
@@ -132,7 +143,7 @@ def test_where_epsilon_stands():
     assert_close(standardised(value_n, ddof=0, eps=0.25, eps_at="floor")[0], [-1.0, 1.0], 1e-12)
     for one in (standardised(value_n[1:], eps=1.0)[0], standardised(value_n, ddof=2, eps=1.0)[0]):
         assert one.abs().sum() == 0  # no degree of freedom
-    assert_close(weighted_mean(value_n, torch.tensor([0.375, 0.125]), SAME), [0.5, 0.5], 1e-12)
+    assert_close(moments(value_n, SAME, weight_n=torch.tensor([0.375, 0.125])).mean_n(), [0.5, 0.5], 1e-12)
 
 
 def test_an_id_below_minus_one_is_no_stratum():
@@ -146,7 +157,8 @@ def test_voters_may_have_any_ids():
     for voters in ([0, 1, 2, 2], [2**62, 2**62 + 1, -1, -1], [-(2**63), -1, 2**62, 2**62]):
         found = centred(value_n, group_n, voter_n=torch.tensor(voters))
         assert_close(found, [-2.0, 0.0, 1.0, 3.0], 1e-12)
-        assert member_counts(group_n, value_n > 0, voter_n=torch.tensor(voters)).tolist() == [3] * 4
+        compared = compare_in_strata(value_n, group_n, voter_n=torch.tensor(voters)).comparison
+        assert compared.members_nm.flatten().tolist() == [3] * 4
 
 
 def test_a_scale_that_does_not_exist_is_refused():

@@ -98,7 +98,7 @@ def test_rewards_that_are_missing_or_no_number_have_a_status(tmp_path):
         "d": "why",
     }
     (one,) = read_traces(write_lines(tmp_path / "t.jsonl", [record]))
-    assert one.rewards == {"a": Status.UNSCORED, "b": 0.5, "c": Status.ERROR, "reward": 1.0}
+    assert one.rewards == {"a": Status.UNSCORED, "b": 0.5, "c": Status.UNSCORED, "reward": 1.0}
 
 
 def test_sentences(tmp_path):

@@ -114,7 +114,9 @@ def assign(
         left_out_nm = left_out(scores)
         adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
         if comparison is None:
-            comparison = _in_strata(value_nm, group_n, facts, least).unexplained(adv_nm)
+            outcomes = [facts["outcome_no"][:, given] if given else None for given in facts["given_k"]]
+            by_column = {"baseline": facts["baseline"], "outcome_no": outcomes, "back_off": facts["back_off_k"]}
+            comparison = advantage_columns(value_nm, group_n, by_column, min_stratum=least).comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
         block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_n.device)
         for m, paid_k in enumerate(paid_mk):  # one after the other: the order of a sum is part of its digits
@@ -162,7 +164,7 @@ def assign(
         grouped = not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
         explained = sum_reasons(comparison, scores, objectives, group_n, grouped=grouped, truncated_n=truncated_n)
     alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~value_nm.isnan()
-    coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0)
+    coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~value_nm.isnan()
     return Credit(
         torch.where(present_nk, block_nk, 0.0),
         stop_n,
@@ -200,13 +202,6 @@ def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
         "judged_k": [judged or 0 for judged in judged_k],
         "by_outcome_nk2": by_outcome_nk2,
     }
-
-
-def _in_strata(value_nm: Tensor, group_n: Tensor, facts: Mapping[str, Any], least: int) -> Comparison:
-    """With whom each objective's baseline would compare a completion, for a method that does not say it."""
-    outcomes = [facts["outcome_no"][:, given] if given else None for given in facts["given_k"]]
-    by_column = {"baseline": facts["baseline"], "outcome_no": outcomes, "back_off": facts["back_off_k"]}
-    return advantage_columns(value_nm, group_n, by_column, min_stratum=least).comparison
 
 
 def _over_tokens(

@@ -148,40 +148,57 @@ def advantage(
         raise RecipeError(
             f"Baseline '{baseline}' has no stratum whose standard deviation could be divided by; use scale='none'."
         )
-    absent_n = reward_n.isnan()
+    absent_n, everybody_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
     stand_in_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
     if if_missing is not None:
         stand_in_n = torch.where(absent_n, if_missing, stand_in_n)
-    worth_n, everybody_n = torch.where(absent_n, stand_in_n, reward_n.double()), torch.zeros_like(group_n, dtype=torch.long)
-    scaling: dict[str, Any] = {"scale": scale, "ddof": ddof, "eps": eps, "voter_n": voter_n, "stand_in_n": stand_in_n}
+    worth_n, outcome_no = torch.where(absent_n, stand_in_n, reward_n.double()), _outcomes(outcome_no, group_n, baseline)
+    explained, open_n, levels = None, torch.ones_like(absent_n), list[tuple[Tensor, int]]()
     if baseline == "none":  # the only one without a stratum, whose moments would look
         check_rewards(reward_n)
-        advantage_n, nothing_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n)
-        nobody_n, somebody_n = torch.zeros_like(absent_n), torch.ones_like(absent_n)
-        comparison = comparison_of(advantage_n, worth_n, nothing_n, nothing_n + 1, alone_n=nobody_n, equal_n=nobody_n)
+        advantage_n, nothing_n, open_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~open_n
+        comparison = comparison_of(advantage_n, worth_n, nothing_n, nothing_n + 1, alone_n=open_n, equal_n=open_n)
         explained = Explained(advantage_n, comparison)
     elif baseline == "blended":
         if voter_n is not None:
             raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
-        outcome_no = _outcomes(outcome_no, group_n, baseline)
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
         explained = _blended(reward_n, worth_n, baseline_n, group_n, outcome_no)
-        somebody_n = ~baseline_n.isnan()
+        open_n = baseline_n.isnan() & ~stand_in_n.isnan()
     else:
-        outcome_no = _outcomes(outcome_no, group_n, baseline)
         columns = outcome_no.shape[1]
         coarsest = 0 if back_off or (back_off is None and columns > 1) else columns
         who_n = everybody_n if baseline == "batch" else group_n
-        strata = [refine(who_n, outcome_no[:, :some]) for some in range(columns, coarsest - 1, -1)]
-        explained, somebody_n = _by_level(reward_n, strata, min_stratum, leave_one_out=leave_one_out, **scaling)
-    for wider_n in (group_index(group_n), everybody_n):  # what is missing, where nobody is there to compare it with
-        kept_n = somebody_n | stand_in_n.isnan()
-        if bool(kept_n.all()):
+        levels = [(who_n, outcomes) for outcomes in range(columns, coarsest - 1, -1)]
+    last = len(levels) - 1
+    levels += [(group_n, 0), (everybody_n, 0)]  # what is missing, where nobody is there to compare it with
+    for level, (who_n, outcomes) in enumerate(levels):
+        if explained is not None and not bool(open_n.any()):
             break
-        wider = compare_in_strata(reward_n, wider_n, **scaling)
-        explained = explained.where(kept_n, wider)
-        somebody_n = somebody_n | (wider.comparison.members_nm[:, 0] > 0)
+        stratum_n = refine(who_n, outcome_no[:, :outcomes])
+        found = compare_in_strata(
+            reward_n,
+            stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2),  # strata of different levels differ
+            leave_one_out=leave_one_out,
+            min_stratum=min_stratum,
+            scale=scale,
+            ddof=ddof,
+            eps=eps,
+            stand_in_n=stand_in_n,
+            voter_n=voter_n,
+        )
+        if 0 < level <= last:
+            level_nm = torch.full_like(found.comparison.level_nm, level)
+            found = Explained(found.advantages, replace(found.comparison, level_nm=level_nm))
+        explained = found if explained is None else found.where(open_n, explained)
+        open_n = open_n & (found.comparison.members_nm[:, 0] < (max(min_stratum, 2) if level < last else 1))
+        if level >= last:
+            open_n &= ~stand_in_n.isnan()
+    assert explained is not None, "there is a first level"
     adv_n, comparison = explained
+    stratum_n = comparison.stratum_nm[:, 0]
+    dense_n = group_index(stratum_n) - (stratum_n < 0).any().long()  # -1 comes first
+    comparison = replace(comparison, stratum_nm=dense_n[:, None])
     alone_n = ~absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
     return Advantage(adv_n.where(~absent_n, 0.0), adv_n.where(absent_n, 0.0), alone_n, comparison)
 
@@ -203,31 +220,14 @@ def advantage_columns(
 
 
 def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
-    """The outcomes that a baseline goes by, as columns; none for the group and the batch."""
-    if baseline in ("batch", "group"):
+    """The outcomes that a baseline goes by, as columns; none where it goes by none."""
+    if baseline in ("none", "batch", "group"):
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
         raise RecipeError(f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or use 'group'.")
     if len(outcome_no) != len(group_n):
         raise AlignmentError(f"There are {len(outcome_no)} outcomes for {len(group_n)} completions.")
     return as_columns(outcome_no).double()
-
-
-def _by_level(reward_n: Tensor, strata: list[Tensor], min_stratum: int, **options: Any) -> tuple[Explained, Tensor]:
-    """Rewards compared in the first of the strata that holds enough of them, else in the last; and whether that one holds any."""
-    levels = [compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum, **options) for stratum_n in strata]
-    count_ln = torch.stack([level.comparison.members_nm[:, 0] for level in levels])
-    enough_ln = count_ln >= max(min_stratum, 2)
-    level_n = torch.where(enough_ln.any(dim=0), enough_ln.int().argmax(dim=0), len(strata) - 1)
-    explained = levels[-1]
-    for level in reversed(range(len(levels) - 1)):
-        explained = levels[level].where(level_n == level, explained)
-    adv_n, comparison = explained
-    member_n, stratum_n = comparison.stratum_nm[:, 0] >= 0, torch.full_like(level_n, -1)
-    id_n = torch.stack(strata).gather(0, level_n[None])[0] * len(strata) + level_n  # strata of different levels differ
-    stratum_n[member_n] = group_index(id_n[member_n])
-    comparison = replace(comparison, stratum_nm=stratum_n[:, None], level_nm=level_n[:, None])
-    return Explained(adv_n, comparison), count_ln.gather(0, level_n[None])[0] > 0
 
 
 def _blended(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:

@@ -29,6 +29,7 @@ def lambda_advantage(
     *,
     gamma: float,
     lam: float | Float[Tensor, " n"],
+    alpha: float | None = None,
     boundary_nt: Bool[Tensor, "n t"] | None = None,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
@@ -43,9 +44,11 @@ def lambda_advantage(
 
     In the dtype of rewards and values (half precision is computed in float32); exactly 0 at masked tokens. `boundary_nt` are the
     tokens that open a segment (None: all), `bootstrap_n` is the value behind the last token; if it or a reward is NaN, all is 0.
+    An `alpha` takes the lambda of each completion's length instead.
     """
     check_shapes(reward_nt=reward_nt, value_nt=value_nt, mask_nt=mask_nt, boundary_nt=boundary_nt)
     check_mask(mask_nt)
+    lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, number in (("gamma", gamma), ("lam", lam)):
         number = torch.as_tensor(number, dtype=torch.float64)
         bad = number[~((number >= 0) & (number <= 1))]  # NaN as well
@@ -123,13 +126,6 @@ def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) 
     if isinstance(alpha, bool) or not 0 < alpha < math.inf:
         raise RecipeError(f"length_adaptive_alpha is {alpha!r}; it must be a positive number, such as 0.05 (VAPO).")
     return (1 - 1 / (alpha * length_n.clamp(min=1).double())).clamp(min=0.0)
-
-
-def policy_lambda(
-    lam: float | Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"], *, alpha: float | None
-) -> float | Float[Tensor, " n"]:
-    """The lambda of each completion: the adaptive one of its trainable tokens if there is an alpha, else as given."""
-    return lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
 
 
 def bootstrap_values(

@@ -155,14 +155,15 @@ def comparison_of(
     """One column: who is alone has no baseline, and neither has a difference that cannot be divided (`divisor_n` is NaN)."""
     nothing_n = torch.zeros_like(worth_n, dtype=torch.long)
     known_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
-    reason_n = torch.where(known_n, int(Zero.AT_BASELINE), int(Zero.NO_SCALE))
+    reason_n = torch.full_like(nothing_n, int(Zero.NO_SCALE))
     for applies_n, reason in (
+        (known_n, Zero.AT_BASELINE),
         (equal_n, Zero.ALL_EQUAL),
         (alone_n, Zero.SINGLETON),
         (worth_n.isnan(), Zero.ABSENT),
         (advantage_n != 0, Zero.CREDITED),
     ):
-        reason_n = torch.where(applies_n, int(reason), reason_n)
+        reason_n.masked_fill_(applies_n, int(reason))
     columns = {
         "worth_nm": worth_n.double(),
         "baseline_nm": baseline_n.double().where(known_n, torch.nan),
@@ -237,33 +238,15 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     return torch.where(known_n, stratum_n, -1)
 
 
-def member_counts(
-    stratum_n: Int[Tensor, " n"], member_n: Bool[Tensor, " n"], *, voter_n: Int[Tensor, " n"] | None = None
-) -> Int[Tensor, " n"]:
-    """How many members the stratum of each completion has; 0 where it has none (-1). All members of one voter are one.
-
-    >>> member_counts(torch.tensor([0, 0, 2, -1]), torch.tensor([True, False, True, True]))
-    tensor([1, 1, 1, 0])
-    >>> member_counts(torch.zeros(3).long(), torch.ones(3).bool(), voter_n=torch.tensor([5, 5, 7]))
-    tensor([2, 2, 2])
-    """
-    placed_n = member_n & (stratum_n >= 0)
-    stratum_i = stratum_n[placed_n]
-    if voter_n is not None:
-        stratum_i = torch.stack([stratum_i, voter_n[placed_n]], dim=1).unique(dim=0)[:, 0]
-    count_s = stratum_i.bincount(minlength=int(stratum_n.max()) + 1 if len(stratum_n) else 0)
-    return torch.cat([count_s, count_s.new_zeros(1)])[stratum_n]  # the last one is for -1
-
-
 @dataclass(frozen=True)
 class Moments:
     """First and second moments of a value inside each stratum, and where each completion stands.
 
     Attributes:
-        stratum_n: dense stratum of each completion, also of those whose value is absent; -1 where it has no stratum.
+        stratum_n: stratum of each completion, also of those whose value is absent; -1 where it has no stratum.
         member_n: whether the value is present and in a stratum.
         deviation_n: value minus the mean of its stratum; exactly 0 in a constant stratum and at non-members.
-        count_s, mean_s, square_s: members, mean and sum of squared deviations of each stratum (mean is NaN if empty).
+        count_s, mean_s, square_s: members, mean and sum of squared deviations of each stratum (0, NaN and 0 where it is empty).
 
     Example:
         >>> found = moments(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]))
@@ -306,8 +289,8 @@ class Moments:
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
-        """The value of each completion's stratum; `nowhere`, appended as the last one, where it has none (-1)."""
-        return torch.cat([value_s, value_s.new_full((1,), nowhere)])[self.stratum_n]
+        """The value of each completion's stratum; `nowhere` where it has none (-1)."""
+        return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
         """Variance inside the *other* strata, sum of squares over sum of (count - 1); NaN if none of them has two members."""
@@ -316,10 +299,13 @@ class Moments:
         return torch.where(free_s > 0, square_s / free_s.clamp(min=1.0), torch.nan)
 
 
-def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Moments:
+def moments(
+    value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"], *, weight_n: Float[Tensor, " n"] | None = None
+) -> Moments:
     """Moments of `value_n` inside strata, numbered as by `group_index` and `refine` (-1: in none); NaN values are left out.
 
-    Values are shifted by their stratum's minimum before they are summed, so a constant stratum has deviation exactly 0.
+    Values are shifted by their stratum's minimum before they are summed, so a constant stratum has deviation exactly 0. Each is
+    counted `weight_n` times; None: once.
 
     Raises:
         AlignmentError: sizes differ; a number below -1, which is an id of something and no stratum.
@@ -332,27 +318,26 @@ def moments(value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]) -> Momen
     """
     check_counts(value_n, "rewards", stratum_n, "group ids", advice="one id to each completion")
     check_rewards(value_n)
-    if bool((stratum_n < -1).any()):
+    lowest, highest = (int(end) for end in stratum_n.aminmax()) if len(stratum_n) else (-1, -1)
+    if lowest < -1:
         raise AlignmentError(
-            f"There is a stratum {int(stratum_n.min())}; strata are numbered from 0 and -1 is none, so give ids of your own to "
-            f"group_index first."
+            f"There is a stratum {lowest}; strata are numbered from 0 and -1 is none, so give ids of your own to group_index first."
         )
-    dense_n = torch.full_like(stratum_n, -1, dtype=torch.long)
     placed_n = stratum_n >= 0
-    ids, dense_n[placed_n] = torch.unique(stratum_n[placed_n], return_inverse=True)
-    member_n = placed_n & ~value_n.isnan()
-    value_i, stratum_i = value_n[member_n].double(), dense_n[member_n]
-    nothing_s = torch.zeros(len(ids), dtype=torch.float64, device=value_n.device)
-    count_s = nothing_s.index_add(0, stratum_i, torch.ones_like(value_i))
-    low_s = nothing_s.scatter_reduce(0, stratum_i, value_i, "amin", include_self=False)
-    above_i = value_i - low_s[stratum_i]
-    mean_above_s = nothing_s.index_add(0, stratum_i, above_i) / count_s.clamp(min=1.0)
-    deviation_i = above_i - mean_above_s[stratum_i]
-    deviation_n = torch.zeros(len(value_n), dtype=torch.float64, device=value_n.device)
-    deviation_n[member_n] = deviation_i
-    mean_s = torch.where(count_s > 0, low_s + mean_above_s, torch.nan)
-    square_s = nothing_s.index_add(0, stratum_i, deviation_i.square())
-    return Moments(dense_n, member_n, deviation_n, count_s, mean_s, square_s)
+    if highest > 16 * len(stratum_n):  # a table of so many strata would be nearly empty
+        stratum_n, highest = group_index(stratum_n).where(placed_n, -1), len(stratum_n)
+    member_n, slot_n = placed_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
+    weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
+    value_n = value_n.double().where(member_n, torch.inf)
+    nothing_s = torch.zeros(max(highest, 0) + 1, dtype=torch.float64, device=value_n.device)
+    count_s = nothing_s.index_add(0, slot_n, weight_n)
+    low_s = nothing_s.scatter_reduce(0, slot_n, value_n, "amin", include_self=False)
+    above_n = (value_n - low_s[slot_n]).masked_fill_(~member_n, 0.0)
+    mean_above_s = nothing_s.index_add(0, slot_n, weight_n * above_n) / count_s.where(count_s > 0, 1.0)
+    deviation_n = (above_n - mean_above_s[slot_n]).masked_fill_(~member_n, 0.0)
+    mean_s = (low_s + mean_above_s).masked_fill_(count_s <= 0, torch.nan)
+    square_s = nothing_s.index_add(0, slot_n, weight_n * deviation_n.square())
+    return Moments(stratum_n, member_n, deviation_n, count_s, mean_s, square_s)
 
 
 def compare_in_strata(
@@ -427,13 +412,12 @@ def compare_in_strata(
         advantage_n = torch.where(spread_n > 0, advantage_n / torch.where(spread_n > 0, spread_n, 1.0), 0.0)
     kept_n = (within.member_n & (count_n >= max(min_stratum, 2))) | instead_n
     advantage_n = torch.where(kept_n, advantage_n, 0.0)
-    stratum_n = torch.full_like(within.stratum_n, -1)
-    stratum_n[within.member_n] = group_index(within.stratum_n[within.member_n])
     return Explained(
         advantage_n,
         comparison_of(
             advantage_n, worth_n, baseline_n, divisor_n,
-            alone_n=~kept_n, equal_n=within.member_n & within.constant_n(), stratum_n=stratum_n, members_n=count_n,
+            alone_n=~kept_n, equal_n=within.member_n & within.constant_n(),
+            stratum_n=stratum_n.long().where(within.member_n | instead_n, -1), members_n=count_n,
             averaged_n=count_n - within.member_n.double() if leave_one_out else count_n,
         ),
     )  # fmt: skip
@@ -455,27 +439,6 @@ def _votes(
     between = moments(own.mean_s, stratum_u)
     count_n, mean_n = own.look_up(between.count_n(), 0.0), own.look_up(between.mean_n(), torch.nan)
     return count_n, mean_n, own.deviation_n + own.look_up(vote_u, 0.0)
-
-
-def weighted_mean(
-    value_n: Float[Tensor, " n"], weight_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"]
-) -> Float[Tensor, " n"]:
-    """Weighted mean of each completion's stratum; absent values take no part, NaN where no weight is left.
-
-    Values are shifted by their stratum's minimum first, so the mean of a constant stratum is exactly its value.
-
-    >>> weighted_mean(torch.tensor([1., 0., 5.]), torch.tensor([3., 1., 2.]), torch.tensor([0, 0, 1]))
-    tensor([0.7500, 0.7500, 5.0000], dtype=torch.float64)
-    """
-    within = moments(value_n, stratum_n)
-    member_n = within.member_n
-    value_i, weight_i, stratum_i = value_n[member_n].double(), weight_n[member_n].double(), within.stratum_n[member_n]
-    zero_s = torch.zeros_like(within.count_s)
-    low_s = zero_s.scatter_reduce(0, stratum_i, value_i, "amin", include_self=False)
-    total_s = zero_s.index_add(0, stratum_i, weight_i)
-    above_s = zero_s.index_add(0, stratum_i, weight_i * (value_i - low_s[stratum_i]))
-    mean_s = torch.where(total_s > 0, low_s + above_s / torch.where(total_s > 0, total_s, 1.0), torch.nan)
-    return within.look_up(mean_s, torch.nan)
 
 
 def standardised(
@@ -503,7 +466,7 @@ def standardised(
     value_n = torch.where(member_n, value_n.double(), torch.nan)
     weight_n = torch.where(member_n, weight_n.double(), 0.0)
     everyone_n = torch.zeros(len(value_n), dtype=torch.long, device=value_n.device)
-    mean_n = weighted_mean(value_n, weight_n, everyone_n)
+    mean_n = moments(value_n, everyone_n, weight_n=weight_n).mean_n()
     deviation_n = (value_n - mean_n).nan_to_num(nan=0.0)
     divisor = _divisor(float((weight_n * deviation_n.square()).sum()), float(weight_n.sum()), ddof, eps, eps_at)
     shifted_n = deviation_n if shift else value_n.nan_to_num(nan=0.0)

@@ -78,7 +78,7 @@ class CreditPart:
         baseline, divisor: None where no such numbers gave the part.
         weight: of the objective.
         part: what it credits.
-        stratum: completions of one number were compared with each other; -1: with nobody.
+        stratum: completions of one number were compared with the same rewards; -1: with none.
         members: how many rewards its stratum has.
         averaged: of how many of them the baseline is the mean: all, or all others; 0 where it is no plain mean, or nobody says.
         reason: why the part is exactly 0, a `types.Zero` in lower case; "" where it is not, or nobody says.

@@ -262,12 +262,11 @@ def finite(value: Any) -> float | None:
 def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
     """The columns that are rewards: at least one finite number, and beside numbers only gaps and numbers as text.
 
-    An empty cell (NaN is one) was never scored, or its reward function returned None: UNSCORED; any other that is no finite
-    number is an ERROR.
-    Either joins no baseline and costs nothing, unlike a reward whose block the completion left out.
+    What is no finite number is UNSCORED: it was never scored, or its reward function returned None. It joins no baseline, unlike a
+    reward whose block the completion left out.
 
     >>> {name: r.status_n.tolist() for name, r in recorded({"acc": [1, None, float("inf")], "why": ["a", 1, 2]}).items()}
-    {'acc': [0, 5, 4]}
+    {'acc': [0, 5, 5]}
     """
     rewards: dict[str, Reward] = {}
     for name, values in columns.items():
@@ -276,8 +275,7 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
         if any(value is not None for value in floats) and all(
             isinstance(text, str) and NUMBER.fullmatch(text) for text in texts
         ):
-            gone = [value is None or value != value for value in values]
-            rewards[name] = Reward.of(floats, status=[Status.UNSCORED if gap else Status.ERROR for gap in gone])
+            rewards[name] = Reward.of(floats, status=[Status.UNSCORED] * len(floats))
     return rewards
 
 

@@ -266,9 +266,9 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
         turns = tuple(_turns(trace))
         rewards: dict[str, float | Status] = {}
         for name, value in trace_rewards(trace).items():
-            number, nothing = finite(value), Status.UNSCORED if value is None or value != value else Status.ERROR
+            number = finite(value)
             if not isinstance(value, str):
-                rewards[name] = nothing if number is None else number
+                rewards[name] = Status.UNSCORED if number is None else number
         if turns:
             extra = {"trace": trace.place, "task": trace.task}
             yield Trajectory(trace.raw.get("id", trace.place), (trace.key, trace.step), turns, rewards, extra)

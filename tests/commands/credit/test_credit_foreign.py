@@ -11,7 +11,6 @@ import torch
 from rich.console import Console
 
 from rollout_files import (
-    ERROR,
     LAYOUT,
     OK,
     UNPARSABLE,
@@ -80,7 +79,7 @@ def test_a_gap_of_the_completions_own_doing_is_charged(tmp_path):
 def test_one_bad_cell_does_not_drop_the_column(cell, tmp_path):
     file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, correct=[0.0, cell, 1.0, 1.0], gts=["4"] * 4)
     result = credit_rollouts(file, methods=["grpo"], overrides={"layout": LAYOUT})
-    assert result.scores.status_nm[:, 0].tolist() == [OK, ERROR, OK, OK]
+    assert result.scores.status_nm[:, 0].tolist() == [OK, UNSCORED, OK, OK]
     assert result.scores.reward_nm[[0, 2, 3], 0].tolist() == [0.0, 1.0, 1.0]  # the text would say 1 1 0
     assert "correct from the file" in result.note
     assert "1 of 4 recorded values of 'correct' are missing or not finite" in result.note

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import STEP, TASK, TRAJECTORY, WORKED, known_states, step_batches
+from credit_batches import STEP, TASK, TRAJECTORY, WORKED, known_states, step_batches, trajectory_outcomes
 from helpers import NAN, assert_close
 from oracles import slow_gigpo
 from spanwise.credit.methods._gigpo import anchor_groups, gigpo
 from spanwise.credit.methods._group_relative import dr_grpo, grpo
-from spanwise.credit.trajectories.rollouts import step_returns, timeline, trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import step_returns, timeline
 
 
 def test_gigpo_mean():

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from credit_batches import trajectory_outcomes
 from spanwise.credit import Trajectory, Turn, merge_counts, prompt_mini_batches
-from spanwise.credit.trajectories.rollouts import trajectory_outcomes
 from spanwise.errors import AlignmentError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status

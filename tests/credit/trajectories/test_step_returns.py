@@ -4,13 +4,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import STEP, STEP_REWARD, TRAJECTORY, WORKED, step_batches
+from credit_batches import STEP, STEP_REWARD, TRAJECTORY, WORKED, step_batches, trajectory_outcomes
 from helpers import NAN, assert_close
 from oracles import slow_returns
 from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.strata import group_index
-from spanwise.credit.trajectories.rollouts import step_returns, trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import step_returns
 
 
 def test_step_returns():

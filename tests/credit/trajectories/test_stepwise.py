@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from credit_batches import trajectory_outcomes
 from helpers import NAN
 from spanwise import Objective
 from spanwise.credit import assign_turns, dr_grpo, grpo, outcome_methods, prompt_mini_batches, step_rewards, to_tokens
 from spanwise.credit.registry import METHODS
-from spanwise.credit.trajectories.rollouts import trajectory_outcomes
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.types import Scores, Status
 

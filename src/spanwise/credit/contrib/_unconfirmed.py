@@ -14,7 +14,7 @@ from spanwise.credit.methods._gigpo import Anchors, anchor_groups
 from spanwise.credit.methods._group_relative import grpo
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import Explained, call_explained, centred, explains, group_index, moments
-from spanwise.credit.trajectories.rollouts import trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import timeline
 from spanwise.errors import RecipeError, check_known
 from spanwise.registry import register
 
@@ -287,7 +287,8 @@ def gagpo(
         `scale`, off by default. Its ratio per action belongs to the loss.
     """
     check_known("scale", scale, ("none", "std"))
-    line = trajectory_outcomes(reward_s, group_s, trajectory_s, step_s).line  # refuses trajectories that cross prompts
+    line = timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
+    line.groups(group_s)  # refuses trajectories that cross prompts
     return_s = line.backward_sum(reward_s, decay=gamma)
     state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # A state that is not known is a stratum of its own.

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from spanwise.credit.recursion import lambda_advantage, policy_lambda
+from spanwise.credit.recursion import lambda_advantage
 from spanwise.credit.registry import METHODS, Preset
 from spanwise.credit.strata import check_mask, check_shapes, first_of, standardised_tokens
 from spanwise.errors import RecipeError, RewardError, check_known
@@ -91,8 +91,8 @@ def gae(
         Yue et al. 2025, "VAPO" (arXiv 2504.05118) for the length-adaptive lambda; Kazemnejad et al. 2024, "VinePPO"
         (arXiv 2410.01679) and Guo et al. 2025, "Segment Policy Optimization" (arXiv 2505.23564) for spans.
     """
-    lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
-    advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, bootstrap_n=bootstrap_n)
+    mixing: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
+    advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, **mixing, bootstrap_n=bootstrap_n)
     if not whiten:
         return advantage_nt
     absent_n = (reward_nt.isnan() & mask_nt).any(dim=1)
@@ -199,10 +199,8 @@ def sae(
     check_shapes(reward_nt=reward_nt, logp_nt=logp_nt)
     check_mask(mask_nt)
     boundary_nt = SaeSegments(threshold, boundary)._boundaries(logp_nt, mask_nt)
-    lam = policy_lambda(lam, mask_nt, alpha=length_adaptive_alpha)
-    return lambda_advantage(
-        reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam, boundary_nt=boundary_nt, bootstrap_n=bootstrap_n
-    )
+    mixing: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
+    return lambda_advantage(reward_nt, value_nt, mask_nt, **mixing, boundary_nt=boundary_nt, bootstrap_n=bootstrap_n)
 
 
 @dataclass(frozen=True)

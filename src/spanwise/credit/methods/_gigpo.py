@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, check_counts, group_index, moments
-from spanwise.credit.trajectories.rollouts import OutcomeName, trajectory_outcomes
+from spanwise.credit.trajectories.rollouts import OutcomeName, timeline
 from spanwise.errors import RecipeError, check_known
 from spanwise.registry import register
 
@@ -92,13 +92,14 @@ def gigpo(
     check_known("scale", scale, ("none", "std"))
     check_known("unit for episode moments", over, ("rows", "trajectories"))
     check_known("rule for singletons", singleton, ("zero", "raw"))
-    outcome = trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, reward=reward)
+    line = timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
+    reward_j, group_j = line.outcome(reward_s, reward), line.groups(group_s)
     options = {"scale": scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
     if over == "rows":
-        episode_s = _episode(outcome.reward_j[outcome.line.index_s], group_s, singleton, options)
+        episode_s = _episode(reward_j[line.index_s], group_s, singleton, options)
     else:
-        episode_s = _episode(outcome.reward_j, outcome.group_j, singleton, options)[outcome.line.index_s]
-    return_s = outcome.line.backward_sum(reward_s, decay=gamma)
+        episode_s = _episode(reward_j, group_j, singleton, options)[line.index_s]
+    return_s = line.backward_sum(reward_s, decay=gamma)
     within_s = centred(return_s, anchor_groups(group_s, anchor_s, similarity=similarity), **options)
     return episode_weight * episode_s + step_weight * within_s
 

@@ -18,8 +18,8 @@ from spanwise.credit.strata import (
     explains,
     first_of,
     group_index,
+    moments,
     weighted,
-    weighted_mean,
     weights_of,
 )
 from spanwise.errors import RewardError
@@ -222,7 +222,7 @@ def opo(
     """
     stratum_n = group_index(group_n)
     plain, worth_n = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
-    baseline_n = weighted_mean(reward_n, length_n.double(), stratum_n)
+    baseline_n = moments(reward_n, stratum_n, weight_n=length_n.double()).mean_n()
     alone_n, equal_n = ((plain.reason_nm == int(reason))[:, 0] for reason in (Zero.SINGLETON, Zero.ALL_EQUAL))
     advantage_n = torch.where(alone_n, 0.0, worth_n - baseline_n).nan_to_num(nan=0.0)
     return Explained(advantage_n, comparison_of(

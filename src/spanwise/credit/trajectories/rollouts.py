@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -73,6 +73,16 @@ class Timeline:
         total_j = torch.zeros((len(self.index_s.unique()), *value_s.shape[1:]), dtype=torch.long, device=value_s.device)
         return total_j.index_add(0, self.index_s, value_s.long())
 
+    def outcome(self, reward_s: Float[Tensor, " s"], reward: OutcomeName) -> Float[Tensor, " j"]:
+        """The reward of each trajectory's last step, or the sum over its steps, however these are laid out in rows.
+
+        >>> times, reward_s = timeline(torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0])), torch.tensor([1.0, 5.0, 2.0])
+        >>> times.outcome(reward_s, "last"), times.outcome(reward_s, "sum")
+        (tensor([5., 2.], dtype=torch.float64), tensor([6., 2.], dtype=torch.float64))
+        """
+        check_known("trajectory reward", reward, ("last", "sum"))
+        return reward_s[self.last_j].double() if reward == "last" else self.totals(reward_s)
+
     def totals(self, value_s: Tensor) -> Float[Tensor, " j"]:
         """Exactly rounded sums: equal totals stay equal whatever the order of their parts, so constant groups stay constant."""
         parts: list[list[float]] = [[] for _ in self.last_j]
@@ -93,8 +103,18 @@ class Timeline:
         return index_s[self.last_j]
 
 
-def timeline(trajectory_s: Int[Tensor, " s"] | Sequence[Hashable], step_s: Int[Tensor, " s"]) -> Timeline:
-    """Order the rows of each trajectory, known by ids of any kind, by their step number, which may have gaps and start anywhere."""
+def timeline(
+    trajectory_s: Int[Tensor, " s"] | Sequence[Hashable],
+    step_s: Int[Tensor, " s"],
+    **rows: Float[Tensor, " s"] | Int[Tensor, " s"],
+) -> Timeline:
+    """Order the rows of each trajectory, known by ids of any kind, by their step number, which may have gaps and start anywhere.
+
+    `rows` are the rewards and prompts of the rows (`reward_s`, `group_s`); other numbers of them and infinite rewards are refused.
+    """
+    if rows and isinstance(trajectory_s, Tensor):
+        check_shapes(**rows, trajectory_s=trajectory_s)
+        check_rewards(rows["reward_s"], row="row")
     check_counts(trajectory_s, "trajectory ids", step_s, "step numbers", advice="one of each to every row")
     index_s, names = group_index(trajectory_s), _plain(trajectory_s)
     order = step_s.argsort(stable=True)
@@ -356,36 +376,4 @@ def step_returns(
     Reference:
         Feng et al. 2025, "Group-in-Group Policy Optimization" (arXiv 2505.10978), equation 5.
     """
-    check_shapes(reward_s=reward_s, trajectory_s=trajectory_s)
-    check_rewards(reward_s, row="row")
-    return timeline(trajectory_s, step_s).backward_sum(reward_s, decay=gamma)
-
-
-class Outcomes(NamedTuple):
-    """One reward and one prompt of each trajectory, in the order of `trajectory_s.unique()`, and where its steps stand."""
-
-    reward_j: Float[Tensor, " j"]
-    group_j: Int[Tensor, " j"]
-    line: Timeline
-
-
-def trajectory_outcomes(
-    reward_s: Float[Tensor, " s"],
-    group_s: Int[Tensor, " s"],
-    trajectory_s: Int[Tensor, " s"],
-    step_s: Int[Tensor, " s"],
-    *,
-    reward: OutcomeName = "last",
-) -> Outcomes:
-    """Give each trajectory the reward of its last step, or the sum over its steps, however these are laid out in rows.
-
-    >>> steps = torch.tensor([1., 5., 2.]), torch.tensor([0, 0, 0]), torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0])
-    >>> trajectory_outcomes(*steps).reward_j, trajectory_outcomes(*steps, reward="sum").reward_j
-    (tensor([5., 2.], dtype=torch.float64), tensor([6., 2.], dtype=torch.float64))
-    """
-    check_shapes(reward_s=reward_s, group_s=group_s, trajectory_s=trajectory_s)
-    check_rewards(reward_s, row="row")
-    check_known("trajectory reward", reward, ("last", "sum"))
-    line = timeline(trajectory_s, step_s)
-    reward_j = reward_s[line.last_j].double() if reward == "last" else line.totals(reward_s)
-    return Outcomes(reward_j, line.groups(group_s), line)
+    return timeline(trajectory_s, step_s, reward_s=reward_s).backward_sum(reward_s, decay=gamma)
