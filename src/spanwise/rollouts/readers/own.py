@@ -68,6 +68,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         cut = cut_text([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=note)
     plain = [one.name for one in table.schema if not pa.types.is_list(one.type)]
     rollouts = _whole(path, table, schema.ROLLOUT)
+    values = {name: schema.flat(table[name], np.float64) for name in trained if same}
+    recorded = [AsRecorded(f"the file's '{name}'", value, shares=True, by_token=True) for name, value in values.items()]
     return replace(
         RolloutTable.of(
             "spanwise",
@@ -84,9 +86,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         token_values={name: schema.flat(table[name], np.float32) for name in known if same},
         learned_n=_learned(table, cut) if same else None,
         folder=folder,
-        as_recorded=next(
-            (AsRecorded(f"the file's '{n}'", schema.flat(table[n], np.float64), shares=True) for n in trained if same), None
-        ),
+        as_recorded=next(iter(recorded), None),
         rollout_n=None if rollouts is None else group_index(rollouts),
         score_n=schema.numbers(table, schema.SCORE) if schema.SCORE in plain else None,
     )
