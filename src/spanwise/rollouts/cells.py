@@ -117,11 +117,6 @@ def chats(values: Iterable[Any]) -> list[Any]:
     return list(spelled(values, is_talk))
 
 
-def lists(values: Iterable[Any]) -> list[Any]:
-    """A column in which every text spells a list, as lists; any other column as it is."""
-    return list(spelled(values, is_list))
-
-
 def as_text(value: Any) -> str | None:
     """A gold answer as text: of a list or an object its JSON; None where there is none.
 

@@ -222,10 +222,10 @@ class RolloutTable:
     ) -> RolloutTable:
         """Put together what a reader read: `keys` are what rows of a group share within a step, None: the prompt.
 
-        The reward that a trainer compared is the column `score` or `reward`; where there is none, the sum of those `trained`.
+        The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
         scored = recorded({name: values for name, values in rewards.items() if not is_made(name)})
-        summed = next(([name] for name in ("score", "reward") if name in scored), trained)
+        summed = next(([name] for name in ("score", "reward", "scores", "rewards") if name in scored), trained)
         return RolloutTable(
             source,
             path,

@@ -180,7 +180,7 @@ def test_the_remedy_in_the_message_runs(outputs, scores, tmp_path):
     command = ["credit", str(file), *shlex.split(remedy[1]), "--output", str(tmp_path / "out")]
     app(command, exit_on_error=False, result_action="return_value")
     rewards = [row["reward/correct"] for row in pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()]
-    assert rewards == scores.get("score", [1.0, 1.0, 1.0, None])  # without a right answer, no verdict
+    assert rewards == scores.get("grade", [1.0, 1.0, 1.0, None])  # without a right answer, no verdict
 
 
 def test_usual_methods_without_a_source_are_left_out(tmp_path):

@@ -28,7 +28,7 @@ def test_verls_score_is_the_reward_and_what_stands_beside_it_a_diagnostic(tmp_pa
     rows = [{**row, "score": score, "acc": 1.0} for row, score in zip(verl_rows()[:4], (2.0, 1.0, 1.0, 0.0), strict=True)]
     result, credit = credit_of(write_lines(tmp_path / "1.jsonl", rows), "dr_grpo")
     assert credit == CENTRED  # and not those of score + acc, nor of acc
-    assert "dr_grpo: score" in result.note or result.arms.schemes["dr_grpo"].names == ("score",)
+    assert result.arms.schemes["dr_grpo"].names == ("score",)
 
 
 def test_verifiers_own_sum_is_not_added_to_what_it_is_the_sum_of(tmp_path):
@@ -53,6 +53,12 @@ def test_a_table_of_ones_own_says_by_name_which_columns_are_the_reward(columns, 
     result, credit = credit_of(write_lines(tmp_path / "mine.jsonl", rows), "dr_grpo")
     assert result.arms.schemes["dr_grpo"].names == names
     assert credit == expected
+
+
+def test_a_list_of_rewards_beside_a_list_of_completions_is_the_reward(tmp_path):
+    row = {"prompt": "2+2=", "completions": OUTPUTS, "rewards": [3, 2, 2, 1], "acc": [1, 0, 0, 1]}
+    result, credit = credit_of(write_lines(tmp_path / "mine.jsonl", [row]), "dr_grpo")
+    assert (result.arms.schemes["dr_grpo"].names, credit) == (("rewards",), CENTRED)
 
 
 def test_what_the_user_says_goes_before_what_the_trainer_added_up(tmp_path):

@@ -242,11 +242,12 @@ class _Plain:
         """What was said in every completion, of which `said` keeps the rest; each prompt is kept once."""
         table, roles, shared = self.table, self.roles, dict[str, str]()
         column = roles.get("completion") or roles.get("completions") or "messages"
-        prompts = cells.chats(table[roles["prompt"]]) if roles.get("prompt", column) != column else repeat(None)
+        whole = roles.get("prompt") == column  # a conversation, which the prompt begins
+        prompts = repeat(None) if whole or "prompt" not in roles else cells.chats(table[roles["prompt"]])
         spoken = cells.spelled(table[column], cells.is_list if "completions" in roles else cells.is_talk)
         for n, (prompt, cell) in enumerate(zip(prompts, spoken, strict=False)):
             with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{column}';"):
-                prompt, listed = (prompt, _listed(cell)) if self.lists else _parted(cell)
+                prompt, listed = _parted(cell) if whole else (prompt, _listed(cell))
             here = [(place, one) for place, one in enumerate(listed) if not cells.empty(one)]
             if here and cells.empty(prompt) and "group" not in roles:
                 raise DataError(
@@ -256,11 +257,6 @@ class _Plain:
             for place, one in here:
                 self.said.append(Said(n, place, len(listed), shared.setdefault(text, text)))
                 yield cells.completion_parts(one)
-
-    @property
-    def lists(self) -> bool:
-        """A column holds completions; else one holds whole conversations."""
-        return bool(self.roles.keys() & {"completion", "completions"})
 
     def spread(self) -> dict[str, list[Any]]:
         """The columns beside prompts and completions, with a value for each completion: its row's, or its own of a list as long."""
@@ -276,7 +272,7 @@ class _Plain:
             if name in consumed:
                 continue
             if several:
-                column = cells.lists(column)
+                column = list(cells.spelled(column, cells.is_list))
             elif name in _REWARD:
                 column = [cells.spelled_out(cell) for cell in column]
             values = [column[one.row] for one in self.said]
