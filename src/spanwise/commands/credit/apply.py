@@ -180,10 +180,8 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     verdict = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
     clipped_n = table.score_n.clamp(0.0, 1.0)
     known_n = ~clipped_n.isnan()
-    right_n = torch.full_like(clipped_n, torch.nan)
-    if verdict in scores.names:
-        right_n = scores.outcome(verdict).double()
-        right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
+    right_n = scores.outcome(verdict).double() if verdict in scores.names else torch.full_like(clipped_n, torch.nan)
+    right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
     judged = not bool(right_n.isnan().all())
     worth: dict[str, Any] = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean())}
     worth["verdict"] = verdict if judged else None
