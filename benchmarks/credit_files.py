@@ -1,13 +1,14 @@
 """Cost of `spanwise credit` on a large rollout file, each measured in a process of its own.
 
-    python benchmarks/credit_files.py [--completions 10000] [--tokens 1000] [--files 10] [--methods grpo,bae] [--text | --lines]
+    python benchmarks/credit_files.py [--completions 10000] [--tokens 1000] [--files 10] [--methods grpo,bae]
 
 Writes spanwise's own parquet with synthetic completions (eight tags each, words of four bytes on average), then prints wall time,
 tokens per second and peak memory of the whole command (reading, segmentation, rewards, three methods, export, report), beside
 two floors: starting Python with torch and pyarrow, and reading and rewriting the same columns with pyarrow alone.
 
 With `--text` the file is TRL's completions, text without ids, and a byte-level BPE tokenizer of 8,000 pieces encodes it again.
-With `--lines` it is verl's dump, JSON lines with text, of which every word is a token; the floor copies it line by line.
+With `--lines` it is verl's dump, JSON lines with text, of which every word is a token; the floor copies it line by line. With
+`--table` they are JSON lines of one's own, with `prompt` and `completion`.
 """
 
 from __future__ import annotations
@@ -119,8 +120,10 @@ def text_run(folder: Path, run: Path, *, pieces: int = 8000) -> Path:
     return folder
 
 
-def lines_run(folder: Path, *, completions: int, tokens: int, group: int = 16, words: int = 20_000) -> int:
-    """Write verl's dump of texts, line by line; returns the number of words in them."""
+def lines_run(
+    folder: Path, *, completions: int, tokens: int, own: bool = False, group: int = 16, words: int = 20_000
+) -> int:
+    """Write verl's dump of texts, or a table of one's `own`, line by line; returns the number of words in them."""
     rng = np.random.default_rng(0)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     known = np.array(["".join(rng.choice(letters, size=size)) for size in rng.integers(2, 9, words)])
@@ -134,7 +137,9 @@ def lines_run(folder: Path, *, completions: int, tokens: int, group: int = 16, w
             body = f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
             body += f"<analysis>{analysis}</analysis><confidence>0.{sure}</confidence>"
             right = float(answer == n // group % 10)
-            row = {"input": prompt, "output": body, "gts": str(n // group % 10), "score": right, "acc": right}
+            names = ("prompt", "completion", "answer", "correct") if own else ("input", "output", "gts", "score")
+            row = dict(zip(names, (prompt, body, str(n // group % 10), right), strict=True))
+            row |= {} if own else {"acc": right}
             file.write(json.dumps({**row, "step": 1 + n // group // 64}) + "\n")
             total += length + length // 4
     return total
@@ -163,13 +168,17 @@ def main() -> None:
     parser.add_argument("--methods", default="grpo,rlcr,bae")
     parser.add_argument("--text", action="store_true", help="TRL's completions, encoded again with a tokenizer")
     parser.add_argument("--lines", action="store_true", help="verl's JSON lines, a token per word")
+    parser.add_argument("--table", action="store_true", help="JSON lines of one's own, a token per word")
     options = parser.parse_args()
+    if options.tokens < 54 and not (options.lines or options.table):
+        parser.error(f"--tokens is {options.tokens}; eight tags and something between them need at least 54.")
     with tempfile.TemporaryDirectory() as place:
         run, out = Path(place) / "run", Path(place) / "out"
         size = {"completions": options.completions, "tokens": options.tokens, "files": options.files}
         more = []
-        if options.lines:
-            tokens = lines_run(run, completions=options.completions, tokens=options.tokens)
+        lines = options.lines or options.table
+        if lines:
+            tokens = lines_run(run, completions=options.completions, tokens=options.tokens, own=options.table)
         else:
             tokens = synthetic_run(run, **size)
         if options.text:
@@ -178,7 +187,7 @@ def main() -> None:
         on_disk = sum(file.stat().st_size for file in (*run.glob("*/*.parquet"), *run.glob("*.jsonl")))
         rows = {
             "start": measured(START),
-            "floor: read and rewrite": measured(LINES_FLOOR if options.lines else FLOOR, run, Path(place) / "floor"),
+            "floor: read and rewrite": measured(LINES_FLOOR if lines else FLOOR, run, Path(place) / "floor"),
             "spanwise credit": measured(COMMAND, run, out, options.methods, *more),
         }
         print(

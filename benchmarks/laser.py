@@ -101,7 +101,10 @@ def evaluated(arms: Sequence[str], seeds: Sequence[int], output: Path) -> dict[s
 
 def show(arms: Sequence[str], seeds: Sequence[int], output: Path) -> None:
     """The table of means with intervals over seeds, and differences to `outcome, spoken` paired by seed."""
-    found = compare_arms(evaluated(arms, seeds, output), reference="outcome, spoken")
+    runs = evaluated(arms, seeds, output)
+    if not runs:
+        raise SystemExit(f"There is no run of {', '.join(arms)} in '{output}'; leave out --table to train them.")
+    found = compare_arms(runs, reference="outcome, spoken")
     differences = [d.sentence() for d in found.differences]
     print(found.markdown(), *differences, sep="\n")
     print("ECE of `laser, score` by seed, its weights undone:", mended(seeds, output))
@@ -226,6 +229,8 @@ def main() -> None:
     asked = options.parse_args()
     arms, seeds = asked.arms.split(","), [int(seed) for seed in asked.seeds.split(",")]
     if asked.cost:
+        if asked.steps < 12:
+            options.error(f"--steps is {asked.steps}; a median of pairs of steps needs at least 12.")
         cost(asked.steps)
         return
     if not asked.table:

@@ -30,7 +30,8 @@ def recipe(folder, **fields):
 
 
 def rows_without_answers(folder):
-    return write_lines(folder / "1.jsonl", [{**row, "gts": None, "score": 0.5, "acc": -0.5} for row in verl_rows()])
+    rows = [{name: value for name, value in row.items() if name not in ("score", "gts")} for row in verl_rows()]
+    return write_lines(folder / "1.jsonl", [{**row, "grade": 0.5, "acc": -0.5} for row in rows])
 
 
 CASES = [
@@ -41,7 +42,8 @@ CASES = [
         "and <analysis> is in 0 of 8 completions; they do contain <confidence> (7), <code> (8), <plan> (8). 7 of 8 are made of "
         "<plan> <code> <confidence>, in this order, so the blocks are plan, code, confidence; to have others, give --set ... "
         "recorded is no method: the file's 'score', from which nothing is subtracted, ... "
-        "Rewards: correct from the file's 'acc', brier from the text.",
+        "Rewards: score from the file, correct from the file's 'acc', brier from the text. "
+        "One number for a completion is made of, in grpo: score alone; in rlcr: correct + brier.",
     ),
     Case(
         "the same file with the paper's layout",
@@ -65,11 +67,11 @@ CASES = [
     Case(
         "answers in <think> alone, and a score from -1 to 1",
         lambda folder: credited(
-            verl_file(folder / "1.jsonl", ["<think>so</think> 4"] * 2, score=[-1.0, 1.0], gts=["4"] * 2)
+            verl_file(folder / "1.jsonl", ["<think>so</think> 4"] * 2, score=[-1.0, 1.0], gts=["4"] * 2), code=0
         ),
-        "Error: Nothing says which completions of ... are right: <answer> is in 0 of 2 completions; they do contain <think> (2). "
-        "The file records score. Give the layout they were sampled with ..., or credit whole completions with --methods grpo "
-        "--reward correct=score",
+        "rlcr and bae are left out: Nothing says which completions of ... are right: <answer> is in 0 of 2 completions; they do "
+        "contain <think> (2). The file records score. Give the layout they were sampled with ..., or credit whole completions with "
+        "--methods grpo --reward correct=score",
     ),
     Case(
         "a confidence judged by a score from -1 to 1",
@@ -83,8 +85,16 @@ CASES = [
         lambda folder: credited(
             rows_without_answers(folder), "--set", "layout={solution: [answer], confidence: [confidence]}"
         ),
-        "Error: Reward 'correct' needs the right answers, and ... has none (no column 'answer'). It records score, acc: take one "
-        "with --reward correct=score, or add the column.",
+        "Error: Reward 'correct' needs the right answers, and ... has none (no column 'answer'). It records acc, grade: take one "
+        "with --reward correct=acc, or add the column.",
+    ),
+    Case(
+        "TRL's completions with two reward functions, no recipe",
+        lambda folder: credited(
+            trl_file(folder / "a.parquet", WELL_FORMED, step=[1] * 4, form=[1.0] * 4, accuracy_reward=[1.0, 0.0, 0.0, 1.0]),
+            code=0,
+        ),
+        "One number for a completion is made of, in grpo: form + accuracy_reward; in rlcr: correct + brier ...",
     ),
     Case(
         "`--reward correct=acc` where `acc` holds words",

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from rollout_files import said, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
-from spanwise.commands.credit.credit import credit_rollouts, figures_table, summary
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.credit.write import figures_table, summary
 from spanwise.commands.fidelity.fidelity import fixed_point_table
 from spanwise.commands.methods.methods import _table as methods_table
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, vote_table

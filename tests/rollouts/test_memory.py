@@ -2,13 +2,24 @@
 
 import tracemalloc
 
+import pytest
+
 from rollout_files import write_lines
 from spanwise.rollouts import read_rollouts
 
 
-def test_a_dump_of_texts_is_read_without_ever_holding_its_texts(tmp_path):
+def chat(text):
+    return [{"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(("input", "output"), str), (("prompt", "completion"), str), (("question", "responses"), lambda text: [chat(text)])],
+)
+def test_a_dump_of_texts_is_read_without_ever_holding_its_texts(names, said, tmp_path):
     words = " ".join(f"<a>word{n % 50}</a>" for n in range(500))
-    rows = [{"input": f"{n // 8}", "output": f"{n} {words}", "score": 1.0, "step": 1} for n in range(600)]
+    prompt, completion = names
+    rows = [{prompt: f"{n // 8}", completion: said(f"{n} {words}"), "score": 1.0, "step": 1} for n in range(600)]
     file = write_lines(tmp_path / "1.jsonl", rows)
     del rows
     tracemalloc.start()

@@ -46,7 +46,7 @@ def plain(table):
             name: [None if isinstance(v, float) and math.isnan(v) else v for v in values] for name, values in table.columns.items()
         },
         "recorded": None if table.as_recorded is None else (
-            table.as_recorded.says, np.nan_to_num(table.as_recorded.number, nan=-9.0).tolist(), sorted(table.as_recorded.by_block)
+            table.as_recorded.says, np.nan_to_num(table.as_recorded.value, nan=-9.0).tolist(), sorted(table.as_recorded.by_block)
         ),
     }  # fmt: skip
 

@@ -131,10 +131,10 @@ def test_what_the_trainer_credited_stands_at_every_token_of_every_branch(tmp_pat
     assert table.trainable.sum() == 2 * (2 + 9 + 9)
     assert table.as_recorded.says == "the file's 'advantages'"
     expected = [*[0.5] * 2, *[0.0] * 3, *[0.5] * 18]
-    assert table.as_recorded.number.tolist() == [*expected, *(-value for value in expected)]
+    assert table.as_recorded.value.tolist() == [*expected, *(-value for value in expected)]
     np.testing.assert_array_equal(
         table.token_values["logprobs"][: len(expected)], [-0.5 if value else np.nan for value in expected]
     )
     as_words = read_rollouts(WRITTEN / "verifiers_branches")
     assert as_words.as_recorded.says == "the mean over tokens of the file's 'advantages'"
-    assert sorted(set(as_words.as_recorded.number.tolist())) == [-0.5, 0.5]
+    assert sorted(set(as_words.as_recorded.value.tolist())) == [-0.5, 0.5]

@@ -43,7 +43,7 @@ def test_a_table_holds_all_that_its_file_says(tmp_path):
     assert words == ["".join(f"{n} " for n in row) for row in spoken]
     assert whole.trainable.tolist() == [n % 4 != 1 for n in range(9)]
     assert whole.token_values["logprobs"].tolist() == [-n / 8 for n in range(9)]
-    assert whole.as_recorded.number.tolist() == [n / 4 for n in range(9)]
+    assert whole.as_recorded.value.tolist() == [n / 4 for n in range(9)]
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3), (2, 4), (3, 3)])

@@ -88,29 +88,33 @@ def is_chat(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_message, value))
 
 
-def chats(values: Sequence[Any]) -> list[Any]:
+def is_talk(value: Any) -> bool:
+    """Whether a value is a chat, or one message of it."""
+    return is_chat(value) or is_message(value)
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list."""
+    return isinstance(value, list)
+
+
+def spelled(values: Iterable[Any], fits: Callable[[Any], bool]) -> Iterable[Any]:
+    """A column in which every text spells what fits, as that; any other column as it is. It may be gone through several times.
+
+    >>> list(spelled(["[1, 0]", None], is_list)), list(spelled(["[1, 0]", "no"], is_list))
+    ([[1, 0], None], ['[1, 0]', 'no'])
+    """
+    texts = (fits(spelled_out(value)) for value in values if isinstance(value, str))
+    return map(spelled_out, values) if next(texts, False) and all(texts) else values
+
+
+def chats(values: Iterable[Any]) -> list[Any]:
     """A column in which every text spells a chat, as chats; any other column as it is.
 
     >>> chats(['[{"role": "user", "content": "a"}]', None])[0][0]["content"], chats(["[]", "b"])
     ('a', ['[]', 'b'])
     """
-    return _if_all(values, lambda value: is_chat(value) or is_message(value))
-
-
-def lists(values: Sequence[Any]) -> list[Any]:
-    """A column in which every text spells a list, as lists; any other column as it is.
-
-    >>> lists(["[1, 0]", None]), lists(["[1, 0]", "no"])
-    ([[1, 0], None], ['[1, 0]', 'no'])
-    """
-    return _if_all(values, lambda value: isinstance(value, list))
-
-
-def _if_all(values: Sequence[Any], fits: Callable[[Any], bool]) -> list[Any]:
-    """What the texts of a column spell, if there are texts and all of it fits."""
-    spelled = [spelled_out(value) for value in values]
-    written = [value for value, cell in zip(spelled, values, strict=True) if isinstance(cell, str)]
-    return spelled if written and all(map(fits, written)) else list(values)
+    return list(spelled(values, is_talk))
 
 
 def as_text(value: Any) -> str | None:

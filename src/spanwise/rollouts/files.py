@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from spanwise.errors import DataError
-from spanwise.rollouts.cells import at_place
+from spanwise.rollouts.cells import at_place, by_column
 
 Parsed = TypeVar("Parsed")
 #: What is read as a table of text, with the sign between two cells; of CSV it may be another one.
@@ -119,6 +120,32 @@ def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]
                     must = "entry of the array must be a" if array else "line must hold one"
                     raise DataError(f"{place} of '{file}' holds a {type(record).__name__}; each {must} JSON object.")
                 yield file, place, record
+
+
+@dataclass(frozen=True)
+class Again:
+    """A column of records that is read from its files whenever it is gone through, as its texts may be more than fits."""
+
+    files: Sequence[Path]
+    name: str
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        return (record.get(self.name) for _, _, record in records(self.files))
+
+
+def record_columns(files: Sequence[Path], long: Collection[str | None]) -> dict[str, list[Any] | Again]:
+    """Every record as columns, None where it lacks one; each text is kept once, and those of `long` columns not at all."""
+    shared: dict[str, str] = {}
+
+    def kept(name: str, value: Any) -> Any:
+        return None if name in long else shared.setdefault(value, value) if isinstance(value, str) else value
+
+    rows = [{name: kept(name, value) for name, value in record.items()} for _, _, record in records(files)]
+    return {name: Again(files, name, len(rows)) if name in long else column for name, column in by_column(rows).items()}
 
 
 def holds_json(file: Path) -> bool:

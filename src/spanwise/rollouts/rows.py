@@ -69,9 +69,13 @@ def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
         blocks = schema.behind(table.column_names, "credit", method)
         own = {block: schema.numbers(table, schema.column("credit", method, block)) for block in blocks}
         stop_n = own.pop(schema.STOP, torch.zeros(0))
-        charged = {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
-        credit[method] = own | charged
+        credit[method] = own | charged(stop_n)
     return credit
+
+
+def charged(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
+    """The credit of leaving out every paid block under `stop`, where anybody has any: NaN where it is 0."""
+    return {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
 
 
 def credit_figures(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:

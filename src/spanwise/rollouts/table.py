@@ -6,7 +6,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -118,28 +118,17 @@ class AsRecorded(NamedTuple):
 
     Attributes:
         says: what the numbers are, in words.
-        value: of each token, flat as the tokens are, or, with `lengths`, of each completion; NaN at completions that have none.
+        value: of each completion, or, with `by_token`, of each token, flat as the tokens are; NaN at completions that have none.
         shares: they are shared out over tokens already, so that a plain sum is the objective.
-        by_block: of a trainer that credits blocks, block -> its credit in each completion, and `stop`; `number` is their sum then.
-        lengths: the tokens of each completion, where there is one number for all of them.
+        by_block: of a trainer that credits blocks, block -> its credit in each completion, and `stop`; `value` is their sum then.
+        by_token: each token has its own.
     """
 
     says: str
     value: Float[np.ndarray, " v"]
     shares: bool = False
-    by_block: Mapping[str, Float[np.ndarray, " n"]] = MappingProxyType({})
-    lengths: Int[np.ndarray, " n"] | None = None
-
-    def slice(self, offsets: Int[np.ndarray, " o"], first: int, last: int) -> Float[np.ndarray, " s"]:
-        """The number of each token of the rows first..last - 1, end to end."""
-        if self.lengths is None:
-            return self.value[offsets[first] : offsets[last]]
-        return np.repeat(self.value[first:last], self.lengths[first:last])
-
-    @property
-    def number(self) -> Float[np.ndarray, " v"]:
-        """The number of each token of the file."""
-        return self.value if self.lengths is None else np.repeat(self.value, self.lengths)
+    by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
+    by_token: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +156,7 @@ class RolloutTable:
         as_recorded: the advantages or rewards that its trainer went by, if it says any.
         rollout_n: the rollout of each completion, where some are parts of one (branches, turns) that has one vote.
         score_n: the score of each completion, NaN where it has none; None: the file has no scores.
+        trained: the recorded rewards whose sum the trainer compared; empty where the file does not say it.
 
     Example:
         >>> import json, tempfile
@@ -197,6 +187,7 @@ class RolloutTable:
     as_recorded: AsRecorded | None = None
     rollout_n: Int[Tensor, " n"] | None = None
     score_n: Float[Tensor, " n"] | None = None
+    trained: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -226,10 +217,15 @@ class RolloutTable:
         keys: Sequence[Hashable] | None = None,
         columns: Mapping[str, Sequence[Any]],
         rewards: Mapping[str, Sequence[Any]],
+        trained: Collection[str] = (),
         notes: Sequence[str] = (),
     ) -> RolloutTable:
-        """Put together what a reader read: `keys` are what rows of a group share within a step, None: the prompt."""
+        """Put together what a reader read: `keys` are what rows of a group share within a step, None: the prompt.
+
+        The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
+        """
         scored = recorded({name: values for name, values in rewards.items() if not is_made(name)})
+        summed = next(([name] for name in ("score", "reward", "scores", "rewards") if name in scored), trained)
         return RolloutTable(
             source,
             path,
@@ -243,7 +239,8 @@ class RolloutTable:
             columns={name: values for name, values in columns.items() if not is_made(name)},
             rewards=scored,
             keyed=keys is not None,
-            as_recorded=as_trained(scored, cut.tokens, columns),
+            as_recorded=as_trained(scored, columns),
+            trained=tuple(name for name in summed if name in scored),
         )
 
 
@@ -289,17 +286,17 @@ def is_made(name: str) -> bool:
 
 
 def as_trained(
-    rewards: Mapping[str, Reward], tokens: Ragged, columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
+    rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> AsRecorded | None:
     """What completions were trained with, the same at every token of one: their advantage, or the score or reward there is.
 
     `columns` may say it (`is_made`), and the credit of each block.
 
-    >>> found = as_trained(recorded({"score": [1.0, None]}), Ragged.of([[5, 6], [7]]))
-    >>> found.says, found.number.tolist()
-    ("the file's 'score', from which nothing is subtracted", [1.0, 1.0, nan])
+    >>> found = as_trained(recorded({"score": [1.0, None]}))
+    >>> found.says, found.value.tolist()
+    ("the file's 'score', from which nothing is subtracted", [1.0, nan])
     >>> columns = {"advantage": [0.5, 0.0], "credit/a": [0.5, None], "credit/stop": [0.0, -0.2]}
-    >>> sorted(as_trained({}, Ragged.of([[5], [7]]), columns).by_block)
+    >>> sorted(as_trained({}, columns).by_block)
     ['a', 'stop']
     """
     made = recorded({name: values for name, values in columns.items() if is_made(name)})
@@ -307,10 +304,10 @@ def as_trained(
     name = next((name for name in ("advantage", "score", "reward") if name in known), None)
     if name is None:
         return None
-    by_block = {name.removeprefix("credit/"): one.value_n.numpy() for name, one in made.items() if name != "advantage"}
+    by_block = {name.removeprefix("credit/"): one.value_n for name, one in made.items() if name != "advantage"}
     plain = "" if name == "advantage" else ", from which nothing is subtracted"
     says = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{plain}"
-    return AsRecorded(says, known[name].value_n.numpy(), by_block=by_block, lengths=tokens.lengths)
+    return AsRecorded(says, known[name].value_n.numpy(), by_block=by_block)
 
 
 def gaps(rewards: Mapping[str, Reward]) -> str:

@@ -219,7 +219,7 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
     for step in (1, 2):
         write_lines(tmp_path / f"{step}.jsonl", [{**row, "step": step} for row in verl_rows()[:4]])
     whole = credit_rollouts(tmp_path, overrides={"layout": LAYOUT})
-    for module in ("apply", "credit"):
+    for module in ("apply", "write"):
         monkeypatch.setattr(f"spanwise.commands.credit.{module}.AT_A_TIME", 25)
     parts = credit(tmp_path, output=tmp_path / "out", console=quiet(), overrides={"layout": LAYOUT})
     assert len(list(fitting_runs(whole.table.tokens.lengths, 25))) > 2
@@ -316,7 +316,7 @@ def touched(path, content=""):
 
 
 #: Recorded numbers that do not say what is right.
-NO_VERDICT = {**verl_rows()[0], "score": 0.5, "acc": -0.5}
+NO_VERDICT = {**{name: value for name, value in verl_rows()[0].items() if name != "score"}, "acc": -0.5, "grade": 0.5}
 BAD = {
     "truncated": (truncated, DataError, "is not readable as parquet; it is damaged or cut off"),
     "damaged": (damaged, DataError, "is not readable as parquet; it is damaged or cut off"),
@@ -344,7 +344,7 @@ BAD = {
     "no rollouts": (lambda f: f, DataError, "holds no rollouts"),
     "foreign tags": (
         lambda f: write_lines(f / "1.jsonl", [{**NO_VERDICT, "output": "<think>x</think> 4"}]), RecipeError,
-        "<answer> is in 0 of 1 completions; they do contain <think> (1). The file records score, acc.",
+        "<answer> is in 0 of 1 completions; they do contain <think> (1). The file records acc, grade.",
     ),
     "no answers": (
         lambda f: write_lines(f / "1.jsonl", [{**NO_VERDICT, "gts": None}]), DataError,
@@ -364,7 +364,7 @@ def test_a_bad_file_is_one_sentence(case, tmp_path):
 
 def test_what_helps_is_in_the_sentence(tmp_path):
     file = write_lines(tmp_path / "1.jsonl", [{**NO_VERDICT, "gts": None}])
-    with pytest.raises(DataError, match="It records score, acc: take one with --reward correct=score, or add the column"):
+    with pytest.raises(DataError, match="It records acc, grade: take one with --reward correct=acc, or add the column"):
         credit_rollouts(file)
     file = write_lines(tmp_path / "1.jsonl", [{**NO_VERDICT, "output": "<think>x</think> 4"}])
     with pytest.raises(RecipeError, match="they do contain <think>"):

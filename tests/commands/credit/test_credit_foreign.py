@@ -23,7 +23,8 @@ from rollout_files import (
     verl_file,
 )
 from spanwise.cli import app
-from spanwise.commands.credit.credit import credit_rollouts, figures_table, summary
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.credit.write import figures_table, summary
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.table import fitting_runs
@@ -168,7 +169,7 @@ def test_a_method_that_was_asked_for_is_not_left_out(tmp_path):
         credit_rollouts(file, methods=["recipe"], reward={"correct": "score"}, overrides={"layout": {"all": []}})
 
 
-@pytest.mark.parametrize("scores", [{"score": [1.0, 1.0, -1.0, 0.5]}, {}])
+@pytest.mark.parametrize("scores", [{"grade": [1.0, 1.0, -1.0, 0.5]}, {}])
 @pytest.mark.parametrize("outputs", [TAGLESS, [f"<think>hm</think> {text}" for text in TAGLESS]])
 def test_the_remedy_in_the_message_runs(outputs, scores, tmp_path):
     file = verl_file(tmp_path / "1.jsonl", outputs, gts=[*outputs[:3], None], **scores)
@@ -178,7 +179,7 @@ def test_the_remedy_in_the_message_runs(outputs, scores, tmp_path):
     command = ["credit", str(file), *shlex.split(remedy[1]), "--output", str(tmp_path / "out")]
     app(command, exit_on_error=False, result_action="return_value")
     rewards = [row["reward/correct"] for row in pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()]
-    assert rewards == scores.get("score", [1.0, 1.0, 1.0, None])  # without a right answer, no verdict
+    assert rewards == scores.get("grade", [1.0, 1.0, 1.0, None])  # without a right answer, no verdict
 
 
 def test_usual_methods_without_a_source_are_left_out(tmp_path):

@@ -76,7 +76,7 @@ def test_the_page_shows_what_was_worked_out(texts, tmp_path):
 
 def test_the_page_shows_whole_groups_evenly_from_the_file(tmp_path, monkeypatch):
     """Eight of twelve, written in parts of a few completions: the first prompt and the last."""
-    monkeypatch.setattr("spanwise.commands.credit.credit.AT_A_TIME", 30)
+    monkeypatch.setattr("spanwise.commands.credit.write.AT_A_TIME", 30)
     said = [*trl_small.SAID, *trl_small.SAID[:4]]
     run(tmp_path, said=said, rows=8)
     html = (tmp_path / "out" / "report.html").read_text()

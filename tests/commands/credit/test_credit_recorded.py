@@ -14,7 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 import trl_small
 from rollout_files import LAYOUT, WELL_FORMED, own_run, quiet, said, trl_file, verl_file
-from spanwise.commands.credit.credit import credit, credit_rollouts, summary
+from spanwise.commands.credit.credit import credit, credit_rollouts
+from spanwise.commands.credit.write import summary
 from spanwise.commands.report.report import report_folder
 from spanwise.errors import RecipeError
 from spanwise.rollouts.rows import credit_figures
@@ -218,7 +219,7 @@ def test_a_run_of_ours_shows_it_where_it_is_asked_for(tmp_path):
 
 def test_recorded_rewards_go_before_the_text(tmp_path):
     """The text says 1 1 1 0, the trainer said otherwise; only what says right and wrong is taken for correctness."""
-    options = {"overrides": {"layout": LAYOUT}, "methods": ["grpo"]}
+    options = {"overrides": {"layout": LAYOUT}, "methods": ["bae"]}
 
     def rewards(**columns):
         file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, gts=["4"] * 4, **columns)

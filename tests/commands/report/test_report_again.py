@@ -17,7 +17,8 @@ import spanwise.commands.fidelity.fidelity as fidelity_module
 import trl_small
 from rollout_files import LAYOUT, quiet
 from spanwise import cli
-from spanwise.commands.credit.credit import credit, outcome_of
+from spanwise.commands.credit.credit import credit
+from spanwise.commands.credit.write import outcome_of
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import again_command
 from spanwise.commands.shared.options import recipe_fields

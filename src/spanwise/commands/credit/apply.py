@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,16 @@ from torch import Tensor
 
 from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arms, left_out, token_columns
+from spanwise.credit import spread
 from spanwise.credit_metrics import dead_strata
 from spanwise.errors import RecipeError
 from spanwise.explain import OF_SCORE, SCORE_FIGURES, alarms, setup_warnings
 from spanwise.layout import Layout
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
+from spanwise.rollouts.rows import charged
 from spanwise.rollouts.schema import RECORDED, STOP
-from spanwise.rollouts.table import AsRecorded, at, fitting_runs
+from spanwise.rollouts.table import at, fitting_runs
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, as_scores
 from spanwise.segment import find_blocks
@@ -60,21 +62,30 @@ class Applied:
     name: str
     marked: Marked
     credit: Credit  # NaN where nothing is recorded; what is known per token has the mean over the block
-    #: Of a table and first, last: the advantages of the tokens of the rows first..last - 1, end to end.
-    advantages: Callable[[RolloutTable, int, int], Float[np.ndarray, " s"]]
-    dead: dict[str, float]  # comparison -> share of its strata in which nobody gets any credit
+    spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
+    #: The advantages of all tokens, where each has its own; else they are spread when asked for, as all fill more than the file.
+    flat_v: Float[np.ndarray, " v"] | None = None
+    dead: Mapping[str, float] = field(
+        default_factory=dict
+    )  # comparison -> share of its strata in which nobody gets any credit
+
+    def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
+        """The advantages of the tokens of the rows first..last - 1, end to end; 0 where the trainer left a row out of the loss."""
+        rows = slice(first, last)
+        if self.flat_v is not None:
+            flat = self.flat_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
+        else:
+            places = table.tokens.places(rows)
+            flat = self.spread(self.credit.take(rows), self.marked.spans(rows, places)).numpy()[places >= 0]
+        return (
+            flat if table.learned_n is None else flat * np.repeat(table.learned_n[rows].numpy(), table.tokens.lengths[rows])
+        )
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
-        """The credit of each block; NaN where a completion does not have it."""
+        """The credit of each block, NaN where a completion does not have it, and of the decision to stop (`charged`)."""
         held_nk = self.credit.block_nk.masked_fill(self.marked.length_nk == 0, torch.nan)
-        return {name: held_nk[:, k] for k, name in enumerate(self.marked.names)}
-
-    @property
-    def charged(self) -> dict[str, Float[Tensor, " n"]]:
-        """The credit of the decision to stop, where anybody has any: NaN where it is 0."""
-        stop_n = self.credit.stop_n
-        return {STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
+        return {name: held_nk[:, k] for k, name in enumerate(self.marked.names)} | charged(self.credit.stop_n)
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
@@ -169,10 +180,8 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     verdict = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
     clipped_n = table.score_n.clamp(0.0, 1.0)
     known_n = ~clipped_n.isnan()
-    right_n = torch.full_like(clipped_n, torch.nan)
-    if verdict in scores.names:
-        right_n = scores.outcome(verdict).double()
-        right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
+    right_n = scores.outcome(verdict).double() if verdict in scores.names else torch.full_like(clipped_n, torch.nan)
+    right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
     judged = not bool(right_n.isnan().all())
     worth: dict[str, Any] = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean())}
     worth["verdict"] = verdict if judged else None
@@ -226,8 +235,11 @@ def read_file(
     A reward that the file records (`Arms.taken`) is taken from it; what it would be under the other outcome, and every other
     reward, is computed from the text.
     """
-    layouts = dict.fromkeys((*(scheme.layout for scheme in arms.schemes.values()), *also))
-    spans_of: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
+    spans_of: dict[Layout, list[tuple[Tensor, ...]]] = {}
+    blocks: dict[Layout, np.ndarray] = {}
+    for layout in (*(scheme.layout for scheme in arms.schemes.values()), *also):
+        spans_of[layout] = []
+        blocks[layout] = np.full(len(table.tokens.values), -1, np.int8 if len(layout.names) < 128 else np.int16)
     readings: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         rows = slice(first, last)
@@ -237,9 +249,8 @@ def read_file(
         recorded = {name: table.rewards[column].take(rows) for name, column in arms.taken.items()}
         for layout, parts in spans_of.items():
             spans, texts = located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
-            block_v, pieces_1 = spans.block_nt[torch.from_numpy(places >= 0)], torch.tensor([spans.interleaved])
-            block_v = block_v.to(torch.int8 if len(layout.names) < 128 else torch.int16)
-            parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n, block_v, pieces_1))
+            blocks[layout][places[places >= 0]] = spans.block_nt.numpy()[places >= 0]
+            parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n, torch.tensor([spans.interleaved])))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
                     asked = _for_functions(table, rows, texts, scheme)
@@ -248,15 +259,14 @@ def read_file(
                     readings[name].append(reading.take(slice(None)))
     marked = {}
     for layout, parts in spans_of.items():
-        start_nk, end_nk, length_nk, fault_n, block_v, pieces_c = (torch.cat(column) for column in zip(*parts, strict=True))
-        pieces = bool(pieces_c.any())
-        marked[layout] = Marked(layout.names, start_nk, end_nk, length_nk, fault_n, block_v.numpy(), interleaved=pieces)
+        *edges, pieces_c = (torch.cat(column) for column in zip(*parts, strict=True))
+        marked[layout] = Marked(layout.names, *edges, block=blocks[layout], interleaved=bool(pieces_c.any()))
     return marked, {name: Reading.joined(parts) for name, parts in readings.items()}
 
 
 def _for_functions(table: RolloutTable, rows: slice, texts: Sequence[BlockText], scheme: Scheme) -> dict[str, Sequence[Any]]:
     """What a trainer would hand to reward functions beside the columns."""
-    if not any(callable(objective.reward) for objective in scheme.objectives):
+    if not any(callable(o.reward) and o.name not in scheme.recorded for o in scheme.objectives):
         return {}
     return {
         "prompts": table.prompts[rows],
@@ -273,7 +283,7 @@ def apply_arm(
     A method per token goes over as many completions at a time as fit, unless it compares them.
     """
     by_token = scheme.entry.kind == "token" or scheme.refine is not None
-    flat = np.zeros(len(table.tokens.values) if by_token else 0, dtype=np.float32)
+    flat_v = np.zeros(len(table.tokens.values) if by_token else 0, dtype=np.float32)
     parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
         mean_length = marked.length_nk[step].sum(dim=1).double().mean()  # a part is not a whole step
@@ -282,51 +292,27 @@ def apply_arm(
             here, fields = reading.take(rows), dict[str, Any]()
             for mode in scheme.modes:
                 fields |= mode.recorded(table, rows)
-            if by_token:
+            if not by_token:
+                if table.rollout_n is not None:
+                    fields["steps"] = Steps(table.rollout_n[rows], rows)
+                credit = credit_batch(here, Batch(group_n[rows], **fields), scheme)
+                # Without any token, nothing carries what stopping costs.
+                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~here.present_nk.any(dim=1), 0.0))
+            else:
                 places = table.tokens.places(rows.numpy())
                 here = replace(here, spans=marked.spans(rows, places))
                 fields |= {"ids_nt": at(places, table.tokens.values, 0), "mask_nt": at(places, table.trainable, False)}
                 for need, columns in token_columns(scheme).items():
                     streams = [at(places, table.token_values[column], 0.0) for column in columns]
                     fields[need] = torch.stack(streams, dim=2).squeeze(2)
-            elif table.rollout_n is not None:
-                fields["steps"] = Steps(table.rollout_n[rows], rows)
-            credit = credit_batch(here, Batch(group_n[rows], **fields), scheme)
-            if by_token:
+                credit = credit_batch(here, Batch(group_n[rows], **fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(rows)))
-            else:  # without any token, nothing carries what stopping costs
-                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~here.present_nk.any(dim=1), 0.0))
-            if by_token:
-                places = table.tokens.places(rows.numpy())
-                flat[places[places >= 0]] = _learned(table, credit, here.spans, scheme, rows)[places >= 0]
+                flat_v[places[places >= 0]] = advantages(credit, here.spans, scheme).numpy()[places >= 0]
             parts.append((rows, credit))
     credit = _joined(parts)
     strata = dead_strata(credit, scheme, group_n=group_n if by_token else None)
     dead = {of: silent / total for of, (total, silent) in strata.items() if total}
-    spread = partial(_kept, flat) if by_token else partial(_spread, marked, credit, scheme)
-    return Applied(name, marked, credit, spread, dead)
-
-
-def _learned(
-    table: RolloutTable, credit: Credit, spans: Spans | None, scheme: Scheme, rows: Tensor | slice
-) -> Float[np.ndarray, "n t"]:
-    """The advantages of some rows; 0 at those that the trainer left out of the loss."""
-    adv_nt = advantages(credit, spans, scheme)
-    return (adv_nt if table.learned_n is None else adv_nt * table.learned_n[rows, None]).numpy()
-
-
-def _kept(flat: Float[np.ndarray, " v"], table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
-    """The advantages of some rows out of those of all."""
-    return flat[table.tokens.offsets[first] : table.tokens.offsets[last]]
-
-
-def _spread(
-    marked: Marked, credit: Credit, scheme: Scheme, table: RolloutTable, first: int, last: int
-) -> Float[np.ndarray, " s"]:
-    """The advantages of some rows, spread over their tokens when they are asked for: those of all fill more than the file."""
-    rows = slice(first, last)
-    places = table.tokens.places(rows)
-    return _learned(table, credit.take(rows), marked.spans(rows, places), scheme, rows)[places >= 0]
+    return Applied(name, marked, credit, partial(advantages, scheme=scheme), flat_v if by_token else None, dead)
 
 
 def _compares(scheme: Scheme) -> bool:
@@ -370,64 +356,44 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
         raise RecipeError(
             f"'{table.path}' records no advantages, score or reward, so there is nothing to show under '{RECORDED}'; leave it out."
         )
-    length_nk, stop_n = marked.length_nk.numpy(), np.zeros(len(table))
-    divisor_nk, sampled_n = np.maximum(length_nk, 1), length_nk.sum(axis=1)
+    present_nk, length_n = marked.length_nk > 0, marked.length_nk.sum(dim=1)
+    shared_n = length_n.double()
+    if table.rollout_n is not None:
+        shared_n = torch.bincount(table.rollout_n, weights=shared_n)[table.rollout_n]
+    stop_n, flat_v = torch.zeros(len(table)).double(), None
     if recorded.by_block:
-        block_nk = _recorded_blocks(table, marked, recorded.by_block)
-        stop_n = np.nan_to_num(recorded.by_block.get(STOP, stop_n))
+        block_nk = torch.stack([recorded.by_block.get(name, torch.zeros(len(table))) for name in marked.names], dim=1)
+        unknown = [name for k, name in enumerate(marked.names) if present_nk[:, k].any() and name not in recorded.by_block]
+        if unknown:
+            there = ", ".join(name for name in recorded.by_block if name != STOP)
+            raise RecipeError(
+                f"'{table.path}' records credit of the blocks {there}, and the layout has {', '.join(unknown)}; give the layout "
+                f"that the trainer had to see it under '{RECORDED}'."
+            )
+        block_nk, stop_n = block_nk.double().nan_to_num(), recorded.by_block.get(STOP, stop_n).nan_to_num()
+    elif recorded.by_token:
+        sums = list[Tensor]()
+        for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
+            places = table.tokens.places(slice(first, last))
+            place_nt = at(places, marked.block, -1).long() + 1
+            sum_nk = torch.zeros(last - first, len(marked.names) + 1).double()
+            sums.append(sum_nk.scatter_add_(1, place_nt, at(places, recorded.value, 0.0))[:, 1:])
+        block_nk = torch.cat(sums)
+        flat_v = np.where(np.isnan(recorded.value) | (marked.block >= 0), recorded.value, 0.0).astype(np.float32)
+        if not recorded.shares:
+            block_nk = block_nk / marked.length_nk.clamp(min=1)
+            flat_v /= np.repeat(shared_n.numpy(), table.tokens.lengths)
     else:
-        runs = fitting_runs(table.tokens.lengths, AT_A_TIME)
-        sums = [_block_sums(table, marked, recorded, first, last) for first, last in runs]
-        block_nk = np.concatenate(sums) / (1 if recorded.shares else divisor_nk)
-    rollout_n = np.arange(len(table)) if table.rollout_n is None else table.rollout_n.numpy()
-    shared_n = np.bincount(rollout_n, weights=sampled_n)[rollout_n]
-
-    def spread(table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
-        inside, rows, blocks = _sampled(table, marked, first, last)
-        number = recorded.slice(table.tokens.offsets, first, last)
-        flat = np.where(np.isnan(number), np.nan, 0.0)
-        if recorded.by_block:
-            flat[inside] = (block_nk / divisor_nk)[first + rows, blocks]
-            last_sampled = inside[np.flatnonzero(np.diff(rows, append=-1))]
-            flat[last_sampled] += stop_n[first + np.unique(rows)]
-        else:
-            flat[inside] = number[inside] if recorded.shares else number[inside] / shared_n[first + rows]
-        return flat.astype(np.float32)
-
+        block_nk = torch.from_numpy(recorded.value)[:, None].expand(present_nk.shape)
     nobody_m = torch.zeros(0, dtype=torch.long)
-    credit = Credit(torch.from_numpy(block_nk), torch.from_numpy(stop_n), nobody_m, nobody_m)
+    credit = Credit(torch.where(present_nk, block_nk, 0.0), stop_n, nobody_m, nobody_m, mean_length_n=shared_n)
     shared = f"shared out over the tokens of the {'block' if recorded.by_block else 'completion'}"
     note = f"{RECORDED} is no method: {recorded.says}, {'as it stands there' if recorded.shares else shared}."
-    return Applied(RECORDED, marked, credit, spread, {}), note
+    return Applied(RECORDED, marked, credit, partial(_as_recorded, by_block=bool(recorded.by_block)), flat_v), note
 
 
-def _sampled(table: RolloutTable, marked: Marked, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the rows first..last - 1: the places of the tokens inside blocks, and their rows, counted from `first`, and blocks."""
-    edges = table.tokens.offsets[first : last + 1]
-    block = marked.block[edges[0] : edges[-1]]
-    inside = np.flatnonzero(block >= 0)
-    return inside, np.repeat(np.arange(last - first), np.diff(edges))[inside], block[inside].astype(np.int64)
-
-
-def _block_sums(
-    table: RolloutTable, marked: Marked, recorded: AsRecorded, first: int, last: int
-) -> Float[np.ndarray, "r k"]:
-    """What the tokens of each block of some rows were recorded with, in sum."""
-    inside, rows, blocks = _sampled(table, marked, first, last)
-    shape = (last - first, len(marked.names))
-    number = recorded.slice(table.tokens.offsets, first, last)[inside]
-    return np.bincount(rows * shape[1] + blocks, weights=number, minlength=shape[0] * shape[1]).reshape(shape)
-
-
-def _recorded_blocks(table: RolloutTable, marked: Marked, by_block: Mapping[str, np.ndarray]) -> Float[np.ndarray, "n k"]:
-    """The recorded credit of each block, 0 where a completion has none."""
-    present_nk = (marked.length_nk > 0).numpy()
-    unknown = [name for k, name in enumerate(marked.names) if present_nk[:, k].any() and name not in by_block]
-    if unknown:
-        there = ", ".join(name for name in by_block if name != STOP)
-        raise RecipeError(
-            f"'{table.path}' records credit of the blocks {there}, and the layout has {', '.join(unknown)}; give the layout "
-            f"that the trainer had to see it under '{RECORDED}'."
-        )
-    nothing_n = np.zeros(len(table))
-    return np.nan_to_num(np.stack([by_block.get(name, nothing_n) for name in marked.names], axis=1)) * present_nk
+def _as_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
+    """The numbers of some completions, shared out over the tokens of a block or of the rollout; NaN where there is none."""
+    there = replace(credit, block_nk=credit.block_nk.nan_to_num())
+    adv_nt = spread(there, spans, per="block" if by_block or credit.mean_length_n is None else credit.mean_length_n)
+    return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)

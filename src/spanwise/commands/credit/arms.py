@@ -8,12 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from spanwise.commands.credit.blocks import Blocks, made_of
 from spanwise.credit import METHODS, Method, Preset, method, states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BASELINES, Objective
-from spanwise.recipe import Recipe, scheme_of
+from spanwise.recipe import Recipe, recorded_elsewhere, scheme_of
 from spanwise.rollouts import RolloutTable, schema
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
@@ -71,11 +73,10 @@ def choose_arms(
         helps = remedy(table, texts) if made_of(texts) else ""
         blocks = replace(blocks, lack="" if "correct" in taken else f"{blocks.lack}{helps}")
     own: Scheme | SpanwiseError
-    objectives, own_name = blocks.objectives, "recipe"
+    unsaid = table.folder is None and recipe.objectives is None and "correct" not in rewards
+    presets, own_name = _Presets(recipe, blocks, taken, blocks.objectives, _summed(table, taken) if unsaid else ()), "recipe"
     try:
-        own_name, own, objectives = _own(recipe, blocks, taken, run_code)
-        if objectives is not blocks.objectives:  # they pay the recipe's own blocks
-            blocks = replace(blocks, layout=own.layout)
+        own_name, own, presets = _own(presets, run_code)
     except (RecipeError, LayoutError) as error:
         if given:
             raise
@@ -86,7 +87,7 @@ def choose_arms(
     for asked in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
         name = own_name if asked == "recipe" else asked
         try:
-            scheme = own if name == own_name else _asked(name, recipe, blocks, taken, objectives)
+            scheme = own if name == own_name else presets.asked(name)
             if not isinstance(scheme, Scheme):
                 raise scheme
             check_file(scheme, table)
@@ -140,6 +141,12 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
     return {name: column for name, column in chosen.items() if column != "text"}
 
 
+def _summed(table: RolloutTable, taken: Mapping[str, str]) -> tuple[str, ...]:
+    """The recorded rewards that the trainer compared the sum of; none where that is what says right and wrong."""
+    known = [table.rewards[name].value_n.nan_to_num() for name in (taken.get("correct"), *table.trained) if name is not None]
+    return () if "correct" in taken and len(known) == 2 and torch.equal(*known) else table.trained
+
+
 def _check_answers(scheme: Scheme, taken: Mapping[str, str], table: RolloutTable) -> None:
     """Refuse a reward that can come from nowhere."""
     for objective in scheme.objectives:
@@ -154,46 +161,80 @@ def _check_answers(scheme: Scheme, taken: Mapping[str, str], table: RolloutTable
             raise DataError(f"Reward '{name}' {lack}. {there if table.rewards else 'Add the column.'}{named}")
 
 
-def _own(
-    recipe: Recipe, blocks: Blocks, taken: Mapping[str, str], run_code: bool
-) -> tuple[str, Scheme, tuple[Objective, ...] | None]:
-    """The recipe as it stands, under the shortest name that means the same, and objectives that are to replace a preset's."""
-    if blocks.objectives is not None:  # the file's blocks, not the recipe's
-        name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
-        scheme = _preset(name, recipe, blocks, taken, blocks.objectives)
-        if modes := recipe.scheme_modes:
-            name, scheme = "recipe", replace(scheme, modes=modes)
-        return name, scheme, blocks.objectives
+def _own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
+    """The recipe as it stands, under the shortest name that means the same, and the presets with its objectives and blocks."""
+    recipe, blocks = presets.recipe, presets.blocks
+    if blocks.objectives is None:
+        scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.taken, run_code=run_code)
+        usual = recipe.objectives is None or any(preset.objectives == scheme.objectives for _, preset in presets.alike())
+        if not usual:
+            blocks = replace(blocks, layout=scheme.layout)
+            presets = replace(presets, blocks=blocks, objectives=tuple(scheme.objectives))
+        return next((name for name, preset in presets.alike() if preset == scheme), "recipe"), scheme, presets
 
-    scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=taken, run_code=run_code)
+    name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method  # the file's blocks, not the recipe's
+    scheme = presets.of(name)
+    if modes := recipe.scheme_modes:
+        name, scheme = "recipe", replace(scheme, modes=modes)
+    return name, scheme, presets
 
-    def presets(objectives: tuple[Objective, ...] | None) -> Iterator[tuple[str, Scheme]]:
-        for name in (recipe.method, *(f"{recipe.method}:{baseline}" for baseline in BASELINES)):
+
+@dataclass(frozen=True)
+class _Presets:
+    """The presets on the blocks of a file; `objectives` of the file or the recipe take the place of those of a preset."""
+
+    recipe: Recipe
+    blocks: Blocks
+    taken: Mapping[str, str]
+    objectives: tuple[Objective, ...] | None
+    summed: tuple[str, ...]  # the recorded rewards that a method of one number per completion adds up
+
+    def alike(self) -> Iterator[tuple[str, Scheme]]:
+        """Those of the recipe's method, with each baseline that fits."""
+        for name in (self.recipe.method, *(f"{self.recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
-                yield name, _preset(name, recipe, blocks, taken, objectives)
+                yield name, self.of(name)
 
-    usual = recipe.objectives is None or any(preset.objectives == scheme.objectives for _, preset in presets(None))
-    objectives = None if usual else tuple(scheme.objectives)
-    blocks = blocks if usual else replace(blocks, layout=scheme.layout)
-    return next((name for name, preset in presets(objectives) if preset == scheme), "recipe"), scheme, objectives
+    def asked(self, name: str) -> Scheme:
+        """The rule of `method` or `method:baseline`, if a file can be credited by it."""
+        METHODS.load_plugins()
+        chosen = METHODS.get(name.partition(":")[0])
+        if chosen is None:
+            raise RecipeError(unknown("method", name, [*METHODS, "recipe", RECORDED]))
+        if ":" in name and "baseline" not in chosen.inputs:
+            raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
+        if lacking := [need for need in chosen.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]:
+            raise RecipeError(
+                f"Method '{chosen.name}' cannot be applied to a rollout file: it needs {', '.join(lacking)}, which no format holds."
+                f" Call spanwise.credit.{chosen.estimator.__name__} from Python."
+            )
+        return self.of(name)
 
+    def of(self, name: str) -> Scheme:
+        """The preset `method` or `method:baseline` on the blocks of the file; its options are those of the recipe's own method.
 
-def _asked(
-    name: str, recipe: Recipe, blocks: Blocks, taken: Mapping[str, str], objectives: tuple[Objective, ...] | None
-) -> Scheme:
-    """The rule of `method` or `method:baseline`, if a file can be credited by it."""
-    METHODS.load_plugins()
-    chosen = METHODS.get(name.partition(":")[0])
-    if chosen is None:
-        raise RecipeError(unknown("method", name, [*METHODS, "recipe", RECORDED]))
-    if ":" in name and "baseline" not in chosen.inputs:
-        raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
-    if lacking := [need for need in chosen.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]:
-        raise RecipeError(
-            f"Method '{chosen.name}' cannot be applied to a rollout file: it needs {', '.join(lacking)}, which no format holds. "
-            f"Call spanwise.credit.{chosen.estimator.__name__} from Python."
-        )
-    return _preset(name, recipe, blocks, taken, objectives)
+        Objectives of the file or the recipe take the place of the preset's, each in the blocks that it pays there.
+        """
+        wanted, _, baseline = name.partition(":")
+        if baseline and baseline not in BASELINES:
+            raise RecipeError(f"Baseline '{baseline}' of '{name}' is none of {', '.join(BASELINES)}.")
+        chosen, layout, objectives = method(wanted), self.blocks.layout, self.objectives
+        calibrated = (chosen.preset or Preset()).calibrated
+        choices: dict[str, Any] = {"baseline": baseline or None}
+        if chosen.kind == "completion" and not calibrated and self.summed:
+            objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in self.summed)
+        elif self.blocks.lack:
+            raise RecipeError(self.blocks.lack)
+        if objectives is not None:
+            if objectives is self.blocks.objectives and not calibrated:
+                objectives = tuple(
+                    o for o in objectives if judge_of(o) is None
+                )  # nobody asked for right and confident in one
+            choices = {"objectives": _compared(chosen, objectives, layout.names, baseline)}
+        elif calibrated and states_confidence(layout):
+            choices["calibration"] = self.recipe.rule
+        own = self.recipe.options if wanted == self.recipe.method else {}
+        return Scheme.preset(wanted, layout, **{**choices, **own}, longest=self.blocks.longest, recorded=self.taken)
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
@@ -237,30 +278,6 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         f"Method '{scheme.method}' needs {' and '.join(PER_TOKEN[need] for need in missing)} of every token{wanted}, and "
         f"'{table.path}' holds {there}. {advice}."
     )
-
-
-def _preset(
-    name: str, recipe: Recipe, blocks: Blocks, taken: Mapping[str, str], objectives: Sequence[Objective] | None
-) -> Scheme:
-    """The preset `method` or `method:baseline` on the blocks of the file; its options are those of the recipe's own method.
-
-    Objectives of the file or the recipe take the place of the preset's, each in the blocks that it pays there.
-    """
-    wanted, _, baseline = name.partition(":")
-    if baseline and baseline not in BASELINES:
-        raise RecipeError(f"Baseline '{baseline}' of '{name}' is none of {', '.join(BASELINES)}.")
-    if blocks.lack:
-        raise RecipeError(blocks.lack)
-    chosen, layout = method(wanted), blocks.layout
-    choices: dict[str, Any] = {"baseline": baseline or None}
-    if objectives is not None:
-        if objectives is blocks.objectives and not (chosen.preset or Preset()).calibrated:
-            objectives = [o for o in objectives if judge_of(o) is None]  # nobody asked for a sum of right and confident
-        choices = {"objectives": _compared(chosen, objectives, layout.names, baseline)}
-    elif chosen.preset is not None and chosen.preset.calibrated and states_confidence(layout):
-        choices["calibration"] = recipe.rule
-    own = recipe.options if wanted == recipe.method else {}
-    return Scheme.preset(wanted, layout, **{**choices, **own}, longest=blocks.longest, recorded=taken)
 
 
 def _compared(

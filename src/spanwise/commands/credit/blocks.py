@@ -59,18 +59,19 @@ def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequenc
     if table.folder is not None or _NAMING & recipe.model_fields_set:
         return usual
     tags, held = usual_tags(texts)
+    shown = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
     seen = census(texts, usual.layout.tags)
-    if not tags:
-        return usual if any(seen.wanted.values()) else _fields(usual_fields(texts), table, usual.longest) or usual
-    opens = all(any(seen.wanted[tag] for tag in own) for _, own in usual.layout.blocks)
-    if opens and set(tags) <= set(usual.layout.tags):
+    fits = any if not tags else all
+    opens = fits(any(seen.wanted[tag] for tag in own) for _, own in usual.layout.blocks)
+    if shown is None or (opens and set(tags) <= set(usual.layout.tags)):
         return usual
-    others = _tagged(tags, recipe, usual.longest)
+    if not tags:
+        return shown
     why = f"No layout is given, and the usual one is not that of the file. {seen.sentence}".strip()
     made = f"{held} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so"
     answer = census(texts, ["answer"]).sentence
     lack = f"Nothing says which completions of '{table.path}' are right: {answer}" if answer else ""
-    return replace(others, note=f"{why} {made} {others.note}", lack=lack)
+    return replace(shown, note=f"{why} {made} {shown.note}", lack=lack)
 
 
 def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:

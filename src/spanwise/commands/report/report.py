@@ -10,8 +10,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from spanwise.commands.credit.credit import credit_rollouts, credited_parts, outcome_of
+from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.page import credit_page, credited_view, several
+from spanwise.commands.credit.write import credited_parts, outcome_of
 from spanwise.commands.shared.folder import EXPORT, FIDELITY, MOST, again_command, read_fields, write_page
 from spanwise.commands.shared.samples import FILE, Samples, ended_runs, read_samples, unmeasured
 from spanwise.errors import DataError, SpanwiseError

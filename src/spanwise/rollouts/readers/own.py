@@ -50,7 +50,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         schema.token_edges(table, [source, schema.TRAINABLE, *known, *trained], f"'{file}'")
     table = joined(path, tables)
     trainable = schema.flat(table[schema.TRAINABLE], np.bool_)
-    edges, same = schema.offsets(table[source]), True  # the tokens are the file's own, so what it says of each is of use
+    edges = schema.offsets(table[source])
     if source == schema.TOKENS:  # each text, or what it is as bytes, gets an id
         coded = table[source].combine_chunks().flatten().dictionary_encode()
         vocabulary = Vocabulary(tuple(coded.dictionary.cast(pa.binary()).to_pylist()) or (b"",))
@@ -61,13 +61,15 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         cut = Cut(Ragged(schema.flat(table[source], np.int32), edges), trainable, vocabulary, "")
         _check_spelling(files[0], vocabulary, tokenizer)
     else:
-        same = False
+        known, trained = [], []  # the tokens are not the file's own, so what it says of each is of no use
         if schema.TEXT not in names:
             raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
         note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
         cut = cut_text([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=note)
     plain = [one.name for one in table.schema if not pa.types.is_list(one.type)]
     rollouts = _whole(path, table, schema.ROLLOUT)
+    values = {name: schema.flat(table[name], np.float64) for name in trained}
+    recorded = [AsRecorded(f"the file's '{name}'", value, shares=True, by_token=True) for name, value in values.items()]
     return replace(
         RolloutTable.of(
             "spanwise",
@@ -81,12 +83,10 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         ),
         rewards=_rewards(path, table),
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        token_values={name: schema.flat(table[name], np.float32) for name in known if same},
-        learned_n=_learned(table, cut) if same else None,
+        token_values={name: schema.flat(table[name], np.float32) for name in known},
+        learned_n=None if source == schema.IDS and tokenizer is None else _learned(table, cut),
         folder=folder,
-        as_recorded=next(
-            (AsRecorded(f"the file's '{n}'", schema.flat(table[n], np.float64), shares=True) for n in trained if same), None
-        ),
+        as_recorded=next(iter(recorded), None),
         rollout_n=None if rollouts is None else group_index(rollouts),
         score_n=schema.numbers(table, schema.SCORE) if schema.SCORE in plain else None,
     )

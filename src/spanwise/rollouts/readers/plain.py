@@ -5,7 +5,9 @@ Which column holds what is as the user says, else as its name says; what is not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ import pyarrow.parquet as pq
 
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.rollouts import cells, schema
-from spanwise.rollouts.files import SUFFIXES, holds_json, joined, read_delimited, records
+from spanwise.rollouts.files import SUFFIXES, holds_json, joined, read_delimited, record_columns
 from spanwise.rollouts.table import RolloutTable, cut_text
 
 #: What can be read, in words for messages.
@@ -42,13 +44,12 @@ _REWARD = ("reward", "rewards", "score", "scores", "advantage")
 
 
 class Said(NamedTuple):
-    """One completion: the row that it stands in, its place in the list there, how long that is, prompt and what was said."""
+    """One completion: the row that it stands in, its place in the list there, how long that is, and its prompt."""
 
     row: int
     place: int
     size: int
-    prompt: Any
-    completion: Any
+    prompt: str
 
 
 def read_plain(
@@ -61,21 +62,25 @@ def read_plain(
     conversation in `messages`, without a completion beside it, ends with what the model said.
 
     TRL's `completions/completions_*.parquet` are such tables. TRL logs the last generation batch, so a batch that serves several
-    optimiser steps is written several times; repetitions are left out.
+    optimiser steps is written several times; repetitions are left out. What was said in JSON lines is cut as it is read.
     """
     asked = _check_roles(columns or {})
-    source, table, repeated = _read(path, files)
+    source, table, repeated = _read(path, files, asked)
     table = {name: column for name, column in table.items() if name not in _INDEX or name in asked.values()}
     size = max(map(len, table.values()), default=0)
     if not size:
         raise DataError(f"'{path}' holds no completions.")
     roles = _find_roles(path, list(table), asked)
-    said = _said(path, table, roles, size)
-    absent = size - len({one.row for one in said})
-    prompts = [cells.prompt_text(one.prompt) for one in said]
-    spread = _spread(path, table, roles, said)
-    step_column = cells.typed(table[roles["step"]]) if "step" in roles else [None] * size
+    spoken = roles.get("completion") or roles.get("completions") or "messages"
+    streamed = None if roles.get("group") == spoken else spoken
+    own = _Plain(path, {name: column if name == streamed else list(column) for name, column in table.items()}, roles)
+    cut = cut_text(own.parts(), tokenizer)
+    absent = size - len({one.row for one in own.said})
+    prompts = [one.prompt for one in own.said]
+    spread = own.spread()
+    step_column = cells.typed(own.table[roles["step"]]) if "step" in roles else [None] * size
     steps = cells.steps_of(path, (None if cells.empty(step) else step for step in step_column))
+    rewards = _rewards(path, {name: column for name, column in spread.items() if name not in roles.values()})
     pairs = [(role, roles[role]) for role in ("prompt", "completion", "completions", "answer", "group") if role in roles]
     taken = [f"{role.removesuffix('s')} from '{name}'" for role, name in pairs if name != role.removesuffix("s")]
     read_as = f"Columns: {', '.join(taken)}." if taken else ""
@@ -84,23 +89,25 @@ def read_plain(
     return RolloutTable.of(
         source,
         path,
-        cut_text([cells.completion_parts(one.completion) for one in said], tokenizer),
+        cut,
         prompts=prompts,
-        steps=[steps[one.row] for one in said],
-        keys=_keys(path, roles, prompts, said, table, asked),
+        steps=[steps[one.row] for one in own.said],
+        keys=own.keys(asked),
         columns=spread if "answer" not in roles else {**spread, "answer": spread[roles["answer"]]},
-        rewards=_rewards(path, {name: column for name, column in spread.items() if name not in roles.values()}),
+        rewards=rewards,
+        trained=[name for name in rewards if source == "TRL" or name not in spread],
         notes=[repeated, read_as, f"{absent} of {size} rows hold no completion and are left out." if absent else ""],
     )
 
 
-def _read(path: Path, files: Sequence[Path]) -> tuple[str, dict[str, list[Any]], str]:
+def _read(path: Path, files: Sequence[Path], asked: Mapping[str, str]) -> tuple[str, dict[str, Any], str]:
     """What kind of files these are, their columns under each other, and the sentence on files that are left out."""
     suffix, note = files[0].suffix.lower(), ""
     if suffix in SUFFIXES:
         return suffix[1:].upper(), joined(path, map(read_delimited, files)).to_pydict(), note
     if holds_json(files[0]):
-        return "JSON" if suffix == ".json" else "JSONL", cells.by_column([record for _, _, record in records(files)]), note
+        long = {*NAMES["completion"], *NAMES["completions"], "messages", asked.get("completion"), asked.get("completions")}
+        return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long), note
     tables: list[pa.Table] = []
     trl = all(_is_trl(pq.read_schema(file)) for file in files)
     for table in map(pq.read_table, files):
@@ -180,22 +187,6 @@ def _find_roles(path: Path, names: Sequence[str], asked: Mapping[str, str]) -> d
     return roles
 
 
-def _said(path: Path, table: Mapping[str, Sequence[Any]], roles: Mapping[str, str], size: int) -> list[Said]:
-    """Every completion with its prompt."""
-    prompts = cells.chats(table[roles["prompt"]]) if "prompt" in roles else [None] * size
-    column = roles.get("completion") or roles.get("completions")
-    spoken = prompts if column is None else (cells.lists if "completions" in roles else cells.chats)(table[column])
-    said: list[Said] = []
-    for n, (prompt, cell) in enumerate(zip(prompts, spoken, strict=True)):
-        with cells.at_place(f"Row {n} of '{path}' has {cell!r:.80} in column '{column or 'messages'}';"):
-            prompt, listed = _parted(cell) if column is None else (prompt, _listed(cell))
-        here = [Said(n, place, len(listed), prompt, one) for place, one in enumerate(listed) if not cells.empty(one)]
-        if here and cells.empty(prompt) and "group" not in roles:
-            raise DataError(f"Row {n} of '{path}' has nothing in column '{roles['prompt']}'; fill it in or remove the row.")
-        said += here
-    return said
-
-
 def _listed(cell: Any) -> list[Any]:
     """The completions of a cell: one, or a list of them; a chat is one.
 
@@ -238,76 +229,94 @@ def _parted(cell: Any) -> tuple[Any, list[Any]]:
     return cell[:-1], [cell[-1:]]
 
 
-def _spread(
-    path: Path, table: Mapping[str, Sequence[Any]], roles: Mapping[str, str], said: Sequence[Said]
-) -> dict[str, list[Any]]:
-    """The columns beside prompts and completions, with a value for each completion: its row's, or its own of a list as long."""
-    answer, group = roles.get("answer"), roles.get("group")
-    consumed = {roles.get(role) for role in ("prompt", "completion", "completions", "step")}
-    several = "completions" in roles or any(one.size > 1 for one in said)
-    spread: dict[str, list[Any]] = {}
-    for name, column in table.items():
-        if name in (answer, group):
-            values = [column[one.row] for one in said]
-            spread[name] = [cells.as_text(value) for value in values] if name == answer else cells.typed(values)
-            continue
-        if name in consumed:
-            continue
-        column = (
-            cells.lists(column) if several else [cells.spelled_out(cell) for cell in column] if name in _REWARD else column
-        )
-        values = [column[one.row] for one in said]
-        if several and _one_each(path, name, column, said):
-            values = [
-                value[one.place] if isinstance(value, list) else value for value, one in zip(values, said, strict=True)
-            ]
-        objects = [value if isinstance(value, dict) else {} for value in values] if name in _REWARD else []
-        inside = {f"rewards/{key}": own for key, own in cells.by_column(objects).items()}
-        spread |= {key: cells.typed(own) for key, own in (inside or {name: values}).items()}
-    return spread
+@dataclass(frozen=True)
+class _Plain:
+    """A table whose columns have roles; what is known of its completions is there once their `parts` were gone through."""
 
+    path: Path
+    table: Mapping[str, Any]
+    roles: Mapping[str, str]
+    said: list[Said] = field(default_factory=list)
 
-def _one_each(path: Path, name: str, column: Sequence[Any], said: Sequence[Said]) -> bool:
-    """Whether the lists of a column hold one number, or one object of rewards, for each completion of their row."""
-    rows = {one.row: one.size for one in said if isinstance(column[one.row], list)}
-    reward = name in _REWARD or name.startswith(REWARD_STARTS)
-    kinds = (bool, int, float, type(None), *((dict,) if reward else ()))
-    if not all(isinstance(value, kinds) for row in rows for value in column[row]):
-        return False
-    wrong = next((row for row, size in rows.items() if len(column[row]) != size), None)
-    if wrong is not None and reward:
-        raise DataError(
-            f"Row {wrong} of '{path}' has {rows[wrong]} completions and {len(column[wrong])} values of '{name}'; give one for "
-            "each, null where there is none."
-        )
-    return wrong is None
+    def parts(self) -> Iterator[cells.Parts]:
+        """What was said in every completion, of which `said` keeps the rest; each prompt is kept once."""
+        table, roles, shared = self.table, self.roles, dict[str, str]()
+        column = roles.get("completion") or roles.get("completions") or "messages"
+        whole = roles.get("prompt") == column  # a conversation, which the prompt begins
+        prompts = repeat(None) if whole or "prompt" not in roles else cells.chats(table[roles["prompt"]])
+        spoken = cells.spelled(table[column], cells.is_list if "completions" in roles else cells.is_talk)
+        for n, (prompt, cell) in enumerate(zip(prompts, spoken, strict=False)):
+            with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{column}';"):
+                prompt, listed = _parted(cell) if whole else (prompt, _listed(cell))
+            here = [(place, one) for place, one in enumerate(listed) if not cells.empty(one)]
+            if here and cells.empty(prompt) and "group" not in roles:
+                raise DataError(
+                    f"Row {n} of '{self.path}' has nothing in column '{roles['prompt']}'; fill it in or remove the row."
+                )
+            text = cells.prompt_text(prompt) if here else ""
+            for place, one in here:
+                self.said.append(Said(n, place, len(listed), shared.setdefault(text, text)))
+                yield cells.completion_parts(one)
 
+    def spread(self) -> dict[str, list[Any]]:
+        """The columns beside prompts and completions, with a value for each completion: its row's, or its own of a list as long."""
+        answer, group = self.roles.get("answer"), self.roles.get("group")
+        consumed = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
+        several = "completions" in self.roles or any(one.size > 1 for one in self.said)
+        spread: dict[str, list[Any]] = {}
+        for name, column in self.table.items():
+            if name in (answer, group):
+                values = [column[one.row] for one in self.said]
+                spread[name] = [cells.as_text(value) for value in values] if name == answer else cells.typed(values)
+                continue
+            if name in consumed:
+                continue
+            if several:
+                column = list(cells.spelled(column, cells.is_list))
+            elif name in _REWARD:
+                column = [cells.spelled_out(cell) for cell in column]
+            values = [column[one.row] for one in self.said]
+            if several and self.one_each(name, column):
+                pairs = zip(values, self.said, strict=True)
+                values = [value[one.place] if isinstance(value, list) else value for value, one in pairs]
+            objects = [value if isinstance(value, dict) else {} for value in values] if name in _REWARD else []
+            inside = {f"rewards/{key}": own for key, own in cells.by_column(objects).items()}
+            spread |= {key: cells.typed(own) for key, own in (inside or {name: values}).items()}
+        return spread
 
-def _keys(
-    path: Path,
-    roles: Mapping[str, str],
-    prompts: Sequence[str],
-    said: Sequence[Said],
-    table: Mapping[str, Sequence[Any]],
-    asked: Mapping[str, str],
-) -> list[str] | None:
-    """What the completions of a group share, where it is not the prompt: an id, or the row that lists them."""
-    if "group" not in roles:
-        return [f"{one.row}" for one in said] if any(one.size > 1 for one in said) else None
-    name = roles["group"]
-    ids = [table[name][one.row] for one in said]
-    lacking = sum(map(cells.empty, ids))
-    if lacking:
-        lack = f"{lacking} of {len(ids)} completions of '{path}' have no '{name}'"
-        raise DataError(f"{lack}; say it of all of them, or group by prompt with --columns group=PROMPT_COLUMN.")
-    keys = [str(one) for one in ids]
-    if len(set(keys)) == len(keys) > len(set(prompts)) and "group" not in asked:
-        raise DataError(
-            f"The column '{name}' of '{path}' has another value in each of {len(keys)} rows, and these have {len(set(prompts))} "
-            f"prompts, so nothing would be compared. Say what the completions of one prompt share: {_HOW.format(role='group')}, "
-            f"such as group={roles.get('prompt', 'NAME')}."
-        )
-    return keys
+    def one_each(self, name: str, column: Sequence[Any]) -> bool:
+        """Whether the lists of a column hold one number, or one object of rewards, for each completion of their row."""
+        rows = {one.row: one.size for one in self.said if isinstance(column[one.row], list)}
+        reward = name in _REWARD or name.startswith(REWARD_STARTS)
+        kinds = (bool, int, float, type(None), *((dict,) if reward else ()))
+        if not all(isinstance(value, kinds) for row in rows for value in column[row]):
+            return False
+        wrong = next((row for row, size in rows.items() if len(column[row]) != size), None)
+        if wrong is not None and reward:
+            raise DataError(
+                f"Row {wrong} of '{self.path}' has {rows[wrong]} completions and {len(column[wrong])} values of '{name}'; give one "
+                "for each, null where there is none."
+            )
+        return wrong is None
+
+    def keys(self, asked: Mapping[str, str]) -> list[str] | None:
+        """What the completions of a group share, where it is not the prompt: an id, or the row that lists them."""
+        if "group" not in self.roles:
+            return [f"{one.row}" for one in self.said] if any(one.size > 1 for one in self.said) else None
+        name, prompts = self.roles["group"], len({one.prompt for one in self.said})
+        ids = [self.table[name][one.row] for one in self.said]
+        lacking = sum(map(cells.empty, ids))
+        if lacking:
+            lack = f"{lacking} of {len(ids)} completions of '{self.path}' have no '{name}'"
+            raise DataError(f"{lack}; say it of all of them, or group by prompt with --columns group=PROMPT_COLUMN.")
+        keys = [str(one) for one in ids]
+        if len(set(keys)) == len(keys) > prompts and "group" not in asked:
+            raise DataError(
+                f"The column '{name}' of '{self.path}' has another value in each of {len(keys)} rows, and these have {prompts} "
+                "prompts, so nothing would be compared. Say what the completions of one prompt share: "
+                f"{_HOW.format(role='group')}, such as group={self.roles.get('prompt', 'NAME')}."
+            )
+        return keys
 
 
 def _rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:

@@ -221,4 +221,4 @@ def _advantages(own: Mapping[str, Sequence[Any]], cut: Cut, *, has_ids: bool) ->
         if "advantages" in streams:
             values = np.nan_to_num(np.array(streams["advantages"]))
             flat[first:last] = values if has_ids else values[np.array(mask)].mean()
-    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", flat)
+    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", flat, by_token=True)

@@ -1,0 +1,146 @@
+"""What `credit` leaves behind: `credit.parquet`, `summary.json`, a page made of them, and a short table of the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from spanwise.commands.credit.apply import AT_A_TIME, CreditResult
+from spanwise.commands.shared.fitted import plain_table, say
+from spanwise.commands.shared.folder import EXPORT, MOST, write_page
+from spanwise.errors import lacking
+from spanwise.rollouts import rollout_table, schema, write_rollouts
+from spanwise.rollouts.folder import RunFolder
+from spanwise.rollouts.rows import credit_figures
+from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
+from spanwise.rollouts.table import fitting_runs
+from spanwise.score import judge_of
+from spanwise.types import Status
+
+
+def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
+    """Write the completions with their credit, the figures, and the page where the packages for it are installed; print both."""
+    table, figures = result.table, summary(result, options)
+    short = figures_table(figures["methods"], result.title)
+    pieces = None if table.has_ids else table.vocabulary.pieces
+    write_rollouts(folder / EXPORT, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
+    RunFolder(folder).write_summary(figures)
+    say(console, short, *result.notes, keep=2)
+    written = [str(folder / EXPORT)]
+    try:
+        from spanwise.commands.credit.page import credit_page
+    except ModuleNotFoundError as error:
+        say(console, f"No report: {lacking('it', error)}")
+    else:
+        written.append(str(write_page(folder, credit_page(folder))))
+    say(console, f"Written: {', '.join(written)}")
+
+
+def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
+    """The completions of a file as the writer takes them, as many at a time as fit."""
+    table, marked = result.table, result.marked
+    per_token = {schema.IDS: table.tokens.values, schema.TRAINABLE: table.trainable}
+    per_token |= {schema.BLOCK: marked.block} if marked.interleaved else {}
+    per_token |= table.token_values
+    for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
+        rows, edges = slice(first, last), table.tokens.offsets[first : last + 1]
+        learned_n1 = torch.ones(last - first, 1).bool() if table.learned_n is None else table.learned_n[rows, None]
+        left_out = np.repeat(~learned_n1[:, 0].numpy(), np.diff(edges))
+        trained = [np.where(left_out, np.float32(np.nan), one.advantages(table, first, last)) for one in result.applied]
+        columns: dict[str, Any] = {
+            schema.STEP: table.step_n[rows],
+            schema.GROUP: result.group_n[rows],
+            schema.ROLLOUT: None if table.rollout_n is None else table.rollout_n[rows],
+            schema.PROMPT: table.prompts[rows],
+            schema.ANSWER: table.columns[schema.ANSWER][rows] if schema.ANSWER in table.columns else None,
+            schema.FAULT: marked.fault_n[rows],
+            **span_columns(marked.names, marked.start_nk[rows] * learned_n1, marked.end_nk[rows] * learned_n1),
+            schema.SCORE: None if table.score_n is None else table.score_n[rows],
+            **score_columns(result.scores.take(rows)),
+            **{name: values[edges[0] : edges[-1]] for name, values in per_token.items()},
+        }
+        for one, advantages in zip(result.applied, trained, strict=True):
+            present_nk = one.marked.length_nk[rows] > 0
+            columns |= credit_columns(one.name, one.marked.names, present_nk, one.credit.take(rows), advantages)
+        yield rollout_table(columns, edges - edges[0])
+
+
+def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of every method as plain data, and what the page needs beside them and the file."""
+    table, scores, arms = result.table, result.scores, result.arms
+    statuses = {
+        name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}
+        for m, name in enumerate(scores.names)
+    }
+    methods = {
+        one.name: {
+            "blocks": {name: credit_figures(credit_n) for name, credit_n in one.by_block.items()},
+            "no_signal_share": float(one.silent_n.double().mean()),
+            "stop_mean_abs": float(one.credit.stop_n.abs().mean()),
+            "dead_strata": one.dead,
+        }
+        for one in result.applied
+    }
+    given = (judge_of(o) or next(iter(o.outcomes), None) for o in arms.objectives)
+    written = {
+        "source": str(table.path),
+        "format": table.source,
+        "note": result.note,
+        "completions": len(table),
+        "groups": int(result.group_n.unique().numel()),
+        "steps": int(table.step_n.unique().numel()),
+        "tokens": int(table.trainable.sum()),
+        "statuses": statuses,
+        **({} if result.score is None else {"score": result.score}),
+        "methods": methods,
+        "options": {name: value for name, value in options.items() if value and (name, value) != ("rows", MOST)},
+        "paid": {name: scheme.plain() for name, scheme in arms.schemes.items()},
+        "own": arms.own,
+        "outcome": outcome_of([o.name for o in arms.objectives], given),
+    }
+    return json.loads(json.dumps(written, default=str))
+
+
+def figures_table(methods: Mapping[str, Mapping[str, Any]], title: Text) -> Table:
+    """The short table of the terminal: a row per method and block of a `summary`."""
+    rows = []
+    for method, figures in methods.items():
+        blocks = [
+            (name, _cell(block["mean_abs"], ".4f"), _cell(block["zero_share"], ".1%"))
+            for name, block in figures["blocks"].items()
+        ]
+        dead = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
+        silent = _cell(figures["no_signal_share"], ".1%")
+        for place, (row, strata) in enumerate(zip_longest(blocks, dead)):
+            rows.append(["" if place else method, *(row or ("", "", "")), "" if place else silent, strata or ""])
+    return plain_table(
+        "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=rows, right=(2, 3, 4),
+        title=title, title_justify="left", caption_justify="left",
+        caption="Exactly 0: of the completions that have the block. No signal: no token of a completion gets any credit. "
+        "Dead strata: comparisons in which none of those compared gets any. "
+        "Stop: on the last token of those that leave out every block that a reward pays.",
+    )  # fmt: skip
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:
+    """The objective that says what is right: the one that others are given or judged by, else `correct`, else none.
+
+    Example:
+        >>> outcome_of(["format", "right", "brier"], [None, None, "right"]), outcome_of(["format"], [None])
+        ('right', None)
+    """
+    return next((name for name in given if name in names), "correct" if "correct" in names else None)
