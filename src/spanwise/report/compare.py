@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from spanwise.explain import CALIBRATION, CAUSES, SCORE_FIGURES
-from spanwise.explain.alarms import by_sentence
+from spanwise.explain.alarms import CALIBRATION, CAUSES, SCORE_FIGURES, by_sentence
 from spanwise.measure import ArmComparison, Curve, Difference
 from spanwise.report import sections as parts
 from spanwise.report.charts import forest

@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.explain import OF_SCORE, SCORE_FIGURES
-from spanwise.explain.sections import SECTIONS
+from spanwise.explain.alarms import OF_SCORE, SCORE_FIGURES
 from spanwise.layout import together
 from spanwise.measure import Curve, curve_difference, reliability
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
 from spanwise.report.tokens import TokenView, token_view
+from spanwise.report.words import SECTIONS
 from spanwise.rollouts.schema import STOP
 
 #: A row of a chart or a table.
@@ -57,9 +57,9 @@ SCORE_IS = (
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
-    """A section of `explain.sections`, with `words` filled in."""
-    asks, text = SECTIONS[title]
-    return Section(title, text.format(**words or {}).strip(), asks=asks, **parts)
+    """A section of `static/words.yaml`, with `words` filled in."""
+    written = SECTIONS[title]
+    return Section(title, written["text"].format(**words or {}).strip(), asks=written["asks"], **parts)
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:

@@ -14,9 +14,9 @@ import numpy as np
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
-from spanwise.explain.glossary import GLOSSARY
 from spanwise.report.page import deflated, template
 from spanwise.report.why import DIGITS, Rule, clause, credits, explained, opening, unit
+from spanwise.report.words import GLOSSARY
 from spanwise.rollouts.rows import TokenRow
 
 #: Significant digits that are kept of a value or a probability, and of any column that changes from one token to the next more

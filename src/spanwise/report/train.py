@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.explain import CAUSES, OF_REWARD, OF_SCORE, alarms, batch_alarms, end_alarms
-from spanwise.explain.alarms import by_sentence, values_of
+from spanwise.explain import alarms, batch_alarms, end_alarms
+from spanwise.explain.alarms import CAUSES, OF_REWARD, OF_SCORE, by_sentence, values_of
 from spanwise.layout import any_index
 from spanwise.measure import Curve, Interval
 from spanwise.metric import Metric, metrics_in

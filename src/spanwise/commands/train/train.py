@@ -26,7 +26,7 @@ from spanwise.disk import whole_folder, write_text
 from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.engines.trl.keeping import BatchCallback, steps_per_batch
 from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.explain import CAUSES, SHOWN_BY, alarms
+from spanwise.explain.alarms import CAUSES, SHOWN_BY, alarms
 from spanwise.measure import ece
 from spanwise.modes.critic.critic import megabytes
 from spanwise.objective import HIDDEN, hidden_names
