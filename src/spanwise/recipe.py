@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from spanwise.credit import METHODS, Refinement, method
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.layout import Layout
 from spanwise.modes import MODES, Mode
 from spanwise.objective import OWN, Objective
@@ -33,8 +33,6 @@ _USED_BY: Mapping[str, tuple[str, ...]] = {
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
-#: What a recipe says of the processes that compare answers as mathematics.
-_LIMITS = ("workers", "deadline")
 #: What a model and a dataset by name start from instead of the defaults below, which suit a model of 0.4 M parameters: the paper's
 #: learning rate and entropy control, and evaluations that do not take longer than the training.
 HUB: Mapping[str, Any] = {
@@ -180,8 +178,7 @@ class Recipe(BaseModel):
     @classmethod
     def _known_limits(cls, written: dict[str, Any]) -> dict[str, Any]:
         for name, value in written.items():
-            if name not in _LIMITS:
-                raise ValueError(unknown("field of verifier", str(name), _LIMITS))
+            check_known("field of verifier", name, ("workers", "deadline"))
             kinds, must = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
             if isinstance(value, bool) or not isinstance(value, kinds):
                 raise ValueError(f"verifier.{name} is {value!r}, and must be {must}.")
@@ -515,8 +512,7 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
 
 def _sentence(error: ValidationError) -> str:
     """What is wrong, in our words: field, what it holds, what it must be, what it is for."""
-    said: dict[str, list[str]] = {}
-    tail: dict[str, str] = {}
+    said: dict[tuple[str, str], list[str]] = {}
     sentences = []
     for item in error.errors():
         kind, held, context = item["type"], item["input"], item.get("ctx", {})
@@ -529,12 +525,11 @@ def _sentence(error: ValidationError) -> str:
             sentences.append(unknown(field, held, re.findall(r"'([^']*)'", context["expected"])))
         else:
             bound = next((f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context), None)
-            said.setdefault(f"{field} is {held!r}", []).append(bound or _KINDS.get(kind.split("_")[0], item["msg"]))
-            about = Recipe.model_fields[field].description if field in Recipe.model_fields else None
-            tail[f"{field} is {held!r}"] = f" ({about})" if about else ""
-    return "; ".join(
-        [*sentences, *(f"{start}, and must be {' or '.join(must)}{tail[start]}" for start, must in said.items())]
-    )
+            about = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
+            must = bound or _KINDS.get(kind.split("_")[0], item["msg"])
+            said.setdefault((f"{field} is {held!r}", about), []).append(must)
+    sentences += [f"{start}, and must be {' or '.join(must)}{about}" for (start, about), must in said.items()]
+    return "; ".join(sentences)
 
 
 #: What pydantic calls a bound, and a kind of value.

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from importlib.resources import files
+from typing import Any
 
 import yaml
 from markupsafe import Markup, escape
 
 _WRITTEN = yaml.safe_load(files("spanwise.report").joinpath("static", "words.yaml").read_text(encoding="utf-8"))
-#: Title of a section -> the question that it `asks`, and its `text`.
-SECTIONS: Mapping[str, Mapping[str, str]] = _WRITTEN["sections"]
+#: Title of a section -> the question that it `asks`, its `text`, and maybe its `charts` of training batches.
+SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]
+#: What is said behind the text of a section, where there is reason to.
+NOTES: Mapping[str, str] = _WRITTEN["notes"]
+#: Figures of an evaluation, and ways of voting: how they are called.
+FIGURES: Mapping[str, str] = _WRITTEN["figures"]
+WAYS: Mapping[str, str] = _WRITTEN["ways"]
 #: Term -> what it means.
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 
