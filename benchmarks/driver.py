@@ -126,9 +126,10 @@ def main() -> None:
         assert torch.equal(whole, parts), "a shard of whole groups gives other numbers"
         del whole, parts
         calls = {"spanwise": held.ours, "verl grpo": held.verl, "one shard of 8": partial(held.shard, 3, 8)}
-        for name, call in calls.items():
-            runs = [measured(call) for _ in range(options.repeats)]
-            table[name].append((min(seconds for seconds, _ in runs), min(peak for _, peak in runs) / 2**20))
+        runs = [{name: measured(call) for name, call in calls.items()} for _ in range(options.repeats)]  # in turn
+        for name in calls:
+            seconds, peaks = zip(*(run[name] for run in runs), strict=True)
+            table[name].append((min(seconds), min(peaks) / 2**20))
             print(f"{size:5d} prompts  {name:15s} {table[name][-1][0]:8.3f} s  {table[name][-1][1]:8.0f} MiB", flush=True)
         del held
     print(f"carried as text: {carried[-1] / len(range(sizes[-1] * options.group)):.0f} characters per completion")

@@ -8,7 +8,7 @@ import torch
 
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, metrics, read, setup_warnings
 from spanwise.credit_metrics import CREDIT
-from spanwise.explain import SHOWN_BY
+from spanwise.explain.alarms import SHOWN_BY
 from spanwise.losses import critic_error
 from spanwise.zeros import Zero
 

@@ -298,7 +298,8 @@ def advantages(
         adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
     if found.refined_nt is not None:
         adv_nt = adv_nt + spread_tokens(found.refined_nt, spans, per=per, dtype=dtype)
-    if place := first_of(~adv_nt.isfinite()):  # before anything is trained with what is no number
+    summed_n = adv_nt.sum(dim=1)  # finite if all of a row is: a table of what is finite is as large as the advantages
+    if not summed_n.isfinite().all() and (place := first_of(~adv_nt.isfinite())):  # before anything is trained with it
         n, t = place
         credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
         raise DivergedError(

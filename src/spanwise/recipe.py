@@ -6,21 +6,15 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from spanwise.credit import METHODS, Refinement, method
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.layout import Layout
 from spanwise.modes import MODES, Mode
 from spanwise.objective import OWN, Objective
@@ -39,8 +33,6 @@ _USED_BY: Mapping[str, tuple[str, ...]] = {
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
-#: What a recipe says of the processes that compare answers as mathematics.
-_LIMITS = ("workers", "deadline")
 #: What a model and a dataset by name start from instead of the defaults below, which suit a model of 0.4 M parameters: the paper's
 #: learning rate and entropy control, and evaluations that do not take longer than the training.
 HUB: Mapping[str, Any] = {
@@ -54,112 +46,122 @@ class Recipe(BaseModel):
 
     Fields left out take the values below, those of the embedded task; for a model by name `load` puts `HUB` in their place. What is
     no field below is the section of a feature beside the method, by its name (`spanwise.modes.MODES`), such as `critic` or `laser`.
+
+    Attributes:
+        task: digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of some seventy
+            tokens; fields: a JSON object of many small answers; confidence, two_attempts: a model and a dataset by name or
+            folder; own: of a script of your own, in the recipe.yaml that it leaves in its run folder
+        start: embedded task: how good the warm start is
+        start_seed: embedded task: seed of the warm start, shared by runs of every seed
+        start_steps: embedded task: shorten each phase of the warm start, for a quick look
+        fields: task fields: how many the object has
+        model: hub name or folder of the model; not for the embedded task
+        dataset: hub name, folder or file of the prompts; not for the embedded task
+        split: split of the dataset
+        question_column: column of the dataset that holds the question
+        prompt_column: column of whole prompts, texts or conversations, used as they are; default: prompt if no question
+        answer_column: column of the dataset that holds the right answer; null: none
+        instruction: goes before each question and asks for the layout's tags; '': the model knows; default: the task's
+        method: named preset: see `spanwise methods`
+        calibration: score of the confidence where no objectives are given; default: brier
+        baseline: what the confidence is compared with (bae); default: outcome
+        layout: block: its marks (tags, paths, ...), in order; or a list of blocks marked by their names; default: the
+            task's
+        segmenter: what finds the blocks whose marks do not say it (json:price)
+        most: how many blocks a repeated one becomes, such as items[*]
+        prefilled: mark that the prompt already opened
+        objectives: replaces the preset's objectives
+        per: 'block', 'completion', 'batch' or a number of tokens; default: the preset's
+        values: what a critic's values are of (gae, sae): all that is still to come, or each objective; default: objective
+            if objectives pay different blocks
+        verifier: how answers are compared as mathematics: workers, processes (default: one a core); deadline, seconds for
+            each comparison (default: 5)
+        options: of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ...
+        refine: what changes the advantages of the tokens after the method: ktae, oar, or fields of `Refinement`: method,
+            options, correct
+        steps: generation batches
+        prompts: prompts per step
+        group_size: completions per prompt, which are compared with each other
+        mini_batches: optimizer steps per generation batch
+        micro_batch: completions per forward pass; default: a whole mini-batch, of a model by name at most 4
+        learning_rate: of AdamW; constant after the warm-up
+        warmup_steps: generation batches over which the learning rate rises to its full value
+        clip: PPO clip range of the ratio
+        entropy: coefficient of the entropy bonus; where it starts, if there is a target
+        entropy_target: nats per token: the bonus acts below it only, its coefficient moves by 5e-4 a step; null: constant
+        temperature: of sampling, in training and in evaluations
+        max_completion_length: tokens; default: the task's
+        seed: of prompts and sampling
+        trainer: further SpanGRPOConfig options, as TRL names them
+        eval_every: steps between evaluations; 0: only at the end
+        eval_prompts: held-out prompts of each evaluation
+        eval_samples: completions per prompt in the final evaluation; 2 while training
+        output: folder of the run; default: a new one, runs/<task>-<method>-<seed>-<n>
+        save_every: steps between checkpoints to resume from; 0: none
+        keep_rollouts: write the rollouts of every k-th step; 0: none
+        report: write report.html at the end
+        report_to: none, trackio, wandb: as TRL takes it
+        threads: torch threads on CPU; more than one is slower on a shared machine
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     # What is trained on what.
-    task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts", "own"] = Field(
-        "digits",
-        description="digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of some "
-        "seventy tokens; fields: a JSON object of many small answers; "
-        "confidence, two_attempts: a model and a dataset by name or folder; "
-        "own: of a script of your own, in the recipe.yaml that it leaves in its run folder",
-    )
-    start: Literal["easy", "hard"] = Field("easy", description="embedded task: how good the warm start is")
-    start_seed: int = Field(0, description="embedded task: seed of the warm start, shared by runs of every seed")
-    start_steps: int | None = Field(
-        None, ge=1, description="embedded task: shorten each phase of the warm start, for a quick look"
-    )
-    fields: int = Field(8, ge=1, le=16, description="task fields: how many the object has")
-    model: str | None = Field(None, description="hub name or folder of the model; not for the embedded task")
-    dataset: str | None = Field(None, description="hub name, folder or file of the prompts; not for the embedded task")
-    split: str = Field("train", description="split of the dataset")
-    question_column: str = Field("question", description="column of the dataset that holds the question")
-    prompt_column: str | None = Field(
-        None, description="column of whole prompts, texts or conversations, used as they are; default: prompt if no question"
-    )
-    answer_column: str | None = Field("answer", description="column of the dataset that holds the right answer; null: none")
-    instruction: str | None = Field(
-        None,
-        description="goes before each question and asks for the layout's tags; '': the model knows; default: the task's",
-    )
+    task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts", "own"] = "digits"
+    start: Literal["easy", "hard"] = "easy"
+    start_seed: int = 0
+    start_steps: int | None = Field(None, ge=1)
+    fields: int = Field(8, ge=1, le=16)
+    model: str | None = None
+    dataset: str | None = None
+    split: str = "train"
+    question_column: str = "question"
+    prompt_column: str | None = None
+    answer_column: str | None = "answer"
+    instruction: str | None = None
 
     # How credit is given.
-    method: str = Field("bae", description="named preset: see `spanwise methods`")
-    calibration: Literal["brier", "log_score"] | None = Field(
-        None, description="score of the confidence where no objectives are given; default: brier"
-    )
-    baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = Field(
-        None, description="what the confidence is compared with (bae); default: outcome"
-    )
-    layout: dict[str, str | list[str]] | None = Field(
-        None,
-        description="block: its marks (tags, paths, ...), in order; or a list of blocks marked by their names; default: the task's",
-    )
-    segmenter: str = Field("tags", description="what finds the blocks whose marks do not say it (json:price)")
-    most: int = Field(16, ge=1, description="how many blocks a repeated one becomes, such as items[*]")
-    prefilled: str | None = Field(None, description="mark that the prompt already opened")
-    objectives: list[dict[str, Any]] | None = Field(None, description="replaces the preset's objectives")
-    per: str | float | None = Field(
-        None, description="'block', 'completion', 'batch' or a number of tokens; default: the preset's"
-    )
-    values: Literal["shared", "objective"] | None = Field(
-        None,
-        description="what a critic's values are of (gae, sae): all that is still to come, or each objective; default: objective if "
-        "objectives pay different blocks",
-    )
-    verifier: dict[str, Any] = Field(
-        default_factory=dict,
-        description="how answers are compared as mathematics: workers, processes (default: one a core); deadline, seconds for each "
-        "comparison (default: 5)",
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ..."
-    )
+    method: str = "bae"
+    calibration: Literal["brier", "log_score"] | None = None
+    baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None
+    layout: dict[str, str | list[str]] | None = None
+    segmenter: str = "tags"
+    most: int = Field(16, ge=1)
+    prefilled: str | None = None
+    objectives: list[dict[str, Any]] | None = None
+    per: str | float | None = None
+    values: Literal["shared", "objective"] | None = None
+    verifier: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict)
 
-    refine: str | dict[str, Any] | None = Field(
-        None,
-        description="what changes the advantages of the tokens after the method: ktae, oar, or fields of `Refinement`: method, "
-        "options, correct",
-    )
+    refine: str | dict[str, Any] | None = None
 
     # How long and how fast.
-    steps: int = Field(120, ge=1, description="generation batches")
-    prompts: int = Field(16, ge=1, description="prompts per step")
-    group_size: int = Field(16, ge=2, description="completions per prompt, which are compared with each other")
-    mini_batches: int = Field(1, ge=1, description="optimizer steps per generation batch")
-    micro_batch: int | None = Field(
-        None, ge=1, description="completions per forward pass; default: a whole mini-batch, of a model by name at most 4"
-    )
-    learning_rate: float = Field(4e-4, gt=0, le=1, description="of AdamW; constant after the warm-up")
-    warmup_steps: int = Field(
-        10, ge=0, description="generation batches over which the learning rate rises to its full value"
-    )
-    clip: float = Field(0.2, gt=0, le=1, description="PPO clip range of the ratio")
-    entropy: float = Field(
-        0.04, ge=0, le=10, description="coefficient of the entropy bonus; where it starts, if there is a target"
-    )
-    entropy_target: float | None = Field(
-        0.2,
-        ge=0,
-        description="nats per token: the bonus acts below it only, its coefficient moves by 5e-4 a step; null: constant",
-    )
-    temperature: float = Field(1.0, ge=0.01, le=100, description="of sampling, in training and in evaluations")
-    max_completion_length: int | None = Field(None, ge=2, description="tokens; default: the task's")
-    seed: int = Field(0, description="of prompts and sampling")
-    trainer: dict[str, Any] = Field(default_factory=dict, description="further SpanGRPOConfig options, as TRL names them")
+    steps: int = Field(120, ge=1)
+    prompts: int = Field(16, ge=1)
+    group_size: int = Field(16, ge=2)
+    mini_batches: int = Field(1, ge=1)
+    micro_batch: int | None = Field(None, ge=1)
+    learning_rate: float = Field(4e-4, gt=0, le=1)
+    warmup_steps: int = Field(10, ge=0)
+    clip: float = Field(0.2, gt=0, le=1)
+    entropy: float = Field(0.04, ge=0, le=10)
+    entropy_target: float | None = Field(0.2, ge=0)
+    temperature: float = Field(1.0, ge=0.01, le=100)
+    max_completion_length: int | None = Field(None, ge=2)
+    seed: int = 0
+    trainer: dict[str, Any] = Field(default_factory=dict)
 
     # What is looked at and kept.
-    eval_every: int = Field(10, ge=0, description="steps between evaluations; 0: only at the end")
-    eval_prompts: int = Field(512, ge=1, description="held-out prompts of each evaluation")
-    eval_samples: int = Field(8, ge=1, description="completions per prompt in the final evaluation; 2 while training")
-    output: str | None = Field(None, description="folder of the run; default: a new one, runs/<task>-<method>-<seed>-<n>")
-    save_every: int = Field(0, ge=0, description="steps between checkpoints to resume from; 0: none")
-    keep_rollouts: int = Field(1, ge=0, description="write the rollouts of every k-th step; 0: none")
-    report: bool = Field(True, description="write report.html at the end")
-    report_to: str = Field("none", description="none, trackio, wandb: as TRL takes it")
-    threads: int = Field(1, ge=1, description="torch threads on CPU; more than one is slower on a shared machine")
+    eval_every: int = Field(10, ge=0)
+    eval_prompts: int = Field(512, ge=1)
+    eval_samples: int = Field(8, ge=1)
+    output: str | None = None
+    save_every: int = Field(0, ge=0)
+    keep_rollouts: int = Field(1, ge=0)
+    report: bool = True
+    report_to: str = "none"
+    threads: int = Field(1, ge=1)
 
     @field_validator("method")
     @classmethod
@@ -176,8 +178,7 @@ class Recipe(BaseModel):
     @classmethod
     def _known_limits(cls, written: dict[str, Any]) -> dict[str, Any]:
         for name, value in written.items():
-            if name not in _LIMITS:
-                raise ValueError(unknown("field of verifier", str(name), _LIMITS))
+            check_known("field of verifier", name, ("workers", "deadline"))
             kinds, must = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
             if isinstance(value, bool) or not isinstance(value, kinds):
                 raise ValueError(f"verifier.{name} is {value!r}, and must be {must}.")
@@ -278,6 +279,20 @@ class Recipe(BaseModel):
             if entry.get("reward") in kinds:
                 tags[kinds[entry["reward"]]] = (entry.get("options") or {}).get("tag", kinds[entry["reward"]])
         return tags
+
+
+def _described(docstring: str | None) -> dict[str, str]:
+    r"""What the attributes of a docstring are.
+
+    >>> _described("A point.\n\n    Attributes:\n        x: to the right,\n            if above 0.\n        y: up.")
+    {'x': 'to the right, if above 0.', 'y': 'up.'}
+    """
+    entries = re.split(r"\n {4}(?=\w)", cleandoc(docstring or "").partition("Attributes:")[2])
+    return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries[1:])}
+
+
+for _name, _about in _described(Recipe.__doc__).items():
+    Recipe.model_fields[_name].description = _about
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
@@ -497,8 +512,7 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
 
 def _sentence(error: ValidationError) -> str:
     """What is wrong, in our words: field, what it holds, what it must be, what it is for."""
-    said: dict[str, list[str]] = {}
-    tail: dict[str, str] = {}
+    said: dict[tuple[str, str], list[str]] = {}
     sentences = []
     for item in error.errors():
         kind, held, context = item["type"], item["input"], item.get("ctx", {})
@@ -511,12 +525,11 @@ def _sentence(error: ValidationError) -> str:
             sentences.append(unknown(field, held, re.findall(r"'([^']*)'", context["expected"])))
         else:
             bound = next((f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context), None)
-            said.setdefault(f"{field} is {held!r}", []).append(bound or _KINDS.get(kind.split("_")[0], item["msg"]))
-            about = Recipe.model_fields[field].description if field in Recipe.model_fields else None
-            tail[f"{field} is {held!r}"] = f" ({about})" if about else ""
-    return "; ".join(
-        [*sentences, *(f"{start}, and must be {' or '.join(must)}{tail[start]}" for start, must in said.items())]
-    )
+            about = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
+            must = bound or _KINDS.get(kind.split("_")[0], item["msg"])
+            said.setdefault((f"{field} is {held!r}", about), []).append(must)
+    sentences += [f"{start}, and must be {' or '.join(must)}{about}" for (start, about), must in said.items()]
+    return "; ".join(sentences)
 
 
 #: What pydantic calls a bound, and a kind of value.

@@ -30,7 +30,8 @@ def remarked(written=WRITTEN, gold='{"name": "tea", "price": 3}', layout=PAIR):
 
     def run(folder):
         rule = Scheme("bae", layout, [Objective("equals", each="*")])
-        batch = Batch.jagged([list(written.encode())] * 4, [0] * 4, columns={"answer": [gold] * 4})
+        texts = [written] * 4 if isinstance(written, str) else written
+        batch = Batch.jagged([list(text.encode()) for text in texts], [0] * 4, columns={"answer": [gold] * 4})
         return "\n".join(setup_warnings(read(batch, rule, BYTES), rule).values())
 
     return run
@@ -76,6 +77,14 @@ CASES = [
         "'price' is in 0 of 4 completions; ... The layout asks for it, so what is read there earns nothing. 4 of 4 end before a "
         "part of them closes. If they were cut off, set the longest length of a completion up (max_completion_length, in verl "
         "data.max_response_length), or ask for shorter ones; if not, ask for this in the prompt.",
+    ),
+    Case(
+        "completions that were cut off before they write any tag, at the first batch",
+        remarked(written=[f"I add {n} and 2" for n in range(4)], layout=Layout({"all": ["answer"]})),
+        "<answer> is in 0 of 4 completions; ... The layout asks for it, so what is read there earns nothing. 4 of 4 differ and "
+        "end after 13 tokens, as none is longer. If they were cut off there, set the longest length of a completion up "
+        "(max_completion_length, in verl data.max_response_length), or ask for shorter ones; if not, ask for these tags in the "
+        "prompt.",
     ),
     Case(
         'Layout({"all": ["answer"]}), and completions that write <ответ>',

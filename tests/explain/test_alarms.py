@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise.explain import CAUSES, SHOWN_BY, alarms, batch_alarms
+from spanwise.explain.alarms import CAUSES, SHOWN_BY, alarms, batch_alarms
 from spanwise.measure import compare_arms
 
 #: An evaluation of a policy that is as it should be.

@@ -14,8 +14,7 @@ from spanwise.commands.credit.blocks import usual_tags
 from spanwise.explain import setup_warnings
 from spanwise.measure import voting
 from spanwise.pipeline import metrics
-from spanwise.report import TokenView
-from spanwise.report.tokens import pack, payload
+from spanwise.report import TokenView, token_view
 from spanwise.rollouts import Rollouts, read_rollouts, write_rollouts
 from spanwise.rollouts.cells import clean
 from spanwise.rollouts.rows import read_rows, token_rows
@@ -225,7 +224,7 @@ def kept(cell, made, folder):
             table.rewards[name].value_n.nan_to_num(nan=9.0), reading.scores.reward_nm[:, m].nan_to_num(nan=9.0)
         )
     view = token_rows(read_rows(file), cell.family.vocabulary)
-    assert pack(payload(TokenView(("bae",), view)))
+    assert token_view(TokenView(("bae",), view))
     answers = [blocks[cell.layout.names[0]] and whole_text(blocks) for blocks in reading.text]
     voting(
         answers,

@@ -9,13 +9,13 @@ import yaml
 
 from helpers import NAN
 from report_pages import Page, batch, compare_page, credit_page, fidelity_page, start, train_page
-from spanwise.explain.glossary import GLOSSARY, Terms
 from spanwise.fidelity.page import fidelity_finding
 from spanwise.measure import Interval, compare_arms
 from spanwise.report.compare import compare_finding
 from spanwise.report.credit import credit_finding
 from spanwise.report.page import CITE
 from spanwise.report.train import train_finding
+from spanwise.report.words import GLOSSARY, Terms
 
 ROOT = Path(__file__).parents[2]
 

@@ -85,18 +85,27 @@ def _untagged(reading: Reading, scheme: Scheme) -> str:
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or float(missing_n.double().mean()) <= 0.99:
         return ""
-    censuses = census_of(scheme.layout, [whole_text(text) for text in reading.text])
+    texts, length_n = [whole_text(text) for text in reading.text], reading.length_nk.sum(dim=1).tolist()
+    censuses = census_of(scheme.layout, texts)
     census = next((census for census in censuses if census.lacking), None)
     if census is None:
         return ""
     it, what = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
     advice = f"Ask for {what} in the prompt, or write the layout of what the model writes."
-    cut_off = int((missing_n & ((reading.fault_n & int(Fault.TRUNCATED)) != 0)).sum())
+    open_ended = int((missing_n & ((reading.fault_n & int(Fault.TRUNCATED)) != 0)).sum())
+    longest = max(length_n)
+    at_longest = len({text for text, length in zip(texts, length_n, strict=True) if length == longest > 0})
+    cut_off, where = max(
+        (open_ended, "end before a part of them closes. If they were cut off"),
+        (
+            at_longest * (at_longest > 1),
+            f"differ and end after {longest} tokens, as none is longer. If they were cut off there",
+        ),
+    )
     if cut_off * 2 >= len(reading):
         advice = (
-            f"{cut_off} of {len(reading)} end before a part of them closes. If they were cut off, set the longest length of a "
-            "completion up (max_completion_length, in verl data.max_response_length), or ask for shorter ones; if not, ask for "
-            f"{what} in the prompt."
+            f"{cut_off} of {len(reading)} {where}, set the longest length of a completion up (max_completion_length, in verl "
+            f"data.max_response_length), or ask for shorter ones; if not, ask for {what} in the prompt."
         )
     return f"{census.sentence} The layout asks for {it}, so what is read there earns nothing. {advice}"
 

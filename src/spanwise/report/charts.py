@@ -103,17 +103,11 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G",
     return _layered(height, *layers, bands([*rows, *exact], keys={"x": x}, x=at))
 
 
-def fixed_points(rows: Rows, *, names: Sequence[str], height: int = 270) -> Drawn:
+def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
     """Where each baseline drives a confidence, `value`, against the true probability `x`, maybe with a standard `error`."""
-    title = "probability of being right, p"
-    base = _chart(rows).encode(
-        x=alt.X("x:Q", title=title, scale=_UNIT),
-        y=alt.Y("value:Q", title="where its confidence ends, q*", scale=_UNIT),
-        color=_color(names),
-    )
-    points = _points(base, 36).encode(shape=_shape(names))
-    hover = nearest(rows, x=alt.X("left:Q", title=title, scale=_UNIT), title="p")
-    return _layered(height, _diagonal(_UNIT), base.mark_line(strokeWidth=2), points, hover)
+    drawn = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
+    drawn.layer.insert(0, _diagonal(_UNIT))
+    return drawn
 
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:

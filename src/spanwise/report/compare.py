@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from spanwise.explain import CALIBRATION, CAUSES, SCORE_FIGURES
-from spanwise.explain.alarms import by_sentence
+from spanwise.explain.alarms import CALIBRATION, CAUSES, SCORE_FIGURES, by_sentence
 from spanwise.measure import ArmComparison, Curve, Difference
 from spanwise.report import sections as parts
 from spanwise.report.charts import forest
@@ -118,7 +117,7 @@ def _best(comparison: ArmComparison) -> list[Headline]:
         left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].count]
         wrong = "; ".join(f"{arm}: {why}" for arm in left if (why := comparison.wrong.get((arm, figure))))
         count = f"{len(left)} of {len(comparison.methods)}"
-        headlines.append(Headline(f"not beaten in {parts.FIGURES[figure]}", count, ", ".join(left), wrong))
+        headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count, ", ".join(left), wrong))
     return headlines
 
 

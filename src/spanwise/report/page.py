@@ -22,8 +22,8 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from spanwise import __version__
-from spanwise.explain.glossary import Terms
 from spanwise.report.charts import Drawn, Palette
+from spanwise.report.words import Terms
 from spanwise.rollouts.folder import hidden
 
 #: What a table may hold: None and NaN are shown as "not measured".

@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from spanwise.explain import OF_SCORE, SCORE_FIGURES
-from spanwise.explain.sections import SECTIONS
+from spanwise.explain.alarms import OF_SCORE, SCORE_FIGURES
 from spanwise.layout import together
 from spanwise.measure import Curve, curve_difference, reliability
 from spanwise.report.charts import curves, histograms, reliability_diagram
 from spanwise.report.page import Panel, Section
 from spanwise.report.tokens import TokenView, token_view
+from spanwise.report.words import FIGURES, NOTES, SECTIONS, WAYS
 from spanwise.rollouts.schema import STOP
 
 #: A row of a chart or a table.
@@ -25,18 +25,6 @@ Row = dict[str, Any]
 #: seed -> points, each with its `step`.
 Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 
-#: Figures of an evaluation: how they are called, and which way is good.
-FIGURES: Mapping[str, str] = {
-    "accuracy": "accuracy",
-    "refusal_rate": "refusal rate",
-    "malformed": "malformed rate",
-    "coverage": "states a confidence",
-    "ece": "ECE",
-    "brier": "Brier score",
-    "auroc": "AUROC",
-    "mean_confidence": "mean confidence",
-    "sharpness": "sharpness (variance)",
-}
 #: Those that are shares of completions.
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
 #: Most points of a curve, and so rows of its table.
@@ -44,22 +32,14 @@ MOST = 100
 _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
 #: What a policy may say of its own answers: the column, what it is called, and what completions do with it.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
-STOP_IS = (
-    "Stop is not a block: it is what a completion's last token is credited with for leaving out every block that an objective "
-    "pays; only completions that have such a credit are counted."
-)
 #: Said where votes are weighed by a self-rewarding score.
 VOTES_BY_SCORE = "No confidence is stated: what weighs a vote is the score."
-SCORE_IS = (
-    "The score is what the model says of its own answer without words: how likely one reserved token (laser) is after its end, "
-    "clipped to between 0 and 1; a completion that was cut off has none."
-)
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
-    """A section of `explain.sections`, with `words` filled in."""
-    asks, text = SECTIONS[title]
-    return Section(title, text.format(**words or {}).strip(), asks=asks, **parts)
+    """A section of `static/words.yaml`, with `words` filled in."""
+    written = SECTIONS[title]
+    return Section(title, written["text"].format(**words or {}).strip(), asks=written["asks"], **parts)
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
@@ -71,7 +51,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
                 panels += _calibration(name, kind, have, columns, note)
     scored = any("score" in columns for columns in samples.values())
     kinds = "confidence or have the same score" if scored else "confidence"
-    return section("Reliability", {"kinds": kinds, "score": f" {SCORE_IS}" if scored else ""}, panels=panels)
+    return section("Reliability", {"kinds": kinds, "score": f" {NOTES['score']}" if scored else ""}, panels=panels)
 
 
 def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
@@ -154,7 +134,7 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
         bins = (row for row in rows if row["low"] < row["high"])
         table = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
         panels += [Panel(block, (histograms(rows, names=methods, height=220),), table)] if rows else []
-    words = {"of": of, "stop": f" {STOP_IS}" if STOP in blocks else ""}
+    words = {"of": of, "stop": f" {NOTES['stop']}" if STOP in blocks else ""}
     return section("Credit by block", words, legend=methods, panels=panels)
 
 
@@ -191,14 +171,6 @@ def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Ro
         for n, i in zip(curve.budgets, curve.intervals, strict=True)
         if i.value == i.value
     ]
-
-
-WAYS = {
-    "weighted": "confidence-weighted majority",
-    "maxconf": "MaxConf",
-    "laser_weighted": "majority weighted by its score",
-    "laser_maxconf": "highest score",
-}
 
 
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:

@@ -14,9 +14,9 @@ import numpy as np
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
-from spanwise.explain.glossary import GLOSSARY
 from spanwise.report.page import deflated, template
 from spanwise.report.why import DIGITS, Rule, clause, credits, explained, opening, unit
+from spanwise.report.words import GLOSSARY
 from spanwise.rollouts.rows import TokenRow
 
 #: Significant digits that are kept of a value or a probability, and of any column that changes from one token to the next more
@@ -87,16 +87,8 @@ def token_view(view: TokenView) -> Markup:
         >>> "<b>" in html
         False
     """
-    return Markup(template("tokens.html.j2").render(data=pack(payload(view)), count=len(view.completions)))
-
-
-def pack(data: Any) -> str:
-    """Compress JSON to base64.
-
-    >>> pack({"a": [1, None]}) == deflated('{"a":[1,null]}')
-    True
-    """
-    return deflated(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    data = deflated(json.dumps(payload(view), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    return Markup(template("tokens.html.j2").render(data=data, count=len(view.completions)))
 
 
 def payload(view: TokenView) -> dict[str, Any]:
@@ -116,9 +108,7 @@ def payload(view: TokenView) -> dict[str, Any]:
     judged = [name for name in objectives if name == view.outcome and any(row.rewards.get(name) in (0, 1) for row in rows)]
     rules = {method: view.rules.get(method, Rule()) for method in view.methods}
     stating = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
-    streams = {
-        name: [row.values.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row.values)
-    }
+    streams = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
         "objectives": objectives,
@@ -135,7 +125,9 @@ def payload(view: TokenView) -> dict[str, Any]:
         "stops": [[_number(row.stop.get(method)) for method in view.methods] if row.stop else None for row in rows],
         "tokens": _coded([row.tokens for row in rows]),
         "advantages": [_coded_numbers([row.advantages[method] for row in rows], DIGITS) for method in view.methods],
-        "values": [{"name": name, **(_coded_numbers(columns, COARSE) or {})} for name, columns in streams.items()],
+        "values": [
+            {"name": name, **(_coded_numbers([row.values.get(name) for row in rows], COARSE) or {})} for name in streams
+        ],
         "segments": view.segments,
         "pair": [view.methods.index(name) for name in view.pair],
         "openings": _coded([[opening(row, view.outcome, stating)] for row in rows]),

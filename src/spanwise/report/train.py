@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.explain import CAUSES, OF_REWARD, OF_SCORE, alarms, batch_alarms, end_alarms
-from spanwise.explain.alarms import by_sentence, values_of
+from spanwise.explain import alarms, batch_alarms, end_alarms
+from spanwise.explain.alarms import CAUSES, OF_REWARD, OF_SCORE, by_sentence, values_of
 from spanwise.layout import any_index
 from spanwise.measure import Curve, Interval
 from spanwise.metric import Metric, metrics_in
@@ -22,6 +22,7 @@ from spanwise.report import sections as parts
 from spanwise.report.page import Headline, Panel, Section, render, shown
 from spanwise.report.sections import Row, batch_curve, figure, figure_name, figures_of, is_share, percent, seed_curves
 from spanwise.report.tokens import TokenView
+from spanwise.report.words import SECTIONS
 
 Lines = Sequence[Mapping[str, Any]]
 _HELD_OUT, _BATCH = "held-out prompts", "training batches"
@@ -31,31 +32,6 @@ _HEADLINES = (
 )  # fmt: skip
 #: Figures whose axis begins at 0.
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
-
-
-#: Section -> its charts; {} stands for an objective or a block, one curve for each.
-_CHARTS: Mapping[str, Sequence[Chart]] = {
-    "Dropped": (
-        Chart("Absent rewards", {"credit/{}/reward_absent": "{}"}, "share of completions"),
-        Chart("Malformed completions", {"malformed": "malformed"}, "share of completions"),
-        Chart("Cut off at the longest length", {"completions/clipped_ratio": "cut off"}, "share of completions"),
-    ),
-    "Credit": (
-        Chart("Size of the credit", {"credit/{}/mean_abs": "{}"}, "mean |credit|"),
-        Chart("Credit of exactly 0", {"credit/{}/zero_frac": "{}"}, "share of completions"),
-    ),
-    "Dead strata": (
-        Chart("Nobody to compare with", {"credit/{}/singletons": "{}"}, "share of completions"),
-        Chart("Groups with one total reward", {"frac_reward_zero_std": "total reward"}, "share of groups"),
-        Chart("Batches without any signal", {"credit/no_signal": "all objectives"}, "share of batches"),
-    ),
-    "Optimiser": (
-        Chart("Entropy", {"entropy": "entropy"}, "nats per token"),
-        Chart("Gradient norm", {"grad_norm": "gradient norm"}, "norm"),
-        Chart("Completion length", {"completions/mean_length": "tokens"}, "tokens"),
-        Chart("Learning rate", {"learning_rate": "learning rate"}, "per step"),
-    ),
-}
 
 
 def train_report(
@@ -210,11 +186,16 @@ def _headlines(
             continue
         value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
         show = percent if is_share(name) else shown
-        notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
-        notes += [f"{show(before)} at the start"] if before is not None and len(points) > 1 else []
+        note = _note(interval, before if len(points) > 1 else None, show)
         why = wrong.get("format_rate" if name == "malformed" else name, "")
-        headlines.append(Headline(figure_name(name), None if value is None else show(value), "\n".join(notes), why))
+        headlines.append(Headline(figure_name(name), None if value is None else show(value), note, why))
     return headlines
+
+
+def _note(interval: Interval | None, before: float | None, show: Callable[[Any], str], began: str = "at the start") -> str:
+    """The small print of a figure: its interval, and what it was."""
+    notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
+    return "\n".join(notes if before is None else [*notes, f"{show(before)} {began}"])
 
 
 def train_finding(
@@ -266,12 +247,9 @@ def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interva
 def _mean_reward(
     name: str, means: Sequence[float | None], intervals: Mapping[str, Interval | None], of_batches: bool
 ) -> Headline:
-    interval, notes = intervals.get(OF_REWARD + name), list[str]()
-    if interval is not None and interval.low == interval.low:
-        notes.append(f"95 %: {shown(interval.low)} to {shown(interval.high)}")
-    if len(means) > 1:
-        notes.append(f"{shown(means[0])} {'in the first batch' if of_batches else 'at the start'}")
-    return Headline(f"mean reward: {name}", means[-1], "\n".join(notes))
+    interval, before = intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None
+    note = _note(interval, before, shown, "in the first batch" if of_batches else "at the start")
+    return Headline(f"mean reward: {name}", means[-1], note)
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
@@ -289,9 +267,9 @@ def _count(number: int, noun: str) -> str:
 
 
 def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Section:
-    """A section of `_CHARTS`; the objectives or blocks of these names come first among the colours."""
+    """A section that has charts; the objectives or blocks of these names come first among the colours."""
     panels: list[Panel] = []
-    for chart in _CHARTS[title]:
+    for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
         series = {key.format(name): label.format(name) for key, label in chart.series.items() for name in names or ("",)}
         zero = chart.y.startswith(("share", "mean |"))
         panels += _panel(replace(chart, series=series), batches, names, y_zero=zero, percent=chart.y.startswith("share"))

@@ -11,7 +11,7 @@ from spanwise.commands.shared.display import vote_table
 from spanwise.commands.shared.samples import FILE, Samples, read_samples, unmeasured
 from spanwise.commands.shared.task import run_above
 from spanwise.errors import DataError, RecipeError
-from spanwise.explain import CALIBRATION, alarms
+from spanwise.explain.alarms import CALIBRATION, alarms
 from spanwise.layout import Layout
 from spanwise.recipe import load
 

@@ -16,6 +16,7 @@ from spanwise.commands.demo.demo import DIGITS, run_demo
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import changed, new_folder, newest_folder
 from spanwise.commands.shared.task import run_or_model
+from spanwise.commands.train.place import run_folder
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
@@ -75,6 +76,20 @@ def test_numbers_count_up_and_know_their_own_name(tmp_path, monkeypatch):
     (tmp_path / "runs" / "a-0-11").write_text("a file of the user")
     assert str(newest_folder("a-0")) == "runs/a-0-10"
     assert str(new_folder("a-0")) == "runs/a-0-3"
+
+
+@pytest.mark.parametrize("there", [["confidence-bae-0-2"], ["confidence-bae-0-2", "math-bae-0-1"]])
+def test_the_last_run_on_an_own_dataset_may_have_the_name_of_the_task(there, tmp_path, monkeypatch):
+    """So were they called once; one that is called after its dataset goes before it."""
+    monkeypatch.chdir(tmp_path)
+    for name in there:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    recipe = load(None, {"model": "m", "dataset": "data/math.jsonl", "layout": {"all": ["answer"]}})
+    with (
+        pytest.raises(DataError, match=f"There is no checkpoint under 'runs/{there[-1]}/checkpoints'"),
+        run_folder(recipe, resume="last", overwrite=False, console=Console(quiet=True)),
+    ):
+        pass
 
 
 def test_a_run_without_an_output_gets_a_folder_that_says_nothing_of_where_it_is(first):

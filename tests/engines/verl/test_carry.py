@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spanwise import (
     AlignmentError,
@@ -81,6 +82,34 @@ def test_advantages_are_those_of_the_pipeline():
     assert torch.equal(found.adv_nt, expected_nt)
     assert found.return_nt is None  # no critic
     assert found.result.metrics["credit/malformed"] == pytest.approx(2 / 5)
+
+
+class Tables(TorchDispatchMode):
+    """Which operations make a table of numbers (4 bytes or more each) for all tokens of a batch, beside what they are given."""
+
+    def __init__(self, tokens):
+        super().__init__()
+        self.tokens, self.made = tokens, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        given = {
+            one.untyped_storage().data_ptr() for one in (*args, *(kwargs or {}).values()) if isinstance(one, torch.Tensor)
+        }
+        if isinstance(made, torch.Tensor) and made.element_size() >= 4 and made.numel() >= self.tokens:
+            self.made += [] if made.untyped_storage().data_ptr() in given else [str(func)]
+        return made
+
+
+def test_a_step_makes_no_second_table_of_numbers_for_all_tokens():
+    """The advantages alone are one: the memory of the driver is that of a few masks and of what it hands over."""
+    rows, mask_nt = Rows([packed(text) for text in TEXTS] * 20), torch.zeros(100, 60, dtype=torch.bool)
+    for n, text in enumerate(TEXTS * 20):
+        mask_nt[n, : read_one(text)[1]] = True
+    with Tables(mask_nt.numel()) as tables:
+        adv_nt = credited(rows, ["u"] * 100, mask_nt, Step(SCHEME)).adv_nt
+    assert adv_nt.shape == mask_nt.shape
+    assert tables.made == []
 
 
 def test_padding_joins_nothing():

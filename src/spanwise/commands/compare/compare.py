@@ -34,7 +34,7 @@ from spanwise.credit import METHODS
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError, check_known, unknown
-from spanwise.explain import OF_SCORE
+from spanwise.explain.alarms import OF_SCORE
 from spanwise.measure import ArmComparison, Interval, compare_arms
 from spanwise.objective import BASELINES
 from spanwise.recipe import Recipe, load

@@ -18,7 +18,8 @@ from spanwise.commands.credit.arms import Arms, left_out, token_columns
 from spanwise.credit import spread
 from spanwise.credit_metrics import dead_strata
 from spanwise.errors import RecipeError
-from spanwise.explain import OF_SCORE, SCORE_FIGURES, alarms, setup_warnings
+from spanwise.explain import alarms, setup_warnings
+from spanwise.explain.alarms import OF_SCORE, SCORE_FIGURES
 from spanwise.layout import Layout
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable

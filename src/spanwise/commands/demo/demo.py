@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 
 from spanwise.commands.shared.display import figure_table, text_plot
@@ -40,16 +42,12 @@ class Trained:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: recipe fields of all `arms` and of each, those that no option may change, and what is made of the runs.
-
-    Of several seeds the folder of a run is `<arm><before_seed><seed>`.
-    """
+    """A demo: recipe fields of all `arms` and of each, those that no option may change, and what is made of the runs."""
 
     name: str
     arms: Mapping[str, Mapping[str, Any]]
     common: Mapping[str, Any]
-    fixed: frozenset[str]
-    before_seed: str
+    fixed: Sequence[str]
     result: Callable[[Sequence[Trained]], dict[str, Any]]
     show: Callable[[Console, Sequence[Trained], Mapping[str, Any]], None]
 
@@ -67,13 +65,13 @@ def run_demo(
     console, started = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
-    for field in (choices or {}).keys() & demo.fixed:
+    for field in (choices or {}).keys() & set(demo.fixed):
         raise RecipeError(
             f"The demo sets the {field} of its arms itself, so --set {field} would change nothing; leave it out."
         )
     folder, several = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
     runs = {
-        (arm, seed): folder / (arm.replace(" ", "_") + (f"{demo.before_seed}{seed}" if several else ""))
+        (arm, seed): folder / (arm.replace(" ", "_") + (f"-{seed}" if several else ""))
         for seed in seeds
         for arm in demo.arms
     }
@@ -171,25 +169,6 @@ def running_mean(values: Sequence[float]) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-DIGITS = Demo(
-    "demo",
-    {"scalar": {"method": "rlcr_paper"}, "blockwise": {"method": "bae_paper", "baseline": "outcome"}},
-    {"start": "hard", "calibration": "log_score", "steps": 80, "eval_every": 5, "keep_rollouts": 5},
-    frozenset({"method", "baseline", "seed", "output"}),
-    "-",
-    _digits_result,
-    _show_digits,
-)
-FIELDS = Demo(
-    "demo-fields",
-    # Each arm with the learning rate that was best for it, see docs/evidence.md.
-    {"one number": {"method": "grpo", "learning_rate": 1e-3}, "by field": {"method": "bae", "learning_rate": 2e-3}},
-    {
-        "task": "fields", "steps": 60, "prompts": 8, "group_size": 8, "warmup_steps": 0, "entropy": 0.0, "entropy_target": None,
-        "eval_every": 0, "eval_prompts": 64, "eval_samples": 1, "keep_rollouts": 20,
-    },
-    frozenset({"task", "method", "seed", "output"}),
-    "-seed_",
-    _fields_result,
-    _show_fields,
-)  # fmt: skip
+_WRITTEN = yaml.safe_load(files("spanwise.commands.demo").joinpath("demos.yaml").read_text(encoding="utf-8"))
+DIGITS = Demo(**_WRITTEN["digits"], result=_digits_result, show=_show_digits)
+FIELDS = Demo(**_WRITTEN["fields"], result=_fields_result, show=_show_fields)

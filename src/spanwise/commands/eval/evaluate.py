@@ -55,11 +55,10 @@ def evaluate(
     answering = [name for name in task.layout.names if tags["answer"] in inside[name]]
     options = {"tag": tags["answer"], **recipe.verifier}
     correct = dict.fromkeys(answering, torch.full((len(text),), torch.nan, dtype=torch.float64))
-    for name in answering:
-        if options["tag"] in inside[name] and "answer" in rows.column_names:
-            right_n = roller.rewards(rows, text, row_n.tolist(), Objective("correct", pays=(name,), options=options))
-            there_n = torch.tensor([entry.get(name) is not None for entry in text])  # without the block nothing is solved
-            correct[name] = torch.where(there_n, right_n, 0.0)
+    for name in answering if "answer" in rows.column_names else ():
+        right_n = roller.rewards(rows, text, row_n.tolist(), Objective("correct", pays=(name,), options=options))
+        there_n = torch.tensor([entry.get(name) is not None for entry in text])  # without the block nothing is solved
+        correct[name] = torch.where(there_n, right_n, 0.0)
     rewards = dict[str, Tensor]()
     if not of_digits:
         written = {

@@ -14,8 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from spanwise.commands.shared.fitted import plain_table
-from spanwise.explain import OF_REWARD, OF_SCORE, alarms
-from spanwise.explain.alarms import by_sentence
+from spanwise.explain.alarms import OF_REWARD, OF_SCORE, alarms, by_sentence
 from spanwise.fidelity import ScoreName, fixed_point
 from spanwise.measure import Curve, Interval
 from spanwise.scheme import Scheme

@@ -17,7 +17,7 @@ from torch import Tensor
 from spanwise.commands.shared.folder import read_fields
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
-from spanwise.explain import CALIBRATION, OF_REWARD, OF_SCORE, SCORE_FIGURES
+from spanwise.explain.alarms import CALIBRATION, OF_REWARD, OF_SCORE, SCORE_FIGURES
 from spanwise.layout import Layout, together
 from spanwise.measure import Curve, Interval, figure_intervals, figures, mean_interval, voting
 from spanwise.rollouts import schema

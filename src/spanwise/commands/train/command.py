@@ -8,7 +8,7 @@ from typing import Literal
 from rich.console import Console
 
 from spanwise.commands.shared.options import Fields, Flag, column_roles, recipe_fields
-from spanwise.errors import RecipeError, unknown
+from spanwise.errors import check_known
 
 
 def command(
@@ -83,8 +83,7 @@ def command(
     if recipe is None and resume and (Path(resume) / "recipe.yaml").is_file():
         recipe = Path(resume) / "recipe.yaml"
     for role, column in column_roles(columns).items():
-        if role not in ("question", "prompt", "answer"):
-            raise RecipeError(unknown("role of --columns", role, ("question", "prompt", "answer")))
+        check_known("role of --columns", role, ("question", "prompt", "answer"))
         given[f"{role}_column"] = column
     loaded = load(recipe, {**given, **recipe_fields(set_), **secret_fields()})
     from spanwise.commands.train.train import train

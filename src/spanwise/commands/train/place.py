@@ -51,7 +51,8 @@ def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console
         raise RecipeError("--resume goes on with a run and --overwrite replaces it; give one of them.")
     run = Path(resume) if is_run(Path(resume)) else None
     if resume == "last":
-        run = place or newest_folder(name)
+        # A run on an own dataset was called after its task once.
+        run = place or newest_folder(name) or newest_folder(f"{recipe.task}-{recipe.method}-{recipe.seed}")
         if run is None:
             raise DataError(f"There is no run 'runs/{name}-<n>' to go on with; say which one with --resume FOLDER.")
     checkpoint, note = find_checkpoint((run or Path()) / "checkpoints", None if run else resume)

@@ -25,8 +25,8 @@ from spanwise.credit import method
 from spanwise.disk import whole_folder, write_text
 from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.engines.trl.keeping import BatchCallback, steps_per_batch
-from spanwise.errors import DataError, RecipeError, unknown
-from spanwise.explain import CAUSES, SHOWN_BY, alarms
+from spanwise.errors import DataError, RecipeError, check_known
+from spanwise.explain.alarms import CAUSES, SHOWN_BY, alarms
 from spanwise.measure import ece
 from spanwise.modes.critic.critic import megabytes
 from spanwise.objective import HIDDEN, hidden_names
@@ -142,8 +142,7 @@ def check_recipe(recipe: Recipe) -> None:
     for mode in recipe.modes.values():
         mode.check_steps(recipe.steps)
     loggers = ["none", "all", *INTEGRATION_TO_CALLBACK]
-    if recipe.report_to not in loggers:
-        raise RecipeError(unknown("logger for report_to", recipe.report_to, loggers))
+    check_known("logger for report_to", recipe.report_to, loggers)
     if recipe.report_to not in (*loggers[:2], *get_available_reporting_integrations()):
         raise RecipeError(
             f"report_to is '{recipe.report_to}', which is not installed; install it, or set report_to to none."
@@ -154,8 +153,7 @@ def check_recipe(recipe: Recipe) -> None:
             "method that compares completions, such as 'bae' or 'grpo'."
         )
     for name in recipe.trainer:
-        if name not in SpanGRPOConfig.__dataclass_fields__:
-            raise RecipeError(unknown("trainer option", name, SpanGRPOConfig.__dataclass_fields__))
+        check_known("trainer option", name, SpanGRPOConfig.__dataclass_fields__)
         if name in _OWN_FIELD:
             raise RecipeError(
                 f"trainer: {{{name}: {recipe.trainer[name]}}} would part what the run counts from what it trains; the recipe's own "

@@ -166,7 +166,8 @@ def credited(
     verl's mask may hold fewer tokens than were sampled (rejection); `more` are fields of `Batch` that modes add, without padding.
     """
     mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real
-    own_mask_nt, group_n = mask_nt[real], group_index([uids[n] for n in real])
+    padded = len(real) < len(mask_nt)
+    own_mask_nt, group_n = mask_nt[real] if padded else mask_nt, group_index([uids[n] for n in real])
     output = None if rows.step is None else [rows.step[n] for n in real]
     carried = unpack([rows.packed[n] for n in real], scheme, mask_nt.shape[1], output)
     turns = carried.turns
@@ -181,15 +182,17 @@ def credited(
         mode.check_turns()
     bare = ReadBatch(Batch(group_n), carried.reading, len(real), turns)
     fields: dict[str, Any] = {name: bare.take(value_nt[real]) for name, value_nt in rows.tokens.items()} | dict(more or {})
-    group_s, there_nt = group_n if turns is None else group_n[turns.row_s], bare.spans.block_nt >= 0
-    own = replace(bare, batch=Batch(group_s, mask_nt=there_nt, steps=steps, **fields))
+    group_s = group_n if turns is None else group_n[turns.row_s]
+    own = replace(bare, batch=Batch(group_s, mask_nt=bare.take(carried.sampled_nt), steps=steps, **fields))
     result = step.finish(own, dtype=dtype)
     result.advantages_nt.masked_fill_(~own.take(own_mask_nt), 0.0)
 
     def placed(value_su: Tensor) -> Tensor:
         """Of the tokens that were read, among all rows of the batch; 0 where verl trains nothing."""
         value_nt = own.put(value_su)
-        return value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(real), value_nt).masked_fill_(~mask_nt, 0.0)
+        if padded:
+            value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(real), value_nt)
+        return value_nt.masked_fill_(~mask_nt, 0.0)
 
     adv_nt = placed(result.advantages_nt)
     if not scheme.value_names:
@@ -243,9 +246,9 @@ def loss_factor(
 
 def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None:
     """Refuse tokens that verl trains and nobody read as the model's."""
-    extra_nt = mask_nt & ~sampled_nt
-    unknown_nt = (mask_nt != sampled_nt) & ~masked_n[:, None]
-    for n in (extra_nt | unknown_nt).any(dim=1).nonzero().flatten().tolist():
+    for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
+        if masked_n[n] and not (mask_nt[n] & ~sampled_nt[n]).any():
+            continue  # fewer, as after rejection
         raise AlignmentError(
             f"Row {n}: verl trains {int(mask_nt[n].sum())} tokens and the reward worker took {int(sampled_nt[n].sum())} for the "
             f"model's own. Tool output must not be scored as the model's: let agent loops set AgentLoopOutput.response_mask, and "
