@@ -205,13 +205,13 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     if batch.steps is not None:
         where = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         inputs["anchor_s"] = batch.steps.anchor_s
-        found = assign_turns(reading.scores, batch.group_n, reading.length_nk, **where, inputs=inputs, **rule)
+        credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **where, inputs=inputs, **rule)
     else:
-        found = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
-        found = replace(found, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
+        credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
+        credit = replace(credit, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
     for stage in scheme.stages:
-        found = stage.credit(found, reading, batch, scheme)
-    return found
+        credit = stage.credit(credit, reading, batch, scheme)
+    return credit
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:

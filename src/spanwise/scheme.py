@@ -171,8 +171,8 @@ class Scheme:
     @property
     def outcome_names(self) -> tuple[str, ...]:
         """The outcomes that baselines are given and that are no objectives, in the order in which `score_all` finds them."""
-        found = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
-        return tuple(dict.fromkeys(found))
+        names = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
+        return tuple(dict.fromkeys(names))
 
     @property
     def value_names(self) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ class Scheme:
         for stage in self.stages:
             stage.check_provided(provided)
         if missing := self.entry.lacking(provided):
-            there = [name for name, known in sorted(METHODS.items()) if known.preset and not known.lacking(provided)]
+            there = [name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(provided)]
             raise RecipeError(
                 f"Method '{self.method}' needs {missing}, which is not there. Methods that can be run: {', '.join(there)}."
             )

@@ -117,8 +117,8 @@ def gathered(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     if steps is not None:
         trajectory_s = torch.cat([part[2][0] + rank * own.completions for rank, part in enumerate(parts)])
         anchors = [part[2][2] or [None] * size for part, size in zip(parts, sizes, strict=True)]
-        known = any(part[2][2] is not None for part in parts)
-        states = [state for part in anchors for state in part] if known else None
+        some_known = any(part[2][2] is not None for part in parts)
+        states = [state for part in anchors for state in part] if some_known else None
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat([part[2][1] for part in parts]), states))
     whole = ReadBatch(batch, reading, len(parts) * own.completions)
     first = sum(sizes[: ranks.rank])
@@ -130,10 +130,10 @@ def with_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     whole = own.everyone
     if whole.batch.steps is not None or "mask_nt" not in scheme.needs:
         return own
-    known = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-    parts = ranks.gather((own.spans.block_nt + 1, known))  # padding is 0, and so is a token of no block
+    tokens = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
+    parts = ranks.gather((own.spans.block_nt + 1, tokens))  # padding is 0, and so is a token of no block
     block_nt = _wide([block_nt for block_nt, _ in parts]) - 1
-    shared = {name: _wide([fields[name] for _, fields in parts]) for name, value in known.items() if value is not None}
+    shared = {name: _wide([fields[name] for _, fields in parts]) for name, value in tokens.items() if value is not None}
     spans = Spans.of_blocks(scheme.layout.names, block_nt, whole.reading.fault_n)
     batch = replace(whole.batch, mask_nt=block_nt >= 0, **shared)
     return replace(own, gathered=replace(whole, reading=replace(whole.reading, spans=spans), batch=batch))
@@ -170,16 +170,16 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     Raises:
         DataError: the column says more or fewer turns than a completion holds, or no anchors where the method needs them.
     """
-    told = batch.columns.get(TURNS)
+    turns_of_rows = batch.columns.get(TURNS)
     bare = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
     rows, turns = by_turn(bare)
     alone = bool((turns.step_s == 0).all())
-    if told is None:  # a completion of one turn may say its state itself
+    if turns_of_rows is None:  # a completion of one turn may say its state itself
         own = rows.columns.get("anchor") if alone else None
         flat: list[Mapping[str, Any]] = [{}] * len(turns.row_s) if own is None else [{"anchor": state} for state in own]
     else:
-        counts = turns.row_s.bincount(minlength=len(told)).tolist()
-        for n, (one, count) in enumerate(zip(told, counts, strict=True)):
+        counts = turns.row_s.bincount(minlength=len(turns_of_rows)).tolist()
+        for n, (one, count) in enumerate(zip(turns_of_rows, counts, strict=True)):
             if not says_turns(one):
                 raise DataError(
                     f"Completion {n} has {TURNS}: {one!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
@@ -189,7 +189,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                     f"Completion {n} has {len(one)} entries in '{TURNS}' and its mask has {count} runs of tokens that the model "
                     "wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
                 )
-        flat = [one for of_completion in told for one in of_completion]
+        flat = [one for of_completion in turns_of_rows for one in of_completion]
     names = dict.fromkeys(name for one in flat for name in one)
     columns = {name: [one.get(name) for one in flat] for name in names if name != "anchor"}
     anchors = [one.get("anchor") for one in flat]
@@ -294,8 +294,9 @@ class Step:
         """
         assert self.vocabulary is not None, "who reads has a vocabulary"
         completions, turns = len(batch.group_n), None
-        told = batch.columns.get(TURNS)  # a method that runs over tokens takes a conversation as the one sequence that it is
-        says = told is not None and self.scheme.entry.kind != "token" and all(map(says_turns, told))
+        given = batch.columns.get(TURNS)
+        # A method that runs over tokens takes a conversation as the one sequence that it is.
+        says = given is not None and self.scheme.entry.kind != "token" and all(map(says_turns, given))
         if "steps" in self.scheme.needs or says:
             batch, turns = turn_rows(batch, self.scheme)
         own = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), completions, turns)
@@ -339,10 +340,10 @@ class Step:
                 )
             spans = restrict(spans, mask_su)
         adv_nt = advantages(mine, spans, self.scheme, dtype=dtype)
-        known = metrics(credits, whole.reading, self.scheme, group_n=whole.batch.group_n)
+        values = metrics(credits, whole.reading, self.scheme, group_n=whole.batch.group_n)
         sentences, unscored = self._watch.of_reading(own.reading)
         if learn:
-            sentences += self._watch.of_batch({**self._noted, **known}, step=number)
+            sentences += self._watch.of_batch({**self._noted, **values}, step=number)
             self._noted.clear()
         sentences = sentences if number is None else [f"Step {number}: {sentence}" for sentence in sentences]
         if learn and not credits.has_signal:
@@ -355,7 +356,7 @@ class Step:
                     "it is compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
                     f"{'the warning before this one says why' if unscored else cause}."
                 )
-        return StepResult(own, adv_nt, spans, mine, known, sentences, credits)
+        return StepResult(own, adv_nt, spans, mine, values, sentences, credits)
 
     def rollouts(
         self,
@@ -377,10 +378,10 @@ class Step:
         """
         batch, adv_nt = result.own.batch, result.advantages_nt
         # What is behind their last token.
-        known = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
+        fillers = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
-        there = {name: (getattr(batch, name), fill) for name, fill in known.items() if getattr(batch, name) is not None}
+        there = {name: (getattr(batch, name), fill) for name, fill in fillers.items() if getattr(batch, name) is not None}
         batch = replace(  # a trainer may have widened what was read
             batch,
             columns={name: list(values) for name, values in (columns or {}).items()},
