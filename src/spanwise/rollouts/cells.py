@@ -66,11 +66,11 @@ def spelled_out(text: Any) -> Any:
         return text
     for read in (json.loads, ast.literal_eval):
         try:
-            found = read(text.strip())
+            value = read(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        if isinstance(found, (list, dict)):
-            return found
+        if isinstance(value, (list, dict)):
+            return value
     return text
 
 

@@ -102,8 +102,8 @@ def parsed(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) 
     """What `parse` makes of every record; what is wrong with one is said with its file and line."""
     for file, place, record in records(files):
         with at_place(f"{place} of '{file}'"):
-            made = parse(record)
-        yield made
+            result = parse(record)
+        yield result
 
 
 def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:

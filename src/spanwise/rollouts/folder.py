@@ -92,7 +92,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
         yield
         return
     place = Path(path)
-    made = not place.exists()
+    is_new = not place.exists()
     with writing(place, f"The output folder '{place}'"):
         place.mkdir(parents=True, exist_ok=True)
     lock = FileLock(place / ".lock")
@@ -109,7 +109,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
     finally:
         if not any(file.name != ".lock" for file in place.iterdir()):
             (place / ".lock").unlink(missing_ok=True)
-            if made:
+            if is_new:
                 place.rmdir()
         lock.release()
 

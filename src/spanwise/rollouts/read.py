@@ -113,11 +113,11 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
                 reader = read_verifiers
         else:
             _check_parquet(file)
-            found = pq.read_schema(file)
-            check_names(file, found.names)
-            names = {*found.names}
+            arrow_schema = pq.read_schema(file)
+            check_names(file, arrow_schema.names)
+            names = {*arrow_schema.names}
             if {schema.PROMPT, schema.TRAINABLE} <= names and names & {schema.IDS, schema.TOKENS}:
-                schema.check(file, found)
+                schema.check(file, arrow_schema)
                 reader, fixed = read_own, "spanwise's own rollouts"
     if columns and fixed:
         raise DataError(f"'{file}' holds {fixed}, whose columns have fixed names; leave out --columns.")

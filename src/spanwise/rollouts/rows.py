@@ -171,10 +171,10 @@ def token_rows(
     names = table.column_names
     schema.column_of(table, schema.PROMPT)
     source, methods = schema.TOKENS if schema.TOKENS in names else schema.IDS, schema.methods_in(names)
-    known = schema.token_columns(names)
+    per_token = schema.token_columns(names)
     trained_with = {one: schema.column("advantages", one) for one in methods or ["<method>"]}
     block = [schema.BLOCK] if schema.BLOCK in names else []
-    listed = [schema.TRAINABLE, *known, *trained_with.values(), *block]
+    listed = [schema.TRAINABLE, *per_token, *trained_with.values(), *block]
     edges = schema.token_edges(table, [source, *listed], "the rollouts")
     flat = {name: schema.flat(table[name], np.float64) for name in listed}
     texts = _texts(table[source], edges, vocabulary)
@@ -186,7 +186,7 @@ def token_rows(
     for n, (row, text, (first, last)) in enumerate(zip(plain, texts, pairwise(edges.tolist()), strict=True)):
         here = {name: values[first:last] for name, values in flat.items()}
         trained, logp = here[schema.TRAINABLE].astype(np.bool_), here.get(schema.LOGP)
-        values = {name.partition("/")[2]: here[name] for name in known if name != schema.LOGP}
+        values = {name.partition("/")[2]: here[name] for name in per_token if name != schema.LOGP}
         cut = None if logp is None or opens is None else partial(opens, logp)
         rows.append(
             TokenRow(
@@ -225,11 +225,11 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]
-    found: dict[str, list[tuple[int, int]]] = {name: [] for name in blocks}
+    pieces: dict[str, list[tuple[int, int]]] = {name: [] for name in blocks}
     for start, end in pairwise(edges):
         if start < end and 0 <= int(block_t[start]) < len(blocks):
-            found[blocks[int(block_t[start])]].append((start, end))
-    return found
+            pieces[blocks[int(block_t[start])]].append((start, end))
+    return pieces
 
 
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:

@@ -150,8 +150,8 @@ def token_columns(names: Iterable[str]) -> list[str]:
     >>> token_columns(["values/correct", "logprobs", "values/brier", "prompt"])
     ['values/correct', 'values/brier', 'logprobs']
     """
-    known = [name for name in names if name in (VALUES, LOGP) or name.startswith(f"{VALUES}/")]
-    return sorted(known, key=lambda name: (name == LOGP, name != VALUES))
+    per_token = [name for name in names if name in (VALUES, LOGP) or name.startswith(f"{VALUES}/")]
+    return sorted(per_token, key=lambda name: (name == LOGP, name != VALUES))
 
 
 def methods_in(names: Iterable[str]) -> list[str]:
@@ -287,15 +287,15 @@ def _part_lists(credit: Credit) -> pa.Array:
     adv_nm, comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
     n, m = adv_nm.shape
-    known = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(comparison).items()}
+    columns_of = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(comparison).items()}
     reasons = np.array([reason.name.lower() if reason else "" for reason in Zero])
-    known |= {
+    columns_of |= {
         "objective": list(credit.names) * n,
         "weight": np.tile(credit.weight_m.double().numpy(), n),
         "part": (credit.weight_m * adv_nm).flatten().numpy(),
-        "reason": reasons[known["reason"]],
+        "reason": reasons[columns_of["reason"]],
     }
-    columns = [pa.array(known[entry.name], entry.type, from_pandas=True) for entry in PART]
+    columns = [pa.array(columns_of[entry.name], entry.type, from_pandas=True) for entry in PART]
     flat = pa.StructArray.from_arrays(columns, fields=list(PART))
     return pa.ListArray.from_arrays(pa.array(np.arange(n + 1, dtype=np.int32) * m), flat)
 
@@ -475,8 +475,8 @@ class Rollouts:
                     f"({', '.join(self.value_names) or 'none'}); give one to each."
                 )
             known_nt = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | known_nt
-        known = {name: one.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, one in known_nt.items()}
-        known |= {BLOCK: spans.block_nt} if spans.interleaved else {}
+        per_token = {name: one.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, one in known_nt.items()}
+        per_token |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~learned_n1, torch.nan)
         columns = {
             STEP: [step] * len(texts),
@@ -492,7 +492,7 @@ class Rollouts:
             **score_columns(self.reading.scores),
             IDS: batch.ids_nt[filled_nt],
             TRAINABLE: mask_nt[filled_nt],
-            **{name: known_nt[filled_nt] for name, known_nt in known.items()},
+            **{name: known_nt[filled_nt] for name, known_nt in per_token.items()},
             **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[filled_nt]),
         }
         return rollout_table(columns, np.cumsum([0, *filled_nt.sum(dim=1).tolist()]))

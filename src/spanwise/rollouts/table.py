@@ -300,14 +300,14 @@ def as_trained(
     ['a', 'stop']
     """
     made = recorded({name: values for name, values in columns.items() if is_made(name)})
-    known = {**rewards, **made}
-    name = next((name for name in ("advantage", "score", "reward") if name in known), None)
+    rewards_and_made = {**rewards, **made}
+    name = next((name for name in ("advantage", "score", "reward") if name in rewards_and_made), None)
     if name is None:
         return None
     by_block = {name.removeprefix("credit/"): one.value_n for name, one in made.items() if name != "advantage"}
     plain = "" if name == "advantage" else ", from which nothing is subtracted"
     says = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{plain}"
-    return AsRecorded(says, known[name].value_n.numpy(), by_block=by_block)
+    return AsRecorded(says, rewards_and_made[name].value_n.numpy(), by_block=by_block)
 
 
 def gaps(rewards: Mapping[str, Reward]) -> str:
@@ -344,13 +344,13 @@ def cut_text(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
                 yield text
 
     if tokenizer is None:
-        known: dict[str, int] = {}
+        numbers_of: dict[str, int] = {}
         for text in texts():
-            numbers = [known.setdefault(piece, len(known)) for piece in pieces(text)]
+            numbers = [numbers_of.setdefault(piece, len(numbers_of)) for piece in pieces(text)]
             ids.extend(numbers)
             lengths.append(len(numbers))
-        vocabulary = Vocabulary(tuple(piece.encode() for piece in known) or (b"",))
-        note = WORDS if known else ""
+        vocabulary = Vocabulary(tuple(piece.encode() for piece in numbers_of) or (b"",))
+        note = WORDS if numbers_of else ""
     else:
         backend, vocabulary = load_tokenizer(tokenizer)
         every = texts()

@@ -133,7 +133,7 @@ def write_traces(
         ...     read_traces(file)[0].turns[0].per_token["advantages"]
         [0.5]
     """
-    wanted = {(found.extra.get("episode"), found.extra.get("trace")): found for found in trajectories}
+    wanted = {(trajectory.extra.get("episode"), trajectory.extra.get("trace")): trajectory for trajectory in trajectories}
     with whole_file(Path(file)) as beside:
         with beside.open("w", encoding="utf-8") as stream:
             for n, (_, _, record) in enumerate(records([Path(source)])):

@@ -175,11 +175,11 @@ def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
     """
     name, what, size = objective.name, f"Objective '{objective.name}': its reward function", len(text)
     named, takes_all = parameters_of(objective)
-    known = {**columns, **({"blocks": list(text)} if "blocks" in named else {}), **objective.options}
+    offered = {**columns, **({"blocks": list(text)} if "blocks" in named else {}), **objective.options}
     for parameter, default in named.items():
-        if parameter not in known and default is inspect.Parameter.empty:
-            raise _missing(parameter, known, name)
-    arguments = known if takes_all else {key: value for key, value in known.items() if key in named}
+        if parameter not in offered and default is inspect.Parameter.empty:
+            raise _missing(parameter, offered, name)
+    arguments = offered if takes_all else {key: value for key, value in offered.items() if key in named}
     advice = "Return None for a completion that has no reward."
     function = partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - not the name of one
     result = called(function, what=what, text=text, advice=advice)

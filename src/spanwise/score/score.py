@@ -48,11 +48,11 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
     _check_order(objectives)
     scored: dict[str, Reward] = {}
     for objective in objectives:
-        known = (recorded or {}).get(objective.name)
-        if known is None:
+        recorded_reward = (recorded or {}).get(objective.name)
+        if recorded_reward is None:
             reward = score_one(objective, text, columns=columns, scored=scored)
         else:
-            reward = taken_as_recorded(objective, known, text, columns=columns, scored=scored)
+            reward = taken_as_recorded(objective, recorded_reward, text, columns=columns, scored=scored)
         scored[objective.name] = reward
     return as_scores(scored, *read_outcomes(objectives, text, columns=columns))
 
@@ -222,8 +222,8 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
 
 def _with_blocks(objective: Objective, layout: Layout) -> Objective:
     """The objective with the names of the paid blocks in the place of patterns."""
-    known = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
-    return replace(objective, pays=tuple(dict.fromkeys(name for names in known for name in names)))
+    matched = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
+    return replace(objective, pays=tuple(dict.fromkeys(name for names in matched for name in names)))
 
 
 def _each(objective: Objective, layout: Layout) -> list[Objective]:

@@ -53,9 +53,9 @@ def _with_mode(
 ) -> tuple[Tensor, dict[str, Any]]:
     """A policy loss of verl, plus the mean over the mini-batch's rows of what teaches the token of a mode."""
     old_nt, adv_nt, error_nt = parted(log_prob, old_log_prob, advantages, rest["response_mask"])
-    policy, shown = loss(old_log_prob=old_nt, log_prob=log_prob, advantages=adv_nt, **rest)
+    policy, metrics = loss(old_log_prob=old_nt, log_prob=log_prob, advantages=adv_nt, **rest)
     every_nt, sums = torch.ones_like(error_nt), rest["config"].global_batch_info
-    return policy + agg_loss(loss_mat=error_nt, loss_mask=every_nt, loss_agg_mode="seq-mean-token-sum", **sums), shown
+    return policy + agg_loss(loss_mat=error_nt, loss_mask=every_nt, loss_agg_mode="seq-mean-token-sum", **sums), metrics
 
 
 def carried_advantages(

@@ -14,7 +14,7 @@ def attach(ray_trainer: Any) -> None:
     """Let verl's V0 trainer train by a recipe: its functions outside of it are not told which trainer runs."""
     kind = ray_trainer.RayPPOTrainer
     settings.attach(kind)
-    shown: dict[str, float] = {}
+    credit_metrics: dict[str, float] = {}
 
     @around(kind, "_update_actor")
     def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -32,14 +32,14 @@ def attach(ray_trainer: Any) -> None:
         rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=tokens)
         with run.carrying(rows):
             data = stock(data, adv_estimator, *args, **kwargs)
-        shown.update(run.result.metrics if run.result else {})
+        credit_metrics.update(run.result.metrics if run.result else {})
         run.keep(kind.latest, rows, lambda: sampled_of(data))
         return data
 
     @around(ray_trainer, "compute_data_metrics")
     def _(stock: Any, *args: Any, **kwargs: Any) -> Any:
-        logged = {**stock(*args, **kwargs), **shown}
-        shown.clear()
+        logged = {**stock(*args, **kwargs), **credit_metrics}
+        credit_metrics.clear()
         if kind.latest is not None:
             kind.latest.spanwise.add_update(logged)
         return logged

@@ -45,16 +45,16 @@ class SpanRewardManager(RewardManagerBase):
         ids_nt = data.batch["responses"]
         length_n = data.batch["attention_mask"][:, -ids_nt.shape[1] :].sum(dim=1).tolist()
         fields = [data[n].non_tensor_batch for n in range(len(data))]
-        told = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in fields]
+        masks_given = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in fields]
         ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
-        sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, told, strict=True)]
+        sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, masks_given, strict=True)]
         columns = self._columns(fields, ids)
         order = torch.arange(len(ids))  # of the outputs of one rollout
         steps = Steps(torch.zeros_like(order), order, columns.get("anchor")) if len(ids) > 1 else None
         own = self.step.read(Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps))
         anchor = columns.get("anchor") if own.turns is None or own.batch.steps is None else own.batch.steps.anchor_s
-        known = all(mask is not None for mask in told)
-        packed = carry.pack(own.reading, length_n, masked=known, turns=own.turns, anchor=anchor)
+        masked = all(mask is not None for mask in masks_given)
+        packed = carry.pack(own.reading, length_n, masked=masked, turns=own.turns, anchor=anchor)
         # One number per objective of the last turn: what is left out counts as what it stands for.
         objectives, names = self.scheme.objectives, self.scheme.names
         value_nm = completed(own.reading.scores, objectives)
@@ -69,12 +69,12 @@ class SpanRewardManager(RewardManagerBase):
         rows = []
         for row, ids_t in zip(fields, ids, strict=True):
             gold = (row.get("reward_model") or {}).get("ground_truth")
-            told = {
+            text = {
                 "prompts": row.get("raw_prompt"),
                 "completions": self.tokenizer.decode(ids_t, skip_special_tokens=True),
                 "completion_ids": ids_t,
                 "num_turns": row.get("__num_turns__"),
             }
             answer = {} if gold is None else {"answer": gold}
-            rows.append({**row, **(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {}), **answer, **told})
+            rows.append({**row, **(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {}), **answer, **text})
         return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}

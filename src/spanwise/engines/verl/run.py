@@ -159,18 +159,18 @@ class VerlRun:
                     f"Row {int(other_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
                     f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and files of the recipe."
                 )
-            known = replace(own, batch=replace(own.batch, ids_nt=ids_nt), reading=replace(own.reading, text=text))
+            read_batch = replace(own, batch=replace(own.batch, ids_nt=ids_nt), reading=replace(own.reading, text=text))
             real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])  # where a rollout begins
             texts = prompt_texts(tokenizer, [batch.uids[n] for n in real], [batch.prompts[n] for n in real])
             return self.step.rollouts(
-                replace(result, own=known),
+                replace(result, own=read_batch),
                 number=number,
                 prompts=own.repeat([texts[batch.uids[n]] for n in rows.real]),
                 columns={"answer": own.repeat([batch.answers[n] for n in rows.real])},
             )
 
-        known: dict[str, Any] = {"recipe": self._recipe(trainer), "tokenizer": tokenizer, "rollouts": rollouts}
-        self.record.add_batch(number, result, self.scheme, **known)
+        keeping: dict[str, Any] = {"recipe": self._recipe(trainer), "tokenizer": tokenizer, "rollouts": rollouts}
+        self.record.add_batch(number, result, self.scheme, **keeping)
 
     def add_update(self, logged: Mapping[str, Any]) -> None:
         """Keep what verl logs of an update."""

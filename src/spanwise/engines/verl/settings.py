@@ -135,13 +135,13 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
         part_class(mode, "verl").check(mode, "verl", config)
     if not own:
         return {}
-    known = policy()
+    model = policy()
     return parts_of(
         own,
         "verl",
-        known.tokenizer,
-        size=known.hf_config.get_text_config().vocab_size,
-        generation=known.generation_config,
+        model.tokenizer,
+        size=model.hf_config.get_text_config().vocab_size,
+        generation=model.generation_config,
         temperature=config.actor_rollout_ref.rollout.temperature,
     )
 

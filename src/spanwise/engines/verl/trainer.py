@@ -63,7 +63,7 @@ def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] 
         ]
         places[name] = torch.tensor(ends)
     return Rows(
-        packed=[(told.get("reward_extra_info") or {}).get(KEY) for told in extra],
+        packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra],
         session=[(uid, session) for uid, session, _ in names],
         step=[int(output) for _, _, output in names],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
@@ -92,10 +92,10 @@ def sampled_of(batch: Any) -> Sampled:
     """What stands in the TransferQueue for the rows of a batch: prompts, responses, and the dataset's answers if it has any."""
     data = _queued(batch, "prompts", "responses", "reward_model")
     there = set(data.keys())  # a TensorDict does not answer `in`
-    told = list(data["reward_model"]) if "reward_model" in there else [None] * len(batch.keys)
+    reward_models = list(data["reward_model"]) if "reward_model" in there else [None] * len(batch.keys)
     return Sampled(
         uids=[key.rsplit("_", 2)[0] for key in batch.keys],
         prompts=[ids_t.tolist() for ids_t in data["prompts"].unbind()],
         ids_nt=data["responses"].to_padded_tensor(0),
-        answers=[(row or {}).get("ground_truth") for row in told],
+        answers=[(row or {}).get("ground_truth") for row in reward_models],
     )

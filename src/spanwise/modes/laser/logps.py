@@ -33,20 +33,20 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
         Traceback (most recent call last):
         spanwise.errors.RecipeError: laser.token '7' is text that the policy writes, ... such as <unk>.
     """
-    known, called = tokenizer.get_vocab(), f"laser.token '{laser.token}'"
+    ids, called = tokenizer.get_vocab(), f"laser.token '{laser.token}'"
     taken = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
-    free = {token: known[token] for token in tokenizer.all_special_tokens if token in known}
+    free = {token: ids[token] for token in tokenizer.all_special_tokens if token in ids}
     free |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     free = {token: number for token, number in free.items() if number not in taken}
     such = (
         f"such as {', '.join(list(free)[:3])}" if free else f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
     )
-    token = known.get(laser.token) if isinstance(laser.token, str) else laser.token
+    token = ids.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token is None or not 0 <= token < size:
         raise RecipeError(f"{called} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {such}.")
     if token in taken:
         raise RecipeError(f"{called} begins, ends or pads a completion; name one that has no use, {such}.")
-    if token in set(known.values()) - set(free.values()):
+    if token in set(ids.values()) - set(free.values()):
         raise RecipeError(f"{called} is text that the policy writes, so it can be sampled; name a special one, {such}.")
     return token
 
@@ -71,7 +71,7 @@ def end_logp(
     Equation
         T log softmax(logits / T)[token], T the temperature: at any T about the logit, counted from the others'
     """
-    found, training = [], model.training
+    parts, training = [], model.training
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model  # adapters hide what the model takes
     try:
         model.eval()
@@ -80,10 +80,10 @@ def end_logp(
             ids_nt, mask_nt = left_padded(here, pad, model.device)
             more = {"use_cache": False, "logits_to_keep": 1, **positions(bare, mask_nt)}
             last_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **more).logits[:, -1].float()
-            found.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
+            parts.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
     finally:
         model.train(training)
-    return torch.cat(found) if found else torch.zeros(0)
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 class ScoreReader:

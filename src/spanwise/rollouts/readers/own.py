@@ -32,14 +32,14 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     `recorded`: they are what the completions were trained with.
     """
     folder = next((place for place in (files[0].parent.parent, files[0].parent) if (place / "recipe.yaml").is_file()), None)
-    found = pq.read_schema(files[0])
-    names, methods = found.names, schema.methods_in(found.names)
+    arrow_schema = pq.read_schema(files[0])
+    names, methods = arrow_schema.names, schema.methods_in(arrow_schema.names)
     source = schema.IDS if schema.IDS in names else schema.TOKENS
     if source == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so there is nothing to read with --tokenizer; leave it out.")
     if source == schema.IDS and tokenizer is None:
-        tokenizer = (folder and tokenizer_in(folder)) or schema.tokenizer_of(found)
-    known = schema.token_columns(names)
+        tokenizer = (folder and tokenizer_in(folder)) or schema.tokenizer_of(arrow_schema)
+    per_token = schema.token_columns(names)
     chosen = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
     trained = [name for method in chosen if (name := schema.column("advantages", method)) in names]
     left = {schema.column("start", block) for block in schema.behind(names, "end")}  # that segmentation finds again
@@ -47,7 +47,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     left.update([] if tokenizer is None else [schema.TEXT])
     tables = [pq.read_table(file, columns=[name for name in names if name not in left]) for file in files]
     for file, table in zip(files, tables, strict=True):
-        schema.token_edges(table, [source, schema.TRAINABLE, *known, *trained], f"'{file}'")
+        schema.token_edges(table, [source, schema.TRAINABLE, *per_token, *trained], f"'{file}'")
     table = joined(path, tables)
     trainable = schema.flat(table[schema.TRAINABLE], np.bool_)
     edges = schema.offsets(table[source])
@@ -61,7 +61,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         cut = Cut(Ragged(schema.flat(table[source], np.int32), edges), trainable, vocabulary, "")
         _check_spelling(files[0], vocabulary, tokenizer)
     else:
-        known, trained = [], []  # the tokens are not the file's own, so what it says of each is of no use
+        per_token, trained = [], []  # the tokens are not the file's own, so what it says of each is of no use
         if schema.TEXT not in names:
             raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
         note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
@@ -83,7 +83,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         ),
         rewards=_rewards(path, table),
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        token_values={name: schema.flat(table[name], np.float32) for name in known},
+        token_values={name: schema.flat(table[name], np.float32) for name in per_token},
         learned_n=None if source == schema.IDS and tokenizer is None else _learned(table, cut),
         folder=folder,
         as_recorded=next(iter(recorded), None),
@@ -110,16 +110,16 @@ def _whole(path: Path, table: pa.Table, name: str) -> list[int] | None:
 def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     """The rewards with the statuses they were written with; a gap without a reason was never scored."""
     rewards = {}
-    known = {status.name.lower(): status for status in Status}
+    by_name = {status.name.lower(): status for status in Status}
     for name in schema.behind(table.column_names, "reward"):
         status = schema.column("status", name)
         given = table[status].to_pylist() if status in table.column_names else ["unscored"] * len(table)
-        unknown = next((row for row, value in enumerate(given) if value not in known), None)
+        unknown = next((row for row, value in enumerate(given) if value not in by_name), None)
         if unknown is not None:
             there = f"Completion {unknown} of '{path}' has '{given[unknown]}' as '{status}'"
-            raise DataError(f"{there}, which is none of {', '.join(known)}.")
+            raise DataError(f"{there}, which is none of {', '.join(by_name)}.")
         values = [finite(value) for value in table[schema.column("reward", name)].to_pylist()]
-        rewards[name] = Reward.of(values, status=[Status.UNSCORED if value == "ok" else known[value] for value in given])
+        rewards[name] = Reward.of(values, status=[Status.UNSCORED if value == "ok" else by_name[value] for value in given])
     return rewards
 
 
@@ -142,8 +142,8 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
     wrong = 0
     for row in rows:
         ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
-        known = ids[(ids >= 0) & (ids < len(vocabulary))]
-        wrong += len(known) < len(ids) or vocabulary.join(known)[0].decode(errors="replace") != row[schema.TEXT]
+        spelled = ids[(ids >= 0) & (ids < len(vocabulary))]
+        wrong += len(spelled) < len(ids) or vocabulary.join(spelled)[0].decode(errors="replace") != row[schema.TEXT]
     if wrong > len(rows) // 2:
         raise DataError(
             f"The tokenizer of '{tokenizer}' spells {wrong} of the first {len(rows)} completions of '{file}' otherwise than "

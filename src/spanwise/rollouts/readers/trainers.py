@@ -109,7 +109,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         cut = cut._replace(note=note)
     sampled = cut.trainable
     logprobs = np.array([value for streams in own["streams"] for value in streams.get("logprobs", ())], dtype=np.float32)
-    known = has_ids and len(logprobs) == len(sampled) and not np.isnan(logprobs[sampled]).any()
+    has_logprobs = has_ids and len(logprobs) == len(sampled) and not np.isnan(logprobs[sampled]).any()
     rollout_n = torch.tensor(own["opens"], dtype=torch.long).cumsum(dim=0) - 1
     traces, branched = sum(own["opens"]), int((rollout_n.bincount() > 1).sum())
     columns = cells.by_column(own["columns"])
@@ -131,7 +131,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     return replace(
         table,
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
-        token_values={schema.LOGP: np.where(sampled, logprobs, np.float32(np.nan))} if known else {},
+        token_values={schema.LOGP: np.where(sampled, logprobs, np.float32(np.nan))} if has_logprobs else {},
         keyed=all(own["keyed"]),
         as_recorded=_advantages(own, cut, has_ids=has_ids) or table.as_recorded,
         rollout_n=rollout_n if branched else None,
