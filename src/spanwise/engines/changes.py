@@ -1,4 +1,4 @@
-"""What a run that goes on may be asked for otherwise than before; read where no trainer is installed, too."""
+"""Compare the settings of a resumed run with those it was started with; needs no trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """What is set otherwise than before, but for some names; secrets are not looked at.
+    """List the settings that differ from before, except some names; secrets are not compared.
 
     >>> changes({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
     ['seed was 0 and is 1 now']
@@ -27,10 +27,10 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, but: Collectio
 
 
 def _same(name: str, before: Any, now: Any) -> bool:
-    """Whether a setting is as it was; the same blocks in another order are another layout."""
+    """Compare one setting; for a layout the order of blocks counts too."""
     return before == now and (name != "layout" or list(before or ()) == list(now or ()))
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a file has them again, without secrets."""
+    """Return settings as a JSON file would give them back, without secrets."""
     return json.loads(json.dumps(hidden(dict(settings), None), default=str))

@@ -35,7 +35,7 @@ def write_manifest(
     estimator: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Say that a checkpoint is whole: its files with sizes and digests, on the disk before the list is; no secret is in it."""
+    """Write the list of a checkpoint's files with sizes and digests, after the files are on disk; no secret is in it."""
     sizes, digests = {}, {}
     # What a run that was killed here left of its list is no part of the checkpoint.
     for file in sorted(
@@ -60,7 +60,7 @@ def write_manifest(
 
 
 def read_manifest(place: Path) -> dict[str, Any]:
-    """What `write_manifest` wrote."""
+    """Read the list that `write_manifest` wrote."""
     return json.loads((place / MANIFEST).read_text(encoding="utf-8"))
 
 
@@ -123,7 +123,7 @@ def find_checkpoint(folder: str | Path, asked: str | Path | None = None) -> tupl
 
 
 def check_contents(place: Path) -> str:
-    """Refuse a checkpoint with a file that is not the one that was written; a sentence where nobody wrote which that is.
+    """Refuse a checkpoint whose files changed since they were written; return a note if it has no digests.
 
     All processes call it; the first one reads the files.
     """
@@ -151,7 +151,7 @@ def _digest(file: Path) -> str:
 
 
 def whole_checkpoint(args: Any, asked: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
-    """What to resume from, said of a trainer's `resume_from_checkpoint`; None for none.
+    """Find the checkpoint that `resume_from_checkpoint` asks for; None if it asks for none.
 
     `settings` are those that it must have been trained under; None: who drives the trainer has compared, and looked at its files.
     """
@@ -181,7 +181,7 @@ def whole_checkpoint(args: Any, asked: str | bool | None, settings: Mapping[str,
 
 
 def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Path) -> None:
-    """Give a method that remembers earlier batches the state that the checkpoint at a place holds; None: it holds none."""
+    """Load the state of a method that remembers earlier batches from a checkpoint."""
     if state is None:
         raise DataError(
             f"'{place}' holds no state of the method '{scheme.method}', which remembers earlier batches; start anew."
@@ -191,7 +191,7 @@ def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Pa
 
 
 def _readable(file: Path) -> bool:
-    """Whether a file is of the kind that its name says, as far as its head and its end tell."""
+    """Check that a file can be read in the format of its suffix; its content is not compared."""
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as weights:

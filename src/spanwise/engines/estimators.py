@@ -19,7 +19,7 @@ _PAD = re.compile(r"pad[0-9a-f]+")
 
 
 def outcome_estimators() -> dict[str, Callable[..., tuple[Tensor, Tensor]]]:
-    """All of them, by the name in a registry."""
+    """Return every estimator, by its name in the registry."""
     return {f"spanwise_{name}": partial(outcome_advantages, name) for name in outcome_methods()}
 
 

@@ -1,4 +1,4 @@
-"""Sampling completions with `transformers` outside of training: what evaluation looks at."""
+"""Sample completions with `transformers` outside of training, for evaluation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def continue_ids(
 
 
 def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
-    """The token ids `sample` starts from: those of each string, or of each message list in the tokenizer's chat template."""
+    """Return the token ids of each prompt: of the string, or of the message list in the tokenizer's chat template."""
     return [
         tokenizer(prompt)["input_ids"]
         if isinstance(prompt, str)
@@ -75,6 +75,6 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """The token ids that end a completion."""
+    """Return the token ids that end a completion."""
     ends = model.generation_config.eos_token_id
     return list(ends) if isinstance(ends, list) else [int(tokenizer.eos_token_id if ends is None else ends)]

@@ -45,7 +45,7 @@ _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
 def idle_fields(path: str | Path, *, engine: str) -> str:
-    """The sentence for what a recipe file sets and nothing reads; empty if there is nothing."""
+    """Return a warning that lists the recipe fields which nothing reads; empty if there are none."""
     written = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     idle = {*written} - _CREDIT
     for name, mode in MODES.items():
@@ -71,7 +71,7 @@ def fixed_faults(fixed: Mapping[str, tuple[Any, str]], setting: Callable[[str], 
 
 
 def model_size(path: str | None) -> int | None:
-    """How many ids a model in a folder can sample, often more than its tokenizer has tokens; None where no file says it."""
+    """Return how many token ids a model folder can sample, often more than its tokenizer has; None if unknown."""
     try:
         written, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def model_size(path: str | None) -> int | None:
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
-    """Refuse what cannot be kept, before anything is trained."""
+    """Refuse wrong settings for rollouts and report before training starts."""
     lack = [name for name in _REPORT if report and find_spec(name) is None]
     refuse(
         {
@@ -105,7 +105,7 @@ def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[s
 
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
-    """What each group answers: the prompt of its first row."""
+    """Return the prompt text of each group, from the group's first row."""
     first: dict[Any, Sequence[int]] = {}
     for uid, ids in zip(uids, prompts, strict=True):
         first.setdefault(uid, ids)
@@ -128,20 +128,20 @@ class RunRecord:
 
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
-        """The one that a section of a trainer's configuration asks for; None: it names no folder."""
+        """Build the record that the trainer's configuration asks for; None if it names no folder."""
         folder, keep, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
         check_keeping(keep, report)
         refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder is None and (keep or report)})
         return None if folder is None else RunRecord(str(folder), keep_rollouts=keep, report=report, option=option)
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
-        """What can be written of a run that no recipe drives: its rule of credit, and the settings that are known."""
+        """Build the `recipe.yaml` of a run that has no recipe, from its scheme and the settings that are set."""
         given = {name: value for name, value in settings.items() if value is not None}
         recipe = {"task": SCRIPT, **scheme.plain(), **given, "keep_rollouts": self.keep, "report": self.report}
         return json.loads(json.dumps(recipe))  # as a file has it again: tuples are lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
-        """Refuse a folder that holds something else; it is only looked at."""
+        """Refuse a folder that holds something else; write nothing."""
         place = self.folder.path
         if not is_run(place):
             return check_free(place, writes=WRITES)
@@ -160,7 +160,7 @@ class RunRecord:
         return None
 
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
-        """Begin the run, or go on with it from a step."""
+        """Start the run folder, or continue it from a step."""
         place = self.folder.path
         self.step, self._recipe = step, recipe
         self.folder.begin(recipe, step=step, history=metrics_until(place, step))
@@ -191,18 +191,18 @@ class RunRecord:
             self.folder.write_rollouts([rollouts().recorded(step=step, rollout_n=rollout_n)], step=step)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """What is known of a batch; whatever comes later of the same batch joins its line."""
+        """Add metrics of a batch to its line in `metrics.jsonl`."""
         if self._line and self._line["step"] != step:
             self.flush()
         self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
 
     def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        """What the trainer logs of the update that a batch went into; `names`: what reports read -> what the trainer says."""
+        """Add what the trainer logs about the update of the last batch; `names` maps report names to trainer names."""
         if self._line:
             self.add(self._line["step"], {own: logged[theirs] for own, theirs in names.items() if theirs in logged})
 
     def flush(self) -> None:
-        """Write the line of metrics that is complete."""
+        """Write the finished line of metrics."""
         if self._line and self._recipe is not None:
             self.own_seconds += self._line.get("spanwise/seconds") or 0.0
             self.step = max(self.step, self._line["step"])
@@ -211,7 +211,7 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Train inside: nobody else writes into the folder, and whatever ends the training, what it left is complete."""
+        """Hold the folder's lock during training, and finish its files however training ends."""
         started, ended = time.perf_counter(), False
         with sole_writer(self.folder.path):
             try:
@@ -231,7 +231,7 @@ class RunRecord:
 
 
 def _make_report(folder: Path) -> None:
-    """Make the report of a run folder as `spanwise report` does, in a process of its own; a failure is a warning."""
+    """Make the report in a separate process, as `spanwise report` does; warn if that fails."""
     command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:

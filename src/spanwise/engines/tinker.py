@@ -94,7 +94,7 @@ def credit_datums(
 
 
 def _turn(datum: Any, j: int, d: int) -> Turn:
-    """A datum as a turn, refused if it does not say which tokens were sampled."""
+    """Turn a datum into a `Turn`; refuse a datum without a mask of its sampled tokens."""
     inputs = _get(datum, "loss_fn_inputs")
     ids = [int(value) for value in _values(_get(inputs, "target_tokens"))]
     mask = _values(_get(inputs, "mask")) or _values(_get(inputs, "weights"))
@@ -112,7 +112,7 @@ def _turn(datum: Any, j: int, d: int) -> Turn:
 
 
 def _credited(datum: Any, row: Sequence[float]) -> Any:
-    """The datum with other advantages, of the kind that its numbers are of; the row may be longer."""
+    """Copy a datum with new advantages, in the number type of the old ones; `row` may be padded."""
     inputs = _get(datum, "loss_fn_inputs")
     tokens, before = _get(inputs, "target_tokens"), _get(inputs, "advantages")
     own = _like(tokens if before is None else before, row[: len(_values(tokens))])
@@ -131,7 +131,7 @@ def _with(thing: Any, name: str, value: Any) -> Any:
 
 
 def _values(numbers: Any) -> list[Any]:
-    """The numbers of a list, a tensor, an array, or of what holds them as `data`; empty where there is nothing."""
+    """Return the numbers of a list, tensor, array or object with `data` as a list; empty for None."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
     data = _get(numbers, "data")
@@ -139,7 +139,7 @@ def _values(numbers: Any) -> list[Any]:
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:
-    """Numbers in float32, as the same kind of thing."""
+    """Convert numbers to float32 in the same container type."""
     array = np.array(values, dtype=np.float32)
     if isinstance(numbers, Tensor):
         return torch.from_numpy(array)

@@ -1,4 +1,4 @@
-"""The versions of each engine that the tests run with: read by `spanwise doctor` and by whoever warns of another one."""
+"""The versions of each engine that the tests cover; `spanwise doctor` and the engines warn about any other."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def is_tested(engine: str, version: str) -> bool:
 
 
 def _numbers(version: str) -> list[int]:
-    """The numbers of a release, without zeros at the end."""
+    """Return the numbers of a release, without zeros at the end."""
     release = re.sub(r"(\.0+)*\.?$", "", re.split(r"[^\d.]", version)[0])
     return [int(number) for number in release.split(".") if number]
 
 
 def untested(engine: str, version: str) -> str:
-    """The sentence for a version that nobody tried; empty for one of the window."""
+    """Return the warning for a version outside the tested range, or an empty string for a tested one."""
     if is_tested(engine, version):
         return ""
     return f"spanwise is tested with {engine} {WINDOWS[engine]} and this is {engine} {version}: compare a short run first."

@@ -1,4 +1,4 @@
-"""What SkyRL's configuration says to spanwise: the recipe, and which of SkyRL's own options go with it."""
+"""Check SkyRL's configuration for a recipe, and add the options of spanwise to it."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -73,7 +73,7 @@ OPTION = "trainer.algorithm.spanwise.folder"
 
 
 def check(cfg: Any) -> Scheme:
-    """The rule of credit that a configuration asks for, if SkyRL can carry it."""
+    """Load the scheme that the configuration names; refuse settings that SkyRL cannot combine with it."""
     say(untested("skyrl", version("skyrl")))
     algorithm, generator, by_row = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
     own, loss, sampling = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
@@ -125,11 +125,11 @@ def check(cfg: Any) -> Scheme:
 
 
 def critic_of(cfg: Any) -> CriticConfig:
-    """The `critic` section of the recipe."""
+    """Return the `critic` section of the recipe."""
     return load(cfg.trainer.algorithm.spanwise.recipe).modes.get("critic") or CriticConfig()
 
 
 def say(sentence: str) -> None:
-    """Warn, if there is anything to say."""
+    """Warn, unless the sentence is empty."""
     if sentence:
         warnings.warn(sentence, UserWarning, stacklevel=3)

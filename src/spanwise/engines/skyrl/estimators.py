@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def register_loss(mode: str, kind: str, parted: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
-    """The name of a policy loss of SkyRL that has what a mode adds to another, in its registry and its workers'."""
+    """Register a policy loss of SkyRL combined with the loss of a mode, and return its name."""
     name = f"spanwise_{mode}_{kind}"
     if name not in PolicyLossRegistry._functions:
         PolicyLossRegistry.register(name, partial(_with_mode, kind, parted))
@@ -51,7 +51,7 @@ def _with_mode(
     loss_mask: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """A policy loss of SkyRL, plus what teaches the token of a mode; both are sums, divided in the advantages."""
+    """Compute a policy loss of SkyRL plus the loss of a mode; both are sums, divided in the advantages."""
     old_nt, adv_nt, error_nt = parted(log_probs, old_log_probs, advantages, loss_mask)
     own = copy.copy(config)
     own.policy_loss_type = kind  # which some losses look at
@@ -61,7 +61,7 @@ def _with_mode(
 
 
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """A place holder that the trainer of the entrypoint overwrites; NaN, so that no other one can train on it."""
+    """Return NaN, which the trainer of the entrypoint overwrites and no other trainer can train on."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
         raise RecipeError(
             f"advantage_estimator=spanwise runs by a recipe, which the registry does not know; use {_ENTRYPOINT}."
@@ -71,7 +71,7 @@ def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tupl
 
 
 def _refused(name: str, *args: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """What the registry cannot carry."""
+    """Refuse a method that needs more than SkyRL's registry passes."""
     raise RecipeError(
         f"Method '{name}' needs more than one reward per rollout, and SkyRL's registry passes neither loss masks nor token ids nor "
         f"several rewards. Write method: {name} in a recipe and use {_ENTRYPOINT}; or one of "

@@ -20,7 +20,7 @@ class SpanFullyAsyncRayPPOTrainer(SpanRayPPOTrainer, FullyAsyncRayPPOTrainer):
 
 
 def trainer_class(cfg: Any) -> type[SpanRayPPOTrainer]:
-    """The trainer that a configuration asks for."""
+    """Return the trainer class that a configuration asks for."""
     return SpanFullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else SpanRayPPOTrainer
 
 
@@ -38,7 +38,7 @@ def _run(cfg: Any) -> None:
 
 
 def configured(arguments: list[str]) -> Any:
-    """The configuration of a command line, refused before anything starts if it cannot work."""
+    """Read the configuration from the command line; refuse one that cannot work before anything starts."""
     # The one that led here is no field of the configuration.
     own = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
     cfg: Any = SpanwiseTrainConfig.from_cli_overrides(own)
@@ -51,7 +51,7 @@ def configured(arguments: list[str]) -> Any:
 
 
 def main() -> None:
-    """Train as `sys.argv` says, in SkyRL's words."""
+    """Train with the SkyRL options in `sys.argv`."""
     cfg = configured(sys.argv[1:])
     initialize_ray(cfg)
     task: Any = _run

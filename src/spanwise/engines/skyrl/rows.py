@@ -1,4 +1,4 @@
-"""A generator's output as rows of spanwise, and the way back to the rows that SkyRL trains on, merged or not."""
+"""Convert a generator's output to rows of spanwise, and back to the rows that SkyRL trains on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,19 +61,19 @@ class SampledRows:
 
     @cached_property
     def last_n(self) -> list[int]:
-        """The last of the generator's rows in each row of the training batch."""
+        """The index of the last generator row in each row of the training batch."""
         return list({n: s for s, (n, _) in enumerate(self.place_s)}.values())
 
     @cached_property
     def extra(self) -> dict[str, list[Any]]:
-        """What the generator says of its rows beside SkyRL's fields."""
+        """The generator's per-row columns beyond SkyRL's fields."""
         size = len(self.uids)
         more = {name: values for name, values in self.output.items() if name not in _KNOWN}
         return {name: values for name, values in more.items() if isinstance(values, list) and len(values) == size}
 
     @cached_property
     def trajectory_s(self) -> list[int]:
-        """The rollout of each row."""
+        """The rollout number of each generator row."""
         if not self.stepwise:
             return list(range(len(self.uids)))
         return [0, *accumulate(int(last) for last in self.output["is_last_step"])][:-1]
@@ -140,7 +140,7 @@ class SampledRows:
         return batch, Turns(row_n, step_s, place_su, width)
 
     def _paid(self, s: int, parts: Sequence[tuple[int, int]], k: int) -> float | None:
-        """The environment's reward of one turn: what stands from its first token to the next turn, or at the end."""
+        """Return the environment's reward of one turn: the sum from its first token to the next turn."""
         reward, last = self.output["rewards"][s], k == len(parts) - 1
         if not isinstance(reward, list):
             return float(reward) if last else None

@@ -184,7 +184,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return {name: [by_uid[uid].get(name) for uid in uids] for name in names}
 
     def _keep(self, record: RunRecord, result: StepResult, sampled: SampledRows) -> None:
-        """Keep a batch in the folder of the run."""
+        """Write a batch to the run folder."""
 
         def rollouts() -> Rollouts:
             texts = prompt_texts(self.tokenizer, sampled.uids, sampled.output["prompt_token_ids"])
@@ -252,7 +252,7 @@ def fold_factor(
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """A mapping without mappings in it."""
+    """Flatten nested mappings to dotted keys."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         flat |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}

@@ -110,7 +110,7 @@ class SpanGRPOConfig(GRPOConfig):
 
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
-    """The scheme, if it is one that this trainer can call, with its critic and beside options that the trainer knows."""
+    """Return the scheme if this trainer can use it with the critic and options; refuse it otherwise."""
     parts = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
     taken = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
     if parts:
@@ -264,7 +264,7 @@ def _check_dataset(
 
 
 def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
-    """Refuse a dataset with a row that is no prompt."""
+    """Refuse a dataset with a row that is not a prompt."""
     for row, prompt in enumerate(prompts):
         fault = prompt_fault(prompt, template=template)
         if fault:

@@ -38,7 +38,7 @@ _ADVICE = "No weight has taken that in. Go on from the last checkpoint with a lo
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
-    """1 at the tokens that enter TRL's loss: its completion mask, times its tool mask if there are tools."""
+    """Return 1 at the tokens that enter TRL's loss: the completion mask times the tool mask, if there is one."""
     tool_mask = inputs.get("tool_mask")
     return inputs["completion_mask"] if tool_mask is None else inputs["completion_mask"] * tool_mask
 
@@ -258,7 +258,7 @@ class GradientGuard(TrainerCallback):
         self.scaled = scaled
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Look at what the optimizer is about to take in."""
+        """Stop if the gradient is not finite."""
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if not gradients or self.scaled():
             return

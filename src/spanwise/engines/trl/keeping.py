@@ -112,7 +112,7 @@ class BatchCallback(TrainerCallback):
                 self.folder.write_rollouts(parts, step=step)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """What else is kept of a generation batch; every process calls it."""
+        """Called in every process when a generation batch is used up; subclasses override it."""
 
 
 class Keeping(BatchCallback):
@@ -143,18 +143,18 @@ class Keeping(BatchCallback):
             self.record.begin(recipe, step=step, tokenizer=self.trainer.processing_class)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the line of the batch that has ended."""
+        """Write the metrics of the previous batch."""
         if state.global_step % self.per_batch == 0:
             self.record.flush()
         super().on_step_begin(args, state, control, **kwargs)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Keep what was measured of it."""
+        """Record the metrics of the batch."""
         self.record.seconds = self.step_seconds
         if self.trainer.accelerator.is_main_process:
             self.record.add(step, self.trainer.last_metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """What the trainer says of a step belongs to the line of its batch."""
+        """Add what the trainer logs about a step to the line of its batch."""
         if state.is_world_process_zero and logs and "loss" in logs:
             self.record.add(-(-state.global_step // self.per_batch), logs)

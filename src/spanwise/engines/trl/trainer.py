@@ -172,7 +172,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @property
     def zero_batches(self) -> int:
-        """How many training batches had no credit other than 0."""
+        """The number of training batches in which every credit was 0."""
         return self.step.zero_batches
 
     # ------------------------------------------------------------------ checkpoints
@@ -196,7 +196,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @property
     def _lasting(self) -> dict[str, Any]:
-        """Scheme, critic and arguments that a run which goes on must have again."""
+        """The scheme, critic and arguments that a resumed run must share with the original."""
         critic = {} if self.critic is None else {"critic": vars(self.critic.config)}
         return {**self.scheme.plain(), **critic, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
@@ -231,7 +231,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args = own
 
     def _written_args(self) -> Any:
-        """The arguments without secrets, for files."""
+        """Return the arguments without secrets, for files."""
         written = copy.copy(self.args)
         written.__dict__ = hidden({"trainer": vars(self.args)}, None)["trainer"]
         return written
@@ -338,7 +338,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return logp_nt[:, : rows.width].float().cpu()
 
     def _first(self, what: str) -> bool:
-        """Whether something is done for the first time."""
+        """Return True the first time it is called with a key."""
         first = what not in self._done
         self._done.add(what)
         return first
@@ -421,7 +421,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @property
     def _waits(self) -> bool:
-        """Whether the policy waits for a mode still."""
+        """Whether the policy still waits for a mode to be fitted."""
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:

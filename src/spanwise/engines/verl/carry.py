@@ -37,7 +37,7 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 @dataclass(frozen=True)
 class Rows:
-    """What stands beside the rows of a batch of verl.
+    """The columns that verl keeps beside the rows of a batch.
 
     Attributes:
         packed: of each row, what `pack` made of the session it belongs to; anything for padding.
@@ -57,7 +57,7 @@ class Rows:
 
     @cached_property
     def real(self) -> list[int]:
-        """The rows that are no padding."""
+        """The indices of the rows that are not padding."""
         return [n for n in range(len(self.packed)) if not (self.padding and self.padding[n])]
 
 
@@ -101,7 +101,7 @@ class Carried(NamedTuple):
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int] | None = None) -> Carried:
-    """What all rows carry, right-padded to a width; `step` says where each stands among the outputs of its rollout."""
+    """Read the packed text of all rows back, right-padded to `width`; `step` is each row's place in its rollout."""
     loaded: dict[str, dict[str, Any]] = {}
     rollouts, outputs, block_r, count_r = [], [], [], []
     for n, text in enumerate(packed):
@@ -250,7 +250,7 @@ def loss_factor(
 
 
 def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None:
-    """Refuse tokens that verl trains and nobody read as the model's."""
+    """Refuse a row if verl trains tokens that the reward worker did not see as sampled."""
     for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
         if masked_n[n] and not (mask_nt[n] & ~sampled_nt[n]).any():
             continue  # fewer, as after rejection

@@ -37,7 +37,7 @@ def attach(core_algos: Any) -> None:
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
-    """How a policy loss of verl is called that has what a mode adds to it."""
+    """Return the registry name of a policy loss of verl combined with the loss of a mode."""
     return f"spanwise_{mode.name}_{name}"
 
 

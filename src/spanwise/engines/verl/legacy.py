@@ -11,7 +11,7 @@ from spanwise.engines.verl.run import Sampled, VerlRun
 
 
 def attach(ray_trainer: Any) -> None:
-    """Let verl's V0 trainer train by a recipe: its functions outside of it are not told which trainer runs."""
+    """Let verl's V0 trainer train by a recipe."""
     kind = ray_trainer.RayPPOTrainer
     settings.attach(kind)
     credit_metrics: dict[str, float] = {}
@@ -46,7 +46,7 @@ def attach(ray_trainer: Any) -> None:
 
 
 def sampled_of(data: Any) -> Sampled:
-    """What the rows of a batch of V0 are; prompts are padded on the left."""
+    """Return prompts, responses and gold answers of a V0 batch, whose prompts are padded on the left."""
     ids_nt, prompts_nt = data.batch["responses"], data.batch["prompts"]
     there_nt = data.batch["attention_mask"][:, : prompts_nt.shape[1]].bool()
     given = data.non_tensor_batch.get("reward_model", [None] * len(ids_nt))

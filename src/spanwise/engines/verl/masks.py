@@ -12,7 +12,7 @@ KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Let every output carry its mask while it is scored, and no longer; then put the tokens of modes behind it."""
+    """Send the response mask of each output to the reward workers, then append the tokens of modes."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def _(stock: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -44,7 +44,7 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Put a function in the place of one of verl's, which it is given first; once, however often it is asked."""
+    """Wrap a function of verl; the wrapper gets the original first. Wrapping twice does nothing."""
     stock = getattr(owner, name)
 
     def put(function: Callable[..., Any]) -> None:
@@ -60,7 +60,7 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
 
 class _Behind(MetaPathFinder):
-    """Finds what the other finders find, and calls `attach` when it has been run."""
+    """An import finder that calls `attach` after a module of verl has run."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in PARTS:
@@ -88,7 +88,7 @@ def _attach(module: ModuleType) -> None:
 
 
 def say(sentence: str) -> None:
-    """Warn, and print: Ray and verl's log levels swallow one or the other."""
+    """Print a warning and also raise it as one, because Ray and verl's log levels each swallow one of the two."""
     print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
     warnings.warn(sentence, UserWarning, stacklevel=3)
 

@@ -37,11 +37,11 @@ class SpanRewardManager(RewardManagerBase):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """The score of one rollout, whose outputs are the rows of `data`."""
+        """Score one rollout, whose outputs are the rows of `data`."""
         return await self.loop.run_in_executor(self._thread, self.scored, data)
 
     def scored(self, data: Any) -> dict[str, Any]:
-        """What `run_single` returns, without the loop."""
+        """Score one rollout without the event loop; returns the same as `run_single`."""
         ids_nt = data.batch["responses"]
         length_n = data.batch["attention_mask"][:, -ids_nt.shape[1] :].sum(dim=1).tolist()
         fields = [data[n].non_tensor_batch for n in range(len(data))]

@@ -1,4 +1,4 @@
-"""`VerlRun`: a recipe in one of verl's trainers: what its batches are credited with, what is remembered, what is kept."""
+"""`VerlRun` credits the batches of a verl trainer by a recipe and writes its run folder."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class VerlRun:
 
     @contextmanager
     def carrying(self, rows: Rows, number: int = 0) -> Iterator[None]:
-        """Lay the rows of a batch out for verl's call of the estimator `spanwise`."""
+        """Make the rows of a batch available while verl calls the estimator `spanwise`."""
         token = CARRIED.set(partial(self.credit, rows, number))
         try:
             yield
@@ -88,7 +88,7 @@ class VerlRun:
             CARRIED.reset(token)
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-        """The advantages of the rows of a batch as verl's loss must see them, and what its critic is fitted to."""
+        """Return the advantages of a batch, scaled for verl's loss, and the critic's targets."""
         real, more, metrics = rows.real, {}, {}
         for name, part in self.parts.items():
             more |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real], number)
@@ -109,14 +109,14 @@ class VerlRun:
         return adv_nt, return_nt
 
     def save_memory(self, step: int) -> None:
-        """Write what the method remembers of earlier batches into the checkpoint of a step, which verl is about to write."""
+        """Write the state of a method that remembers earlier batches into the checkpoint of a step."""
         if self.scheme.entry.stateful:
             estimator: Any = self.scheme.entry.estimator
             folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
             write_text(folder / MEMORY, json.dumps(estimator.state_dict()))
 
     def load_memory(self, step: int) -> None:
-        """Give the method what it remembered when the checkpoint was written that verl has just read."""
+        """Load the state of a method that remembers earlier batches from the checkpoint that verl has just read."""
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
@@ -138,7 +138,7 @@ class VerlRun:
             yield
 
     def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:
-        """Keep the batch that was credited last."""
+        """Write the batch that was credited last to the run folder."""
         if self.record is None or self.result is None:
             return
         result, tokenizer = self.result, trainer.tokenizer
@@ -173,12 +173,12 @@ class VerlRun:
         self.record.add_batch(number, result, self.scheme, **keeping)
 
     def add_update(self, logged: Mapping[str, Any]) -> None:
-        """Keep what verl logs of an update."""
+        """Add what verl logs about an update to the run folder."""
         if self.record is not None:
             self.record.add_update(logged, _UPDATE)
 
     def _recipe(self, trainer: Any) -> dict[str, Any]:
-        """The `recipe.yaml` of the run: its rule of credit, and what verl says that a recipe has a field for."""
+        """Build the `recipe.yaml` of the run from the scheme and verl's configuration."""
         assert self.record is not None, "there is a folder"
         rollout, data = self.config.actor_rollout_ref.rollout, self.config.data
         return self.record.recipe(
@@ -193,10 +193,10 @@ class VerlRun:
 
 
 def vocabulary_of(config: Any, tokenizer: Any) -> Vocabulary:
-    """The vocabulary that completions are read with."""
+    """Return the vocabulary of the policy's tokenizer."""
     return Vocabulary.from_tokenizer(tokenizer, size=model_size(config.actor_rollout_ref.model.get("path")))
 
 
 def _updates(trainer: Any) -> int:
-    """How many batches a step of verl has: several where trainer and rollouts are on GPUs of their own."""
+    """Return how many batches a step of verl has: several if trainer and rollouts use separate GPUs."""
     return getattr(trainer, "parameter_sync_step", 1)

@@ -1,4 +1,4 @@
-"""What verl's configuration must be for a recipe to be trained, what of it is set here, and the trainers that it is set for."""
+"""Check verl's configuration for a recipe, and set the fields that the recipe decides."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 
 def attach(kind: Any) -> None:
-    """Let a trainer class of verl train by a recipe where the estimator is `spanwise`; nothing changes where it is not."""
+    """Let a trainer class of verl train by a recipe if the estimator is `spanwise`; other runs are unchanged."""
     kind.spanwise = None  # of a trainer: its run
     kind.latest = getattr(kind, "latest", None)  # the trainer that was made last
 
@@ -121,7 +121,7 @@ def prepare(config: Any) -> VerlRun:
 
 
 def scheme_in(config: Any) -> Scheme:
-    """The scheme of the recipe that verl's configuration names."""
+    """Load the scheme of the recipe that verl's configuration names."""
     path = (config.algorithm.get("spanwise") or {}).get("recipe")
     if path is None:
         raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
@@ -147,7 +147,7 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
 
 
 def _faults(config: Any) -> dict[str, Any]:
-    """Settings of verl that would change, drop or double the credit, or keep nothing, each with its sentence."""
+    """Return a sentence for each verl setting that would change, drop or double the credit."""
     actor, trainer, manager = config.actor_rollout_ref.actor, config.trainer, config.reward.reward_manager
     loss, own, by = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
     correction, prompts = config.algorithm.get("rollout_correction") or {}, config.data.train_batch_size
@@ -182,7 +182,7 @@ def _faults(config: Any) -> dict[str, Any]:
 
 
 def _remarks(config: Any, scheme: Scheme) -> list[str]:
-    """What is legal and may not be what was meant."""
+    """Return warnings about settings that are legal but probably not meant."""
     actor = config.actor_rollout_ref.actor
     remarks = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
@@ -203,5 +203,5 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
 
 
 def _trainer_mode(config: Any) -> str:
-    """Which of verl's trainers it is; the names `spanwise_<mode>` are theirs, too."""
+    """Return the mode of verl's trainer, without the prefix `spanwise_`."""
     return config.trainer.v1.trainer_mode.removeprefix("spanwise_") if config.trainer.get("use_v1") else "v0"

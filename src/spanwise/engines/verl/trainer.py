@@ -73,12 +73,12 @@ def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] 
 
 
 def _queued(batch: Any, *fields: str) -> Any:
-    """Fields of the rows of a batch in the TransferQueue."""
+    """Fetch fields of a batch from the TransferQueue."""
     return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
 
 
 def _teach(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """Put what the losses of modes read into the old log-probabilities, in the TransferQueue."""
+    """Write the targets of the modes into the old log-probabilities in the TransferQueue."""
     own = [row.clone() for row in _queued(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target in zip(rows.real, target_n, strict=True):
@@ -89,7 +89,7 @@ def _teach(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
 
 
 def sampled_of(batch: Any) -> Sampled:
-    """What stands in the TransferQueue for the rows of a batch: prompts, responses, and the dataset's answers if it has any."""
+    """Fetch prompts, responses and gold answers (if the dataset has any) of a batch from the TransferQueue."""
     data = _queued(batch, "prompts", "responses", "reward_model")
     there = set(data.keys())  # a TensorDict does not answer `in`
     reward_models = list(data["reward_model"]) if "reward_model" in there else [None] * len(batch.keys)
