@@ -1,4 +1,4 @@
-"""`Batch`: all that an engine fills in, in any alignment, with any group ids."""
+"""`Batch`: everything that an engine fills in, in any alignment and with any group ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spanwise.errors import AlignmentError
 
 @dataclass(frozen=True)
 class Steps:
-    """Where the rows of a batch stand in their trajectories, for methods that credit steps.
+    """The trajectory and the step of each row of a batch, for methods that credit steps.
 
     Attributes:
         trajectory_s: id of each row's trajectory.
@@ -37,7 +37,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Batch:
-    """All that an engine fills in.
+    """Everything that an engine fills in for some completions.
 
     Attributes:
         group_n: the prompt of each completion: integer ids or anything hashable, in any order, groups of any sizes.
@@ -93,7 +93,7 @@ class Batch:
     def jagged(
         ids: Sequence[Sequence[int]], group_n: Any, *, sampled: Sequence[Sequence[int]] | None = None, **more: Any
     ) -> Batch:
-        """A batch of completions that are lists of token ids of different lengths.
+        """Build a batch from completions given as lists of token ids.
 
         Args:
             ids: token ids of each completion.
@@ -114,7 +114,7 @@ class Batch:
 
     @property
     def provides(self) -> frozenset[str]:
-        """The fields that are there, for `Scheme.check`."""
+        """The names of the fields that are set, for `Scheme.check`."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
@@ -125,7 +125,7 @@ def by_turn(
     anchor_s: Any = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[Batch, Turns]:
-    """Sequences that hold several turns as a batch with a row per turn, and the way back.
+    """Split completions of several turns into one row per turn, and return the way back.
 
     Args:
         batch: one row per rollout, with token ids and mask.
@@ -174,7 +174,7 @@ def by_turn(
 def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Right-pad lists of token ids with 0, and mark the tokens that the model sampled: all where no flags are given.
+    """Right-pad lists of token ids with 0, and mask the tokens that the model sampled (all, if no flags are given).
 
     >>> pad_tokens([[5, 6, 7], [8]], [[1, 0, 1], [1]])[1].tolist()
     [[True, False, True], [True, False, False]]

@@ -1,4 +1,4 @@
-"""The command line: `spanwise COMMAND`, where a command is a folder of `commands` with a `command.py`."""
+"""The command line `spanwise COMMAND`; each command is a folder in `commands` with a `command.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is logged of the credit of a batch, in every engine: one table of metrics, each with what works it out.
+"""The credit metrics of a batch, the same in every engine: one table, each metric with how it is computed.
 
 A new one is a row of `CREDIT`, and a line of the docs.
 """
@@ -22,7 +22,7 @@ from spanwise.types import Credit
 
 @dataclass(frozen=True)
 class CreditedBatch:
-    """A batch of all processes as its metrics see it: what it was credited with, and what was compared."""
+    """What the metrics of a batch read: the credit of all processes and what was compared."""
 
     credit: Credit
     fault_n: Int[Tensor, " n"]
@@ -33,7 +33,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Objective that is compared in groups -> of each group, whether all who have its reward have the same, and several do."""
+        """For each objective compared in groups: in which groups all rewards are equal, and which have several."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         index_n, reward_nm = group_index(self.group_n).cpu(), self.reward_nm.cpu().double()
@@ -51,13 +51,13 @@ class CreditedBatch:
 
 
 def _by_block(batch: CreditedBatch, of: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Block -> a number of its credit, over the completions that have it."""
+    """Compute a number of each block's credit, over the completions that have the block."""
     blocks = enumerate(batch.scheme.layout.names)
     return {name: float(of(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in blocks}
 
 
 def _shares(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Objective -> the share of the rewards that are counted."""
+    """Return for each objective which share of its rewards was counted."""
     if count_m is None:
         return {}
     total_m = torch.full_like(count_m, len(batch.fault_n)) if batch.credit.count_m is None else batch.credit.count_m
@@ -88,7 +88,7 @@ def _dead_strata(batch: CreditedBatch) -> dict[str, float]:
 
 
 def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
-    """Comparison (an objective of a block method, else all together) -> its strata, and those in which nobody gets credit."""
+    """Count for each comparison its strata, and those in which no completion gets any credit."""
     if found.adv_nm is None or found.comparison is None:
         return {}
     compared = {" + ".join(scheme.names): 0}

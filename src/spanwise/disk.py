@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and what the system refuses is one sentence: which file, why, how much is free there."""
+"""Write files whole or not at all; what the system refuses becomes one sentence with the file, the reason and the free space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Why the system would not write, if that is what an error or one of its causes says; None for any other error.
+    """Return why the system refused to write, if an error or one of its causes says so; None for any other error.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """
@@ -39,7 +39,7 @@ def refusal(error: BaseException) -> str | None:
 
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
-    """The sentence for a place that the system would not write."""
+    """Build the sentence for a place that the system did not write."""
     why = refusal(error)
     name = f"'{place}'" if what is None else what
     sentence = f"{name} cannot be written: {why or getattr(error, 'strerror', None) or error}"
@@ -54,7 +54,7 @@ def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
 
 @contextmanager
 def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
-    """Write inside: what the system refuses becomes one sentence."""
+    """Run the block, and turn what the system refuses to write into one sentence."""
     try:
         yield
     except SpanwiseError:
@@ -67,7 +67,7 @@ def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """A path to write a file under: it takes its place when the block ends, so that nobody ever sees half of it.
+    """Yield a path to write to; the file takes its real place when the block ends, so nobody ever sees half of it.
 
     Whatever goes wrong leaves the file that was there, and nothing else.
     """
@@ -85,7 +85,7 @@ def whole_file(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[None]:
-    """Write a folder inside; if that fails, none is left of that name."""
+    """Write a folder in the block; if the block fails, the folder is removed."""
     try:
         with writing(folder):
             yield
@@ -101,7 +101,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def add_line(file: Path, text: str) -> None:
-    """Append one line to a text file, or nothing of it; a DataError if it cannot be written."""
+    """Append one whole line to a text file, or nothing; a DataError if it cannot be written."""
     with writing(file):
         before = file.stat().st_size if file.exists() else 0
         try:

@@ -25,7 +25,7 @@ class SpanwiseError(Exception):
 
 
 class LayoutError(SpanwiseError, ValueError):
-    """A layout names a tag or a block that cannot work; a ValueError.
+    """A layout names a tag or a block that cannot work; also a ValueError.
 
     Example:
         >>> from spanwise import Layout
@@ -36,7 +36,7 @@ class LayoutError(SpanwiseError, ValueError):
 
 
 class RecipeError(SpanwiseError, ValueError):
-    """A recipe or an option asks for something that does not exist or does not fit together; a ValueError.
+    """A recipe or an option asks for something that does not exist or does not fit together; also a ValueError.
 
     Example:
         >>> from spanwise import Objective
@@ -47,7 +47,7 @@ class RecipeError(SpanwiseError, ValueError):
 
 
 class AlignmentError(SpanwiseError, ValueError):
-    """Two things that must have one size differ, the message names both sizes; a ValueError.
+    """Two things that must have the same size differ; the message names both sizes. Also a ValueError.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ class AlignmentError(SpanwiseError, ValueError):
 
 
 class RewardError(SpanwiseError, ValueError):
-    """A reward is missing, not finite, or has the wrong length; a ValueError.
+    """A reward is missing, not finite, or has the wrong length; also a ValueError.
 
     Example:
         >>> import torch
@@ -84,7 +84,7 @@ class DataError(SpanwiseError):
 
 
 class DivergedError(SpanwiseError):
-    """A number that training would spread is not finite any more; it was stopped before any weight took it in.
+    """A number that would be trained with is no longer finite; training stopped before any weight changed.
 
     Example:
         >>> import torch
@@ -114,7 +114,7 @@ def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) 
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Say that `name` is not a known `kind`, suggest the nearest one and list them all; of very many, those that are close.
+    """Build the sentence for an unknown `name` of a `kind`: the nearest known name, then all of them, or the closest if many.
 
     >>> unknown("method", "bea", ["bae", "grpo"])
     "There is no method 'bea'. Did you mean 'bae'? Known: bae, grpo."
@@ -131,7 +131,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_known(kind: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse a name that is not a known `kind`, as `unknown` says it: no option is ever read as something else."""
+    """Refuse a name that is not a known `kind`, with the sentence of `unknown`."""
     if name not in (names := tuple(known)):
         raise RecipeError(unknown(kind, name, names))
 
@@ -145,7 +145,7 @@ def check_number(
     most: float = math.inf,
     whole: bool = False,
 ) -> None:
-    """Refuse what is no finite number above `above`, at least `least` and at most `most`, or no whole one."""
+    """Refuse a value that is not a finite number within the bounds, or not whole if it must be."""
     fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not fits or not value > above or not least <= value <= most:
         bound = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
@@ -164,7 +164,7 @@ EXTRAS = {
 
 
 def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
-    """The same error with a sentence: what needs the package, and what to install. What spanwise does not bring is said to be so.
+    """Return the error with a sentence: what needs the missing package, and what to install.
 
     >>> print(lacking("spanwise.measure", ModuleNotFoundError(name="scipy.stats")))
     spanwise.measure needs 'scipy'. Install it with: pip install 'spanwise[measure]'

@@ -1,4 +1,4 @@
-"""`Layout`: the blocks of a completion, what each is made of, and what finds it."""
+"""`Layout`: the blocks of a completion, the marks that each is made of, and the segmenter that finds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One thing that a block is made of; a part is itself, whatever another one says.
+    """One mark of a block; two parts are never equal, even with the same mark.
 
     Attributes:
         block: the number of the block.
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, init=False)
 class Layout:
-    """The blocks of a completion, in order, each made of what its marks stand for.
+    """The blocks of a completion, in order, each with its marks.
 
     With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
     `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`. Every trainable
@@ -88,12 +88,12 @@ class Layout:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The block names, in order; a repeated block has a name per index."""
+        """The names of the blocks, in order; a repeated block has one name for each index."""
         return tuple(name for name, _, _ in self._single)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """All that blocks are made of, in the order of the layout."""
+        """The parts of all blocks, in the order of the layout."""
         return tuple(
             self._part(block, name, written, index)
             for block, (name, marks, index) in enumerate(self._single)
@@ -102,22 +102,22 @@ class Layout:
 
     @cached_property
     def wanted(self) -> frozenset[Part]:
-        """The parts that a completion lacks if they are not there: of a repeated block that is the first."""
+        """The parts that a completion should have; of a repeated block only the first."""
         return frozenset(part for part in self.parts if part.index in (None, 0))
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """Block name -> what its text calls the parts it is made of."""
+        """The names of the parts in each block's text, by block."""
         return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}
 
     @cached_property
     def rest(self) -> int | None:
-        """The number of the block without marks; None if there is none."""
+        """The index of the block without marks; None if there is none."""
         return next((block for block, (_, marks, _) in enumerate(self._single) if not marks), None)
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks as they are written, each once."""
+        """All marks as the layout writes them, each once."""
         return tuple(dict.fromkeys(mark for _, marks in self.blocks for mark in marks))
 
     def parts_of(self, segmenter: str) -> list[Part]:
@@ -129,7 +129,7 @@ class Layout:
         return [part for part in self.parts if part.segmenter == segmenter]
 
     def matching(self, pattern: str) -> tuple[str, ...]:
-        """The blocks that a name or pattern stands for: `*` is every block, `[*]` any index.
+        """Return the blocks that a name or a pattern stands for: `*` is every block, `[*]` any index.
 
         Raises:
             RecipeError: it stands for no block.
@@ -165,7 +165,7 @@ class Layout:
         ]
 
     def _part(self, block: int, name: str, written: str, index: int | None) -> Part:
-        """What a mark as it is written stands for; one may name its own segmenter."""
+        """Build the part that a written mark stands for; a mark may name its own segmenter."""
         head, colon, tail = written.partition(":")
         own = bool(colon) and is_registered(head, kind="segmenter")
         segmenter, mark = (head, tail) if own else (self.segmenter, written)
@@ -204,7 +204,7 @@ class Layout:
 
 
 def any_index(name: str) -> str:
-    """A name or mark with `[*]` for every index.
+    """Return a name or mark with `[*]` in place of every index.
 
     >>> any_index("equals.items[3].price")
     'equals.items[*].price'
@@ -213,7 +213,7 @@ def any_index(name: str) -> str:
 
 
 def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
-    """Columns by name, those of repeated blocks as one.
+    """Collect the columns of a repeated block under one name.
 
     >>> together({"total": 5, "items[0].price": 1, "items[1].price": 2})
     {'total': [5], 'items[*].price': [1, 2]}
@@ -240,7 +240,7 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The blocks as name and marks; those of a list are marked by their names."""
+    """Return the blocks as pairs of name and marks; blocks given as a list are marked by their names."""
     if isinstance(blocks, Mapping):
         return tuple((str(name), _marks(str(name), marks)) for name, marks in blocks.items())
     if isinstance(blocks, Sequence) and not isinstance(blocks, str) and all(isinstance(name, str) for name in blocks):

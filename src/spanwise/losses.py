@@ -1,4 +1,4 @@
-"""The losses per token that an engine calls and its trainer lacks. Pure functions; what a masked token holds is never read.
+"""Losses per token that an engine calls and its trainer lacks; pure functions that never read a masked token.
 
 Every policy loss takes log-probabilities, advantages and a mask, every value loss values (or scores of bins), targets and a mask.
 They return loss_nt, exactly 0 at masked tokens. Gradients flow through the first argument only. `aspo` clips a ratio to
@@ -34,7 +34,7 @@ _ROUNDING = 1e-3
 
 
 def inside(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
-    """The inputs with 0 at masked tokens, so that neither values nor gradients there can be NaN."""
+    """Return the inputs with 0 at masked tokens, so that no value or gradient there can be NaN."""
     for name, value in inputs.items():
         if value.shape != mask_nt.shape:
             raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
@@ -52,7 +52,7 @@ def aspo(
     clip_high: float = 0.2,
     cap: float = 3.0,
 ) -> Float[Tensor, "n t"]:
-    r"""Turn the ratio of good tokens upside down, so that those which have not grown yet weigh most.
+    r"""Invert the ratio of tokens with positive advantage, so that those that have grown least weigh most.
 
     Equation
         drop where A > 0 and rho > 1 + clip_high, or A < 0 and rho < 1 - clip_low
@@ -96,7 +96,7 @@ def dppo(
     cap: float = 20.0,
     eps: float = 1e-8,
 ) -> Float[Tensor, "n t"]:
-    r"""Follow a token as long as its probability, not its ratio, has moved little.
+    r"""Train a token only as long as its probability, not its ratio, has moved little.
 
     Equation
         tv: keep where (A > 0: p - p_old <= delta_high), (A < 0: p_old - p <= delta_low)
@@ -145,7 +145,7 @@ def value_loss(
     old_value_nt: Float[Tensor, "n t"] | None = None,
     clip: float | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""The squared error of a critic.
+    r"""Compute the squared error of a critic.
 
     Equation
         loss = (V - R)^2
@@ -196,7 +196,7 @@ def value_loss(
 
 
 def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[float, float]) -> Float[Tensor, "n t b"]:
-    r"""Spread each target over bins: what a normal distribution around it has in each of them.
+    r"""Spread each target over bins: each bin gets its share of a normal distribution around the target.
 
     Equation
         p[b] = (Phi((e[b+1] - y) / sigma) - Phi((e[b] - y) / sigma)) / (Phi((e[B] - y) / sigma) - Phi((e[0] - y) / sigma))
@@ -249,7 +249,7 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
 
 
 def categorical_value(logits_ntb: Float[Tensor, "*n b"], *, value_range: tuple[float, float]) -> Float[Tensor, "*n"]:
-    r"""The value a categorical critic stands for.
+    r"""Return the value that a categorical critic predicts.
 
     Equation
         V = sum over b of softmax(logits)[b] centre[b]
@@ -283,7 +283,7 @@ def categorical_value_loss(
     *,
     value_range: tuple[float, float],
 ) -> Float[Tensor, "n t"]:
-    r"""The cross entropy of a categorical critic against HL-Gauss targets.
+    r"""Compute the cross entropy of a categorical critic against HL-Gauss targets.
 
     Equation
         loss = - sum over b of p[b] log softmax(logits)[b],  p = hl_gauss(target)
@@ -322,7 +322,7 @@ def categorical_value_loss(
 
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:
-    """The edges of the bins, in float32 or better, and the width of one."""
+    """Return the edges of the bins, in float32 or better, and the width of a bin."""
     low, high = value_range
     if bins < 2:
         raise RecipeError(f"There are {bins} bins; a distribution over values needs 2 or more.")
@@ -335,7 +335,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Take a critic's squared error apart: how far off it is on a completion as a whole, and how far off its shape along it is.
+    r"""Split a critic's squared error into the error of its mean over a completion and the error of its shape within.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within
@@ -372,7 +372,7 @@ def critic_error(
     mean, within = (float(x[length_n > 0].mean()) for x in (mean_n.square(), within_n))
 
     def moments(x_nt: Tensor) -> tuple[float, float]:
-        """Mean and variance over tokens, counted from the first: of a constant exactly itself and exactly 0."""
+        """Return mean and variance over tokens, relative to the first: a constant has exactly itself and 0."""
         x = x_nt[mask_nt]
         from_first = x - x[:1]
         return float((x[:1] + from_first.mean()).mean()), float((from_first - from_first.mean()).square().mean())

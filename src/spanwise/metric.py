@@ -1,4 +1,4 @@
-"""`Metric`: a number of a log in one place: its name, what works it out, and when it is an alarm."""
+"""`Metric`: one logged number in one place: its name, how it is computed, and when it is an alarm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BEYOND = {"above": operator.gt, "below": operator.lt, "at least": operator.ge, 
 
 @dataclass(frozen=True)
 class Alarm:
-    """What is said where a metric is on one side of a threshold (`{name}`: what stands for the part in angle brackets)."""
+    """A sentence for a metric that is beyond a threshold; `{name}` stands for the part in angle brackets."""
 
     side: Literal["above", "below", "at least", "at most"]
     threshold: float
@@ -34,7 +34,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that can stand in a log.
+    """One number of the log.
 
     Attributes:
         name: with a part in angle brackets, `credit/<block>/mean_abs`, for each name that there is. A part in square brackets,
@@ -52,7 +52,7 @@ class Metric:
     at_end: Alarm | None = None
 
     def part(self, key: str) -> str | None:
-        """What stands in a key for the part in brackets, "" if nothing does; None: it is no key of this metric.
+        """Return what a log key has in place of the brackets, "" if nothing; None if the key is not of this metric.
 
         >>> Metric("credit/<block>/mean_abs").part("credit/a/mean_abs"), Metric("kl").part("kl"), Metric("kl").part("k")
         ('a', '', None)
@@ -67,7 +67,7 @@ class Metric:
         return re.compile(re.sub(r"\[\w+/\]", "(?:(.+)/)?", re.sub(r"<\w+>", "(.+)", self.name)))
 
     def key(self, part: str = "") -> str:
-        """The key in which a part stands.
+        """Return the log key of a part.
 
         >>> Metric("credit/<block>/mean_abs").key("a"), Metric("critic/[value/]loss").key()
         ('credit/a/mean_abs', 'critic/loss')
@@ -76,6 +76,6 @@ class Metric:
 
 
 def metrics_in(batches: Sequence[Mapping[str, Any]], known: Sequence[Metric]) -> Iterator[tuple[str, str, Metric]]:
-    """Each number of the batches that is one of some metrics, in order: its key, the part in brackets, the metric."""
+    """Find the known metrics in the log of some batches: the key, the part in brackets, and the metric of each."""
     for key in dict.fromkeys(key for line in batches for key in line):
         yield from ((key, part, metric) for metric in known if (part := metric.part(key)) is not None)

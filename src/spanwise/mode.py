@@ -1,4 +1,4 @@
-"""`Mode`: what one feature beside the methods does to credit and to a loss, so that the road knows it by no name."""
+"""`Mode`: a feature beside the methods that changes credit or loss; the other rooms know no mode by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Page:
 
 
 class Mode:
-    """A feature beside the methods. All of it lies in one room: its settings, its credit, its part in each engine.
+    """A feature beside the methods; its settings, its credit and its part in each engine lie in one room.
 
     A mode is called at three places, and each call may be left out:
 
@@ -88,7 +88,7 @@ class Mode:
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Any:
-        """The mode that its section of a recipe says."""
+        """Build the mode from its section of a recipe."""
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in written:
             check_known(f"field of {cls.name}", name, names)
@@ -111,32 +111,32 @@ class Mode:
 
     @property
     def compares(self) -> bool:
-        """Whether its credit compares completions, so that whole groups have to be there."""
+        """Whether the mode's credit compares completions, so that it needs whole groups."""
         return type(self).credit is not Mode.credit
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a `Scheme` that the mode does not suit, with a `RecipeError`."""
+        """Refuse a `Scheme` that the mode does not fit, with a `RecipeError`."""
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse batches without a field that the mode cannot do without, with a `RecipeError`."""
+        """Refuse batches that lack a field which the mode needs, with a `RecipeError`."""
 
     def check_turns(self) -> None:
-        """Refuse rollouts of several turns or outputs, if the mode is about whole completions, with a `RecipeError`."""
+        """Refuse rollouts of several turns, if the mode needs whole completions, with a `RecipeError`."""
 
     def check_steps(self, steps: int) -> None:
-        """Refuse a run of so many generation batches in which the mode would do nothing, with a `RecipeError`."""
+        """Refuse a run that is too short for the mode to do anything, with a `RecipeError`."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """The fields of `Batch` that some completions of a `RolloutTable` hold for the credit; none where they do not count yet."""
+        """Return the fields of `Batch` that a `RolloutTable` records for the mode; none before the mode counts."""
         return {}
 
     @property
     def readable(self) -> bool:
-        """Whether its part "model" can read scores of completions: all that they are counted from is known."""
+        """Whether the mode's part "model" can read scores of completions now."""
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """The mode with what a run has measured for it, so that its score can be read (`readable`).
+        """Return the mode with what a run has measured for it, so that it is `readable`.
 
         Args:
             places: folders in which the run may have left its files, the nearest first.
@@ -145,37 +145,37 @@ class Mode:
 
     @property
     def judge(self) -> str | None:
-        """The objective that its score of a completion is about; None: it gives completions no score."""
+        """The objective that the mode's score of a completion is about; None if the mode gives no score."""
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Of completions with its score, of steps: its share in the credit, and the score as its group compares it."""
+        """Return the share that the mode's score has in the credit, and the score as its group compares it."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
-        """What a rollout file keeps of each completion of a `Batch` for the mode: a number for each, by the name of its column."""
+        """Return the numbers that a rollout file keeps for the mode, one per completion, by column."""
         return {}
 
     def note(self, table: Any) -> str:
-        """What is to be said of the completions of a `RolloutTable` for which it does not count yet; empty: nothing."""
+        """Return a sentence on completions for which the mode does not count yet; empty if it counts for all."""
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """The credit of a method with what the mode changes in it; arguments as in `pipeline.credit_batch`."""
+        """Change the credit of a method; the arguments are those of `pipeline.credit_batch`."""
         return credit
 
     def plain(self) -> dict[str, Any]:
-        """The mode's section of a recipe."""
+        """Return the mode's section of a recipe."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
 def setting(default: Any, **bounds: float) -> Any:
-    """A field of a mode that is a number, or a whole one, within bounds: `above`, `least`, `most` (`check_number`)."""
+    """Declare a number as a field of a mode, with the bounds `above`, `least` and `most` of `check_number`."""
     return field(default=default, metadata=bounds)
 
 
 def check_modes(modes: Any) -> None:
-    """Refuse what is no list of modes, and two of one name."""
+    """Refuse anything but a list of modes, and two modes of one name."""
     wrong = next((mode for mode in modes if not isinstance(mode, Mode)), None) if isinstance(modes, Sequence) else modes
     if wrong is not None or isinstance(modes, str):
         raise RecipeError(f"The modes are a list of modes, such as [Laser(token='<|vision_start|>')]; there is {wrong!r}.")
@@ -186,7 +186,7 @@ def check_modes(modes: Any) -> None:
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:
-    """The class of what a mode does in an engine, of `spanwise.modes.parts`; None: nothing but `Mode.credit`.
+    """Return the class of a mode's part in an engine (`spanwise.modes.parts`); None if the mode has none there.
 
     Its module is imported here and nowhere else, so that a mode without engines needs none of them.
     """
@@ -197,10 +197,10 @@ def part_class(mode: Mode | type[Mode], engine: str) -> Any:
 
 
 def parts_of(modes: Sequence[Mode], engine: str, *given: Any, **more: Any) -> dict[str, Any]:
-    """The parts in an engine of all modes that have one, by the name of the mode, made with what that engine gives."""
+    """Build the parts of all modes that have one in an engine, by the name of the mode."""
     return {mode.name: part_class(mode, engine)(mode, *given, **more) for mode in modes if engine in mode.parts}
 
 
 def added_by(modes: Sequence[Mode], engine: str) -> frozenset[str]:
-    """The fields of `Batch` that modes fill in where an engine has their parts."""
+    """Return the fields of `Batch` that modes fill in, in an engine that has their parts."""
     return frozenset(name for mode in modes if engine in mode.parts for name in mode.adds)

@@ -103,7 +103,7 @@ class Objective:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """What `given` is called in `Scores`: names as they are, a function as "module:function"."""
+        """The names of `given` in `Scores`: a name as it is, a function as "module:function"."""
         return tuple(entry if isinstance(entry, str) else function_name(entry) for entry in self.given)
 
     def _check_types(self) -> None:
@@ -162,7 +162,7 @@ class Objective:
 
 
 def hidden_names(value: Any, before: str = "") -> list[str]:
-    """Where a stand-in for a secret stands.
+    """Return the places where a stand-in for a secret stands.
 
     >>> hidden_names({"objectives": [{"options": {"api_key": "<hidden>"}}]})
     ['objectives.0.options.api_key']
@@ -174,7 +174,7 @@ def hidden_names(value: Any, before: str = "") -> list[str]:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """A function as recipes write it, "module:function"."""
+    """Return a function's name as recipes write it, "module:function"."""
     try:
         return f"{function.__module__}:{function.__qualname__}"
     except AttributeError as error:
@@ -182,7 +182,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def _several(value: Any) -> Any:
-    """One name or function as a tuple of one, a list as a tuple, None as nothing; whatever else as it is."""
+    """Return a tuple: of one name or function, of a list, or of nothing for None; anything else stays as it is."""
     if value is None:
         return ()
     if isinstance(value, str) or callable(value):
@@ -191,7 +191,7 @@ def _several(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it can be called as it is and returns its result."""
+    """Whether a value is a function that returns its result at once: no class and not async."""
     call = getattr(value, "__call__", None)  # noqa: B004 - an instance may have an async __call__
     waits = inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call)
     return callable(value) and not inspect.isclass(value) and not waits
@@ -202,5 +202,5 @@ def _all(values: Any, test: Callable[[Any], Any]) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, and no truth value."""
+    """Whether a value is a finite number and no bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""`Recipe`: one YAML, checked at the border, that says what to train, how credit is given and for how long."""
+"""`Recipe`: one YAML file that says what to train, how to give credit and for how long; `load` checks it before anything runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HUB: Mapping[str, Any] = {
 
 
 class Recipe(BaseModel):
-    """Everything one run depends on; `resolved` fills in the preset.
+    """Everything that one run depends on; `resolved` also writes out its preset.
 
     Fields left out take the values below, those of the embedded task; for a model by name `load` puts `HUB` in their place. What is
     no field below is the section of a feature beside the method, by its name (`spanwise.modes.MODES`), such as `critic` or `laser`.
@@ -224,25 +224,25 @@ class Recipe(BaseModel):
 
     @cached_property
     def modes(self) -> dict[str, Any]:
-        """The features beside the method that it has a section for, by name."""
+        """The modes that the recipe has a section for, by name."""
         sections = self.model_extra or {}
         return {name: MODES[name].of(sections[name]) for name in MODES if sections.get(name) is not None}
 
     @cached_property
     def refinement(self) -> Refinement | None:
-        """What changes the advantages of the tokens after the method."""
+        """The stage that refines the tokens' advantages after the method; None if the recipe asks for none."""
         return None if self.refine is None else Refinement.of(self.refine)
 
     @cached_property
     def own_layout(self) -> Layout | None:
-        """The blocks that it names itself; None where it leaves them to its task."""
+        """The layout that the recipe names; None if it leaves that to the task."""
         if self.layout is None:
             return None
         return Layout(self.layout, prefilled=self.prefilled, segmenter=self.segmenter, most=self.most)
 
     @property
     def scheme_modes(self) -> tuple[Mode, ...]:
-        """Those of its modes that are a part of the rule of credit.
+        """The recipe's modes that are part of its rule of credit.
 
         >>> [mode.name for mode in load(None, {"laser": {"token": "<unk>"}}).scheme_modes]
         ['laser']
@@ -251,12 +251,12 @@ class Recipe(BaseModel):
 
     @property
     def is_scored(self) -> bool:
-        """Whether one of its modes gives completions a score."""
+        """Whether one of the recipe's modes gives completions a score."""
         return any(mode.judge is not None for mode in self.modes.values())
 
     @property
     def rule(self) -> Literal["brier", "log_score"]:
-        """How it scores a confidence: by its objectives, else as it says, else by Brier.
+        """The scoring rule for confidences: that of the objectives, else `calibration`, else Brier.
 
         >>> load(None, {"objectives": [{"reward": "log_score", "pays": "a"}]}).rule
         'log_score'
@@ -268,7 +268,7 @@ class Recipe(BaseModel):
 
     @property
     def answer_tags(self) -> dict[str, str]:
-        """The tags of answer and confidence, as its objectives name them.
+        """The tags that hold the answer and the confidence, as the objectives name them.
 
         >>> load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]}).answer_tags
         {'answer': 'x', 'confidence': 'confidence'}
@@ -282,7 +282,7 @@ class Recipe(BaseModel):
 
 
 def _described(docstring: str | None) -> dict[str, str]:
-    r"""What the attributes of a docstring are.
+    r"""Read the description of each attribute from a docstring.
 
     >>> _described("A point.\n\n    Attributes:\n        x: to the right,\n            if above 0.\n        y: up.")
     {'x': 'to the right, if above 0.', 'y': 'up.'}
@@ -317,7 +317,7 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
 
 
 def _read(path: str | Path) -> dict[str, Any]:
-    """What a recipe file says."""
+    """Read a recipe file as a dictionary."""
     folder = Path(path).parent
     try:
         read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -334,7 +334,7 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _beside(written: Any, folder: Path, field: str = "") -> Any:
-    """What a recipe names, as seen from the current folder: what is not found from there is looked for beside the recipe."""
+    """Resolve the paths in a recipe: what the current folder does not hold is looked for beside the recipe."""
     if isinstance(written, dict) and field in ("", "critic", "objectives"):
         return {key: _beside(value, folder, str(key)) for key, value in written.items()}
     if isinstance(written, list):
@@ -348,14 +348,14 @@ def _beside(written: Any, folder: Path, field: str = "") -> Any:
 
 
 def _no_field(key: str) -> str:
-    """Say that there is no such field, and where options of methods go."""
+    """Say that the recipe has no such field, and where options of a method go."""
     if any(key in entry.of_a_run().options for entry in METHODS.values()):
         return f"There is no recipe field '{key}'. Options of a method stand together, as in options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
 
 
 def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse to change a preset that the file has written out: the change would do nothing, without a word."""
+    """Refuse to change a preset that the file already spells out; the change would be ignored."""
     for field in ("method", "baseline", "calibration"):
         before = written.get(field, Recipe.model_fields[field].default)
         if field not in given or given[field] == before:
@@ -373,7 +373,7 @@ def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 def scheme_of(
     recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
 ) -> Scheme:
-    """The complete rule of credit that a recipe asks for.
+    """Build the complete rule of credit that a recipe asks for.
 
     The rewards of `recorded` objectives need no tags in the layout, and their functions are not imported. Without `run_code` no
     function is: an objective that needs one is refused.
@@ -392,7 +392,7 @@ def scheme_of(
 
 
 def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Where the task is fields a reward per field, for its value and the form, or for all where a method knows one number only.
+    """Return the objectives of the task `fields`: one reward for each field; None for any other task.
 
     Keys and punctuation are paid for every field: a wrong one loses a field, and nothing else would say so. None: the preset's own.
     """
@@ -406,7 +406,7 @@ def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
 
 
 def _limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
-    """The rule whose objectives compare answers within limits; what an objective says itself goes before them."""
+    """Give the recipe's verifier limits to all objectives that use a verifier, unless an objective sets its own."""
 
     def compares(objective: Objective) -> bool:
         return isinstance(objective.reward, str) and limits.keys() <= REWARDS.find(objective.reward).options.keys()
@@ -422,7 +422,7 @@ def _limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
 
 
 def scheme_at(path: str | Path, *, longest: int) -> Scheme:
-    """The complete rule of credit of a recipe file, for an engine whose own settings say how to train."""
+    """Build the rule of credit of a recipe file, for an engine whose own settings say how to train."""
     recipe = load(path)
     if recipe.own_layout is None:
         raise RecipeError(
@@ -441,7 +441,7 @@ def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
-    """The blocks that completions are read by: the recipe's, or the task's.
+    """Return the layout that completions are read by: the recipe's, or the task's.
 
     Where the recipe pays the whole completion as one block, of the task's tags or of none, the task's blocks: a method that sees
     one block does not change what the completions say.
@@ -454,7 +454,7 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
-    """Refuse tags that the embedded model does not know: it has learnt its own before, and its prompts name none."""
+    """Refuse tags that the embedded model has never learnt; its prompts do not ask for them."""
     own, tags = recipe.own_layout, task_layout.tags
     strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in tags]
     if strange:
@@ -466,7 +466,7 @@ def check_written(recipe: Recipe, task_layout: Layout) -> None:
 
 
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
-    """The recipe as plain data with its scheme written out, ready for YAML; loading it again gives the same run."""
+    """Return the recipe as plain data with its scheme written out, ready for YAML; loading it again gives the same run."""
     plain = scheme.plain()
     entries = [entry for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     for filled, objective in zip(plain["objectives"], scheme.objectives, strict=True):
@@ -477,12 +477,12 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 
 def recorded_elsewhere(**_: Any) -> list[float]:
-    """The reward function of a run whose rewards are recorded."""
+    """Stand in for the reward function of a run whose rewards are recorded."""
     raise RecipeError("This reward is a function of the run that recorded it; only what it recorded is known here.")
 
 
 def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str], run_code: bool) -> Objective:
-    """An entry as an objective; a function is imported only where its reward is not recorded and code may run."""
+    """Build an objective from its entry; import its function only if the reward is not recorded and code may run."""
     position, entry = numbered
     for key in entry:
         if key not in Objective.__dataclass_fields__:
@@ -511,7 +511,7 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
 
 
 def _sentence(error: ValidationError) -> str:
-    """What is wrong, in our words: field, what it holds, what it must be, what it is for."""
+    """Turn a validation error into our sentence: the field, what it holds, what it must be, what it is for."""
     faults: dict[tuple[str, str], list[str]] = {}
     sentences = []
     for item in error.errors():

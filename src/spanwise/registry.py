@@ -1,4 +1,4 @@
-"""`register`: one way to give a name to a method, a reward, an outcome or a segmenter, ours and a plug-in's alike."""
+"""`register`: one way to name a method, a reward, an outcome or a segmenter, ours or a plug-in's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN: set[tuple[str, Path | None]] = set()
 
 
 class Registry(dict[str, _Entry], Generic[_Entry]):
-    """What is known by name in one room; what is missing is looked for among the installed plug-ins."""
+    """The named entries of one kind; `find` also looks among the installed plug-ins."""
 
     def __init__(self, noun: str, *, kinds: Sequence[str], group: str, entry: Callable[..., _Entry]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
             _BY_KIND[kind] = self
 
     def find(self, name: str) -> _Entry:
-        """The entry called `name`, from here or from an installed plug-in."""
+        """Return the entry called `name`, ours or a plug-in's; refuse an unknown name."""
         if name not in self:
             self.load_plugins()
         if name not in self:
@@ -50,7 +50,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
         return self[name]
 
     def load_plugins(self) -> None:
-        """Import what other distributions announce under the group; a broken one is named, not hidden."""
+        """Import the plug-ins that other distributions announce; an error names the one that is broken."""
         for point in entry_points(group=self.group):
             try:
                 point.load()
@@ -58,7 +58,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
                 raise RecipeError(f"The plug-in '{point.name}' ({point.value}) cannot be loaded: {error}.") from error
 
     def add(self, name: str, function: Callable[..., Any], kind: str, facts: dict[str, Any]) -> None:
-        """Put one entry in; the same function may come again, another one is refused."""
+        """Add one entry; refuse another function under a name that is taken."""
         function_before = self._functions.get(name) if name in self else None
         if function_before is not None and function_before is not function:
             place = f"{function_before.__module__}.{function_before.__qualname__}"
@@ -71,7 +71,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
 
 
 def registered(kind: str) -> Registry[Any]:
-    """The registry of a kind; its room is loaded if it is not."""
+    """Return the registry of a kind, and load its room if needed."""
     if kind not in _BY_KIND and kind in _HOMES:
         import_module(_HOMES[kind])
     if kind not in _BY_KIND:
@@ -80,7 +80,7 @@ def registered(kind: str) -> Registry[Any]:
 
 
 def is_registered(name: str, *, kind: str) -> bool:
-    """Whether a name is known, here or among the plug-ins."""
+    """Whether a name is registered, by us or by a plug-in."""
     registry = registered(kind)
     if name not in registry and entry_points(group=registry.group):
         registry.load_plugins()
@@ -88,7 +88,7 @@ def is_registered(name: str, *, kind: str) -> bool:
 
 
 def entry_of(name: str, *, kind: str) -> Any:
-    """What is registered under a name, for rooms to the left of the registry's own; refused where it is written if nothing is."""
+    """Return the entry of a name, for rooms that may not import the registry's own room."""
     return registered(kind).find(name)
 
 
@@ -125,7 +125,7 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
 
 
 def imported(path: str, *, what: str) -> Any:
-    """The function that a recipe calls `module:function` or `file.py:function`.
+    """Import the function that a recipe calls `module:function` or `file.py:function`.
 
     What is about to run is said on stderr first. A module's file in the current folder goes before an installed module of its
     name, as with `python -m`; while it is imported, it finds what lies beside it.
@@ -160,7 +160,7 @@ def imported(path: str, *, what: str) -> Any:
 
 
 def _show(path: str, place: Path | None) -> None:
-    """Say whose code is about to run, once in a process; of several ranks the first."""
+    """Say once per process, and on the first rank only, whose code is about to run."""
     if place is not None and (path, place) not in _SHOWN and os.environ.get("RANK", "0") == "0":
         sort = "folder" if place.is_dir() else "file"
         print(f"The recipe runs code: {path!r}, from the {sort} {str(place)!r}.", file=sys.stderr)
@@ -168,7 +168,7 @@ def _show(path: str, place: Path | None) -> None:
 
 
 def _origin(module: str) -> Path | None:
-    """The file or the folder of the package that a module is a part of, found without running any of it; None if there is none."""
+    """Find the file or folder of a module's package without running it; None if there is none."""
     top = module.partition(".")[0]
     with _first(Path.cwd()), suppress(ValueError):
         spec = find_spec(top)
@@ -179,7 +179,7 @@ def _origin(module: str) -> Path | None:
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """A `module:function` that a file in `folder` names, as it is found from the current folder; as it is if it is nowhere."""
+    """Rewrite a `module:function` of a file in `folder` so that it is found from the current folder."""
     module, _, name = path.rpartition(":")
     if _file(module) or (not module.endswith(".py") and _is_installed(module)):
         return path
@@ -188,7 +188,7 @@ def seen_from_here(path: str, folder: Path) -> str:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether a module can be imported, or the package that it is a part of; a file that was run here under its name is none."""
+    """Whether a module, or its package, can be imported; a file that was run here under that name does not count."""
     top, _, part = module.partition(".")
     loaded = sys.modules.get(top)
     if loaded is not None:
@@ -199,13 +199,13 @@ def _is_installed(module: str) -> bool:
 
 
 def _file(module: str) -> Path | None:
-    """The file that holds a module as seen from the current folder; None for an installed one, and a part of a package."""
+    """Return the file of a module in the current folder; None if it holds none."""
     file = Path.cwd() / (module if module.endswith(".py") else f"{module}.py")
     return file if file.is_file() else None
 
 
 def _run(file: Path, name: str) -> ModuleType:
-    """The module of a file, run once in a process, whatever else has its name."""
+    """Run a file as a module, once per process, whatever else has its name."""
     loaded = sys.modules.get(name)
     if loaded is not None and Path(getattr(loaded, "__file__", None) or ".").resolve() == file.resolve():
         return loaded
@@ -228,7 +228,7 @@ def _run(file: Path, name: str) -> ModuleType:
 
 @contextmanager
 def _first(folder: Path) -> Iterator[None]:
-    """Look for modules in a folder first, for the time being."""
+    """Look for modules in a folder first while the block lasts."""
     invalidate_caches()
     sys.path.insert(0, str(folder))
     try:

@@ -1,4 +1,4 @@
-"""Trajectories through the pipeline: their turns as the rows of a `Batch`, and what the rows get back onto the turns."""
+"""Trajectories in the pipeline: turns become the rows of a `Batch`, and the rows' numbers go back onto the turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["onto_turns", "turn_batch"]
 def turn_batch(
     trajectories: Sequence[Trajectory], *, columns: Mapping[str, Sequence[Any]] | None = None
 ) -> tuple[Batch, dict[str, Reward]]:
-    """The turns of trajectories as the rows of a batch, and the rewards they came with.
+    """Build a batch with one row per turn of some trajectories, and collect the rewards that came with them.
 
     The rows are the responses of the turns, trajectory by trajectory, so that a sampled token stands in one row however many
     branches share it; `Batch.steps` says whose they are. A reward of the outcome stands at the last turn that sampled a token.
@@ -71,7 +71,7 @@ def turn_batch(
 
 
 def _recorded(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
-    """The rewards of turns, and those of outcomes at a last turn, by objective; one without a token could hold none."""
+    """Collect the rewards of turns, and of outcomes at the last turn, by objective."""
     rows: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
         last = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
@@ -87,7 +87,7 @@ def _recorded(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
 
 
 def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Tensor, "s t"]) -> list[Trajectory]:
-    """Put numbers of the rows of `turn_batch` onto the tokens of the turns, as an entry of `per_token`.
+    """Put numbers of the rows of `turn_batch` back onto the tokens of the turns, as an entry of `per_token`.
 
     Args:
         trajectories: those of the batch, in its order.

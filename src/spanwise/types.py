@@ -1,4 +1,4 @@
-"""The few nouns that every room shares: spans, scores, credit, and the reasons why a value is missing.
+"""The types that every room shares: spans, scores, credit, and the reasons why a value is missing.
 
 Index letters: n completions, t tokens, k blocks, m objectives, o outcomes. Token intervals are half-open.
 """
@@ -27,10 +27,10 @@ _ROWS = 64
 
 @dataclass(frozen=True)
 class ByCompletion:
-    """A dataclass of completions: the first index of a tensor is theirs where it is called n; a part may be such a dataclass."""
+    """A dataclass with one row per completion in each tensor whose name ends in an index `n`."""
 
     def take(self: _Table, rows: Any) -> _Table:
-        """Some of the completions; what is not of completions stays as it is.
+        """Return some of the completions; fields that are not per completion stay as they are.
 
         >>> scores = Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2))
         >>> scores.take(slice(1, 2)).reward_nm
@@ -42,14 +42,14 @@ class ByCompletion:
         return replace(self, **taken)
 
     def _parts(self) -> dict[str, Any]:
-        """The tensors whose first index is that of completions, and the parts that are such tables."""
+        """Return the fields with one row per completion: tensors, and nested tables."""
         of_n = (name for name in vars(self) if name.rpartition("_")[2].startswith("n"))
         tensors = {name: getattr(self, name) for name in of_n if isinstance(getattr(self, name), Tensor)}
         return tensors | {name: part for name, part in vars(self).items() if isinstance(part, ByCompletion)}
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
-    """The completions of several such dataclasses as one; what is not of completions is that of the first.
+    """Concatenate several tables of completions; fields that are not per completion come from the first.
 
     >>> scores = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.zeros(1, 1, 2))
     >>> join_rows([scores, scores]).reward_nm.flatten()
@@ -63,7 +63,7 @@ def join_rows(parts: Sequence[_Table]) -> _Table:
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
-    """What a completion says block by block, where its blocks lie in several pieces or in another order than the layout's.
+    """The text of each block, for completions whose blocks lie in several pieces or in another order than the layout's.
 
     Args:
         blocks: a `BlockText`.
@@ -78,7 +78,7 @@ class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
 
 
 def whole_text(blocks: BlockText) -> str:
-    """What a completion says, whatever its blocks.
+    """Return the whole text of a completion.
 
     >>> whole_text({"a": {"": "<a>4</a>", "a": "4"}, "b": None})
     '<a>4</a>'
@@ -102,7 +102,7 @@ class Status(IntEnum):
 
 
 class Fault(IntFlag):
-    """What is wrong with the parts of one completion; faults add up, 0 is well-formed."""
+    """What is wrong with the form of one completion; faults add up, and 0 is well-formed."""
 
     NONE = 0
     MISSING = 1  # a part of the layout is not there: its tag never opens, its path has no value
@@ -116,12 +116,12 @@ class Fault(IntFlag):
 
 
 class Zero(IntEnum):
-    """Why a token gets nothing, with its words. Where several would do, the first in this order is the reason."""
+    """Why a token has the advantage 0. If several reasons hold, the first in this order counts."""
 
     words: str
 
     def __new__(cls, number: int, words: str) -> Zero:
-        """A number that knows the reason in plain words."""
+        """Make a member that knows its reason in plain words."""
         member = int.__new__(cls, number)
         member._value_, member.words = number, words
         return member
@@ -166,7 +166,7 @@ class Spans:
 
     @staticmethod
     def of_blocks(names: Sequence[str], block_nt: Int[Tensor, "n t"], fault_n: Int[Tensor, " n"] | None = None) -> Spans:
-        """The spans of tokens whose blocks are known: from the first token of each block to its last.
+        """Build spans from the block of each token: a block reaches from its first token to its last.
 
         Args:
             names: the K block names.
@@ -220,7 +220,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Scores(ByCompletion):
-    """What every objective says of every completion, and the outcomes that baselines are given.
+    """The reward of every completion under every objective, and the outcomes that baselines are given.
 
     Attributes:
         names: the M objective names, in order.
@@ -254,7 +254,7 @@ class Scores(ByCompletion):
             raise AlignmentError(f"There are {len(self.outcome_names)} names for {columns} outcomes.")
 
     def outcome(self, name: str) -> Float[Tensor, " n"]:
-        """The values of the outcome `name`: of the reward that is called so, else of the outcome that is no reward.
+        """Return the outcome `name` of every completion: the reward of that name, else the outcome that is no reward.
 
         Raises:
             RecipeError: there is neither.
@@ -272,7 +272,7 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """What each number was compared with: `(worth - baseline) / divisor` is its advantage wherever there is a baseline.
+    """What each reward was compared with: `(worth - baseline) / divisor` is the advantage, if there is a baseline.
 
     Attributes:
         worth_nm: float64 reward, or what stands for one that the completion left out; NaN where nothing does.
@@ -306,36 +306,36 @@ class Comparison(ByCompletion):
     about_nm: Int[Tensor, "n m"]
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
-        """This one where the mask is true, the other one elsewhere."""
+        """Take this comparison where the mask is true, and the other one elsewhere."""
         return Comparison(**{name: torch.where(mask_nm, table, getattr(other, name)) for name, table in vars(self).items()})
 
     @staticmethod
     def joined(columns: Sequence[Comparison]) -> Comparison:
-        """Several comparisons of the same completions, side by side."""
+        """Put several comparisons of the same completions side by side."""
         return Comparison(**{name: torch.cat([getattr(one, name) for one in columns], dim=1) for name in vars(columns[0])})
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """The same with reasons that fit other advantages: none where they are not 0."""
+        """Return the comparison with reasons that fit other advantages: a reason only where the advantage is 0."""
         credited = int(Zero.CREDITED)
         still_nm = torch.where(self.reason_nm == credited, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited, still_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """The same for advantages that no single baseline gives."""
+        """Return the comparison without baseline and divisor, for advantages that no single baseline gives."""
         nothing_nm = torch.full_like(self.baseline_nm, torch.nan)
         return replace(
             self, baseline_nm=nothing_nm, divisor_nm=nothing_nm, averaged_nm=torch.zeros_like(self.averaged_nm)
         ).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
-        """That of advantages from which a number was subtracted, and which were divided by another one."""
+        """Return the comparison of advantages that were shifted by a number and then divided by another."""
         baseline_nm = self.baseline_nm + shift * self.divisor_nm
         return replace(self, baseline_nm=baseline_nm, divisor_nm=self.divisor_nm * divisor)
 
 
 @dataclass(frozen=True)
 class Credit(ByCompletion):
-    """What every block of every completion is credited with, before it is spread over tokens.
+    """The credit of every block of every completion, before it is spread over tokens.
 
     Attributes:
         block_nk: float64 advantage of block k; 0 where the block is absent.
@@ -382,13 +382,13 @@ class Credit(ByCompletion):
 
     @property
     def has_signal(self) -> bool:
-        """Whether any block, token or decision to stop has a credit other than 0."""
+        """Whether any block, any token or any decision to stop has a credit other than 0."""
         moved = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n, self.refined_nt)
         return any(bool((part != 0).any()) for part in moved if part is not None)
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:
-        """The advantages of each comparison and what they were compared with; an `AlignmentError` where that is not known."""
+        """The advantages and what they were compared with; an `AlignmentError` if this credit does not know it."""
         if self.adv_nm is None or self.comparison is None:
             raise AlignmentError("This credit does not know what it was compared with; take it from pipeline.credit_batch.")
         return self.adv_nm, self.comparison
