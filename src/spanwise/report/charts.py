@@ -1,4 +1,4 @@
-"""Plain rows in, Altair charts out. No colour is fixed here: the page gives them, light or dark, when it draws.
+"""Turn plain rows into Altair charts. The page gives the colours, light or dark, when it draws them.
 
 A chart takes a list of dictionaries and says in its docstring which keys they have; None and NaN are not drawn. `series` picks the
 colour, in the order of `names`; the page shows the legend, since a legend inside a chart does not wrap on a phone.
@@ -40,7 +40,7 @@ def curves(
     floor: float | None = None,
     height: int = 225,
 ) -> Drawn:
-    """Lines over `x` of rows with `x`, `value`, `series`, and a band where there are `low` and `high`; below `floor` it is cut."""
+    """Draw lines over `x` from rows of `x`, `value`, `series`, with a band from `low` to `high`; values below `floor` are cut off."""
 
     def drawn(part: Rows) -> alt.Chart:
         return _chart(part).encode(x=_x("x", x), color=_color(names))
@@ -62,7 +62,7 @@ def curves(
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
-    """Accuracy against confidence, the diagonal, and below it how full each bin of a `spanwise.measure.Reliability` is."""
+    """Draw accuracy against confidence, the diagonal, and below it how many answers each bin holds."""
     full = [row for row in rows if row["count"]]
     widest = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
     scale = alt.Scale(domain=[0, max(1.04, widest)], nice=False)
@@ -86,7 +86,7 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
-    """Points with error bars side by side at each `x`: `x`, `value`, `series`, maybe `low`, `high`, `reference`."""
+    """Draw points with error bars side by side at each `x`."""
     at = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
     offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
     base = _chart(rows).encode(x=at, xOffset=offset, color=_color(names))
@@ -104,14 +104,14 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G",
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """Where each baseline drives a confidence, `value`, against the true probability `x`, maybe with a standard `error`."""
+    """Draw the confidence that each baseline drives a policy to, against the true probability `x`."""
     drawn = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     drawn.layer.insert(0, _diagonal(_UNIT))
     return drawn
 
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
-    """Outlines of several histograms over the same bins: `low`, `high`, `share`, `series`."""
+    """Draw the outlines of several histograms over the same bins, from rows of `low`, `high`, `share`, `series`."""
     at = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
     share = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
     base = _chart(rows).encode(x=at, color=_color(names))
@@ -124,7 +124,7 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
-    """Values with intervals, one line per `name`, of `name`, `value`, `low`, `high`, `series`; a dashed line at 0."""
+    """Draw values with their intervals, one line per `name`, and a dashed line at 0."""
     axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
     lines = _chart(rows).encode(y=alt.Y("name:N", sort=_order(rows), title=None, axis=axis))
     base = lines.encode(color=_color(names, palette))
@@ -136,7 +136,7 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
-    """Horizontal bars, one line per `name`: `name`, `series`, `value`."""
+    """Draw horizontal bars, one line per `name`."""
     order = _order(rows)
     axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
     scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined
@@ -155,7 +155,7 @@ _UNIT = alt.Scale(domain=[0, 1])
 
 
 def _chart(rows: Rows) -> alt.Chart:
-    """A chart of some rows; JSON knows neither NaN nor infinity."""
+    """Build a chart from rows, with null for NaN and infinity, which JSON lacks."""
     values = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         for row in rows
@@ -181,7 +181,7 @@ def _layered(height: int, *charts: alt.Chart) -> Drawn:
 
 
 def _wide(chart: Drawn, height: int) -> Drawn:
-    """At the width there is; the height is of the whole, so that charts side by side end on one line."""
+    """Set a chart to the full width and to a total height, so that charts side by side end on one line."""
     return chart.properties(width="container", height=height, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
 
 
@@ -204,14 +204,14 @@ def _shape(names: Sequence[str]) -> alt.Shape:
 
 
 def _tips(rows: Rows, **titles: str) -> list[alt.Tooltip]:
-    """What is said of a row: words as they are, numbers with four digits."""
+    """Build the tooltip of a row: words as they are, numbers with four digits."""
     keys = {key for row in rows for key in row if row[key] != ""}
     named = {"series": " ", **titles, "low": "from", "high": "to"}
     return [tip(key, title, number=key not in ("series", "name")) for key, title in named.items() if key in keys]
 
 
 def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
-    """A value as text, with its interval where it has one.
+    """Return a value as text, with its interval if it has one.
 
     >>> said({"value": 0.25}), said({"value": 0.25, "low": 0.2, "high": 0.3}), said({"value": 0.25}, percent=True)
     ('0.25', '0.25 [0.2, 0.3]', '25 %')
@@ -226,7 +226,7 @@ def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
 
 
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
-    """A band around each `x`, half-way to its neighbours, which says what every series is there.
+    """Add a band around each `x` that shows the values of all series in a tooltip.
 
     Example:
         >>> rows = [{"x": x, "series": "a", "value": 0.5} for x in (0, 2)]
@@ -245,7 +245,7 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
 def bands(
     rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
-    """A band for each place along one axis, as high or as wide as the chart, which says what every series is there.
+    """Add a band for each place along one axis that shows the values of all series in a tooltip.
 
     `keys`: the fields that tell places apart, and what the band calls them; None: it does not say them.
     """
@@ -262,7 +262,7 @@ def bands(
 
 
 def lit(chart: alt.Chart, **encoded: Any) -> alt.Chart:
-    """The layer of a chart that is lit where it is pointed at; its tooltip is among the encodings."""
+    """Build the layer that lights up under the pointer and shows the tooltip."""
     pointer = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
     opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
     drawn = chart.properties(name="hover").mark_rect(style="pointed")
@@ -270,7 +270,7 @@ def lit(chart: alt.Chart, **encoded: Any) -> alt.Chart:
 
 
 def tip(key: str, title: str, *, number: bool = False) -> alt.Tooltip:
-    """A line of a tooltip: a word, or a number with four digits."""
+    """Build one line of a tooltip: a word, or a number with four digits."""
     return alt.Tooltip(f"{key}:{'Q' if number else 'N'}", title=title or " ", format=".4~g" if number else alt.Undefined)
 
 

@@ -92,7 +92,7 @@ def compare_report(
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
-    """What is wrong with which arm, what usually causes it, and arms that are not there at all."""
+    """Return what is wrong with each arm, its usual cause, and the arms without any run."""
     sentences = [
         f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
         for sentence in comparison.warnings()
@@ -107,7 +107,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 
 
 def _best(comparison: ArmComparison) -> list[Headline]:
-    """The arms that no difference puts behind another one, for the two figures of a calibrated policy."""
+    """Return the arms that no clear difference puts behind another, for both figures of a calibrated policy."""
     headlines = []
     for figure, sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:
@@ -122,7 +122,7 @@ def _best(comparison: ArmComparison) -> list[Headline]:
 
 
 def _table(comparison: ArmComparison, most: int) -> list[parts.Row]:
-    """A row per arm; a figure that exists in no seed is None."""
+    """Build one row per arm; a figure that no seed has is None."""
     rows: list[parts.Row] = []
     for arm in comparison.methods:
         cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
@@ -148,7 +148,7 @@ def _forests(comparison: ArmComparison) -> list[Panel]:
 
 
 def compare_finding(comparison: ArmComparison) -> str:
-    """Which arm is better in what by how much, which differences are noise, and what must not be read at all."""
+    """Say which arm is better in which figure and by how much, which differences are noise, and what means nothing."""
     figures = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
     failed = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {why}."
@@ -158,7 +158,7 @@ def compare_finding(comparison: ArmComparison) -> str:
 
 
 def _of_figure(comparison: ArmComparison, name: str) -> str:
-    """What is clear in one figure, with the better arm first; else what comes nearest to it."""
+    """Say what is clear in one figure, the better arm first; if nothing is, the difference closest to it."""
     differences = [d for d in comparison.differences if d.figure == name]
     solid, called = [d for d in differences if not _hollow(comparison, d)], parts.figure_name(name)
     clear = sorted((d for d in solid if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
@@ -177,13 +177,13 @@ def _of_figure(comparison: ArmComparison, name: str) -> str:
 
 
 def _hollow(comparison: ArmComparison, d: Difference) -> bool:
-    """The figure of an arm means nothing; but that its accuracy is low is the finding, unless nobody could judge it."""
+    """Whether a figure of either arm means nothing; a low accuracy means something unless most answers were not judged."""
     whys = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in whys)
 
 
 def _better(d: Difference) -> str:
-    """A clear difference, with the better arm first; where neither way is good, the higher one."""
+    """State a clear difference with the better arm first; if no direction is better, the higher arm."""
     lower = d.figure in LOWER
     good = lower or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
     first, second = (d.a, d.b) if (d.interval.value > 0) != lower else (d.b, d.a)

@@ -86,7 +86,7 @@ def credit_report(
 
 
 def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Rewards that nobody has: an objective that trains nothing."""
+    """Warn about objectives whose reward no completion has, so that they train nothing."""
     return [
         f"No completion has the reward {name} ({', '.join(f'{n:,} {status}' for status, n in counts.items())}): it trains nothing."
         for name, counts in statuses.items()
@@ -111,7 +111,7 @@ def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]])
 
 
 def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
-    """The share of each objective by method; of repeated blocks the mean over those that have one."""
+    """Return the share of dead strata of each objective by method; for repeated blocks the mean over the blocks."""
     rows = []
     for method in methods:
         for name, shares in together(dead.get(method, {})).items():
@@ -139,12 +139,12 @@ def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[
 
 
 def _by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
-    """The numbers of a chart of bars, an objective to a line."""
+    """Return the numbers under a bar chart, one line per objective."""
     return parts.merged(({"objective": row["name"], row["series"]: row["value"]} for row in rows), key="objective")
 
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
-    """In how many completions two methods push some block in opposite directions, and in which block most.
+    """Say in how many completions two methods push a block in opposite directions, and in which block most often.
 
     `left` and `right` are equal where there is one. A method with one number for the completion says it of every block.
     """

@@ -1,4 +1,4 @@
-"""One page: figures, charts and tables in a single HTML file that asks nothing of the network.
+"""One page: figures, charts and tables in a single HTML file that needs no network.
 
 Whatever reaches the page as data is escaped by Jinja2, or lies as JSON in a script element that no browser runs. The page's own
 scripts are named by their hashes in its Content-Security-Policy, so that no other script can run even if an escape were missing.
@@ -42,7 +42,7 @@ CITE = (
 
 @dataclass(frozen=True)
 class Headline:
-    """One large figure at the top.
+    """One large figure at the top of the page.
 
     Attributes:
         label: what it is.
@@ -87,7 +87,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page.
+    """One section of the page.
 
     Attributes:
         title: of the section and in the contents.
@@ -179,12 +179,12 @@ def render(
 
 
 def deflated(text: str) -> str:
-    """Compress text to base64, which holds no character that means something in HTML; half a pair as JSON writes it."""
+    """Compress text to base64, which holds no character with a meaning in HTML."""
     return base64.b64encode(zlib.compress(text.encode(errors="backslashreplace"), 9)).decode()
 
 
 def spec_data(chart: Drawn) -> Markup:
-    """A chart as JSON in which nothing means anything to an HTML parser, without its schema's address and Altair's configuration.
+    """Return a chart as JSON in which nothing has a meaning to an HTML parser.
 
     It is not validated: that takes longer than all the rest of a page, and what these charts are is held by tests.
     """
@@ -193,7 +193,7 @@ def spec_data(chart: Drawn) -> Markup:
 
 
 def shown(value: Cell) -> str:
-    """A number as a person reads it."""
+    """Format a number for a person."""
     if value is None or (isinstance(value, float) and value != value):
         return ABSENT
     if isinstance(value, str):
@@ -205,7 +205,7 @@ def shown(value: Cell) -> str:
 
 @cache
 def template(name: str) -> Template:
-    """A template of the page or of a part of it."""
+    """Load a template of the page or of one of its parts."""
     environment = Environment(
         loader=PackageLoader("spanwise.report"),
         autoescape=True,
@@ -225,12 +225,12 @@ def _static(name: str) -> str:
 
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script."""
+    """Join Vega, Vega-Lite and Vega-Embed into one script."""
     return _inline(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
 def _inline(text: str) -> str:
-    """Text that may stand inside a script or style element, with the line ends an HTML parser would make of them."""
+    """Make text safe inside a script or style element, with the line ends that an HTML parser would give it."""
     for end in ("</script", "</style", "<!--"):
         if end in text.lower():
             raise ValueError(f"A script of the report holds '{end}' and cannot be inlined.")

@@ -1,4 +1,4 @@
-"""Sections that more than one kind of report has, and the plain rows that their charts and tables take."""
+"""Sections that several kinds of report share, and the rows for their charts and tables."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ VOTES_BY_SCORE = "No confidence is stated: what weighs a vote is the score."
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
-    """A section of `static/words.yaml`, with `words` filled in."""
+    """Build a section from `static/words.yaml`, with `words` filled in."""
     written = SECTIONS[title]
     return Section(title, written["text"].format(**words or {}).strip(), asks=written["asks"], **parts)
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
-    """Reliability diagrams, one per arm; "" is the only one, and has the confidences of right and wrong answers beside it."""
+    """Build the reliability diagrams, one per arm; a single arm ("") also gets histograms of its confidences."""
     panels = []
     for name, columns in samples.items():
         for kind, have in _KINDS:
@@ -55,7 +55,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 
 def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
-    """The diagram of one kind of confidence; of the only arm with its histograms."""
+    """Build the reliability diagram of one kind of confidence, with histograms if there is only one arm."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
@@ -82,7 +82,7 @@ def curve_panel(
     title: str, rows: list[Row], names: Sequence[str], *, x: str = "step", label: str = "step", note: str = "",
     legend: Sequence[str] = (), **options: Any,
 ) -> list[Panel]:  # fmt: skip
-    """Curves over `x` with the numbers under them; options as those of `charts.curves`. Nothing where there are no rows."""
+    """Build curves over `x` with a table of their numbers; nothing if there are no rows."""
     if not rows:
         return []
     chart = curves(rows, names=names, x=x, **options)
@@ -90,7 +90,7 @@ def curve_panel(
 
 
 def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: Any) -> list[Panel]:
-    """Curves of one figure of evaluations."""
+    """Build the curves of one evaluation figure."""
     title, share = figure_name(name), is_share(name)
     unit = "share of completions" if share else title
     return curve_panel(title[:1].upper() + title[1:], rows, names, y=unit, percent=share, **options)
@@ -99,7 +99,7 @@ def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: An
 def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
-    """Voting curves, one panel per arm ("" is the only one); `over` is what their intervals are over."""
+    """Build the voting curves, one panel per arm ("" if there is only one); `over` names what the intervals are over."""
     by_score = [name for name, one in samples.items() if "score" in one and bool(one["confidence"].isnan().all())]
     note = VOTES_BY_SCORE if by_score else ""
     if any(by_score):
@@ -113,7 +113,7 @@ def voting_section(
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """What a later attempt is better by, if there is one: majority against majority, prompt by prompt."""
+    """Build the section on how much a later attempt gains: majority against majority, prompt by prompt."""
     first, *later = votes or ("",)
     differences = {
         f"{name} - {first}": curve_difference(votes[name]["majority"], votes[first]["majority"])
@@ -126,7 +126,7 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
 
 
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
-    """Histograms of the credit of each block under several methods; `of` says of which completions."""
+    """Build histograms of each block's credit under several methods; `of` names the completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
     blocks, panels = dict.fromkeys(block for method in methods for block in credit[method]), list[Panel]()
     for block in blocks:
@@ -139,20 +139,20 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
 
 
 def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
-    """The token view, if there are completions to show; `note` says more about them."""
+    """Build the token view, if there are completions to show; `note` adds a sentence."""
     body = token_view(view) if view is not None and view.completions else None
     return section("Tokens", {"note": note}, body=body)
 
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
-    """How often right and wrong answers have each confidence, in steps of 0.1."""
+    """Count how often right and wrong answers state each confidence, in steps of 0.1."""
     # What rounding puts just below a border (.7 in float32) belongs above it.
     nudged_n, kinds = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
     return _binned({series: nudged_n[correct_n == kind] for series, kind in kinds.items()}, [b / 10 for b in range(12)])
 
 
 def _binned(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """The bins of each series that has a number, and an empty one behind the last."""
+    """Return the bins of each series that has numbers, and one empty bin after the last."""
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_n = value_n[value_n.isfinite()].double().cpu()
@@ -163,7 +163,7 @@ def _binned(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Accuracy by the number of samples, for each way of choosing; pass@1, flat by definition, is left out."""
+    """Return accuracy by number of samples for each way of voting, without pass@1, which is flat by definition."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -174,14 +174,14 @@ def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Ro
 
 
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
-    """Histograms of several series over the same bins, symmetric about 0, with one bin around 0."""
+    """Return histograms of several series over the same bins, symmetric about 0, with one bin around 0."""
     sizes_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
     widest = float(sizes_n.max()) if sizes_n.any() else 1.0
     return _binned(values, np.linspace(-widest, widest, bins + 1).tolist())
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The figures that evaluations can have: the usual ones, `<block>_accuracy` of later attempts, those of a score.
+    """Return the names of the evaluation figures that exist: the usual ones, those of later attempts and of a score.
 
     >>> [name for name in figures_of([{"step": 0, "second_accuracy": .5}]) if name not in FIGURES]
     ['second_accuracy']
@@ -192,7 +192,7 @@ def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Columns by name, those of repeated blocks one after the other.
+    """Return columns by name, with the columns of repeated blocks next to each other.
 
     >>> grouped({"a": torch.tensor([1.0]), "b[0]": torch.tensor([2.0]), "b[1]": torch.tensor([3.0])})
     {'a': tensor([1.]), 'b[*]': tensor([2., 3.])}
@@ -201,7 +201,7 @@ def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def figure_name(name: str) -> str:
-    """How a figure is called.
+    """Return the name of a figure in words.
 
     >>> figure_name("ece"), figure_name("second_accuracy"), figure_name("laser_ece"), figure_name("laser_coverage")
     ('ECE', 'second accuracy', 'ECE of its score', 'has a score')
@@ -219,7 +219,7 @@ def is_share(name: str) -> bool:
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
-    """One figure of an evaluation; `malformed` is what `format_rate` leaves over. None where it does not exist.
+    """Return one evaluation figure, None if it does not exist; `malformed` is 1 minus `format_rate`.
 
     >>> figure({"format_rate": 0.75}, "malformed"), figure({}, "malformed"), figure({"ece": float("nan")}, "ece")
     (0.25, None, None)
@@ -232,7 +232,7 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
-    """Mean of a figure over seeds at each step, from the lowest to the highest seed."""
+    """Return the mean of a figure over seeds at each step, with the lowest and the highest seed."""
     values_at: dict[int, list[float]] = {}
     for points in seeds.values():
         for point in {point["step"]: point for point in points}.values():  # a later line for a step replaces an earlier one
@@ -246,7 +246,7 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
 
 
 def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, most: int = MOST) -> list[Row]:
-    """A figure of every training batch; more than `most` are averaged in equal stretches, at the last step of each."""
+    """Return a figure of every training batch; more than `most` batches are averaged in equal stretches."""
     size = max(1, math.ceil(len(points) / most))
     rows = []
     for first in range(0, len(points), size):
@@ -258,7 +258,7 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
 
 
 def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row]:
-    """A table with a row per `key`, ascending, and a column per series as it first appears, for the numbers under a chart.
+    """Turn rows into a table with one row per `key` and one column per series, for the numbers under a chart.
 
     >>> wide([{"x": 1, "series": "a", "value": 2.0}, {"x": 1, "series": "b", "value": 3.0, "low": 1.0, "high": 4.0}], key="x")
     [{'x': 1, 'a': 2.0, 'b': '3.000 [1.000, 4.000]'}]
@@ -275,7 +275,7 @@ def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
-    """Rows of the same `key` as one.
+    """Merge rows with the same `key` into one.
 
     >>> merged([{"n": 1, "a": 2}, {"n": 1, "b": 3}], key="n")
     [{'n': 1, 'a': 2, 'b': 3}]
@@ -287,7 +287,7 @@ def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
 
 
 def percent(share: float) -> str:
-    """A share of 1 as a person reads it.
+    """Format a share as a percentage.
 
     >>> percent(0.8906), percent(0.00049), percent(0.0), percent(1.0)
     ('89.1 %', '0.05 %', '0 %', '100 %')

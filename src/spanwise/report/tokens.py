@@ -1,4 +1,4 @@
-"""The token view: any completion, coloured by what two methods credit its tokens with."""
+"""The token view: any completion, with each token coloured by the credit of two methods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_WORDS = 0x110000 - 2048 - 32
 
 @dataclass(frozen=True)
 class TokenView:
-    """What the token view shows.
+    """The data of the token view.
 
     Attributes:
         methods: names, in order; every completion has advantages under each of them.
@@ -56,7 +56,7 @@ class TokenView:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """What stands on the left and on the right at first: grpo, where there is one, and the user's own method."""
+        """The methods shown left and right at first: grpo, if it is there, and the run's own method."""
         left = "grpo" if "grpo" in self.methods else self.methods[0]
         right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left)
         if left == right:
@@ -92,7 +92,7 @@ def token_view(view: TokenView) -> Markup:
 
 
 def payload(view: TokenView) -> dict[str, Any]:
-    """Code the view as JSON data; what repeats is stored once.
+    """Encode the view as JSON data, with repeated values stored once.
 
     A coded column is {"words": distinct entries, most frequent first, "codes": a text per completion, None where it has
     none}; the character with code point 32 + i (2048 more from U+D800 on, which UTF-8 cannot hold) stands for word i.
@@ -148,7 +148,7 @@ def payload(view: TokenView) -> dict[str, Any]:
 
 
 def _own_score(score: float | None) -> str | None:
-    """What a completion says of itself, in words.
+    """Describe the score that a completion gives itself.
 
     >>> _own_score(0.834), _own_score(-0.1), _own_score(math.nan)
     ('says of itself 0.83', 'says of itself 0.00 (-0.1, clipped)', 'no score of its own: it was cut off')
@@ -160,7 +160,7 @@ def _own_score(score: float | None) -> str | None:
 
 
 def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
-    """Everything about a completion has the size of its tokens."""
+    """Refuse a completion whose advantages, values or spans do not fit the number of its tokens."""
     lacking = next((method for method in methods if method not in row.advantages), None)
     if lacking is not None:
         raise DataError(
@@ -181,7 +181,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """A coded column of rounded numbers, and the size in full colour; None if no completion has any."""
+    """Encode a column of rounded numbers, and the number that gets the full colour; None if there are no numbers."""
     if all(column is None for column in columns):
         return None
     exact = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
@@ -198,7 +198,7 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
-    """A coded column: its distinct words, the most frequent first, and of each row a text with a character for each word."""
+    """Encode a column of words: its distinct words, most frequent first, and for each row a text with one character per word."""
     words = [word for word, _ in Counter(word for row in rows for word in row or ()).most_common()]
     if len(words) > _MOST_WORDS:
         words = [*words[: _MOST_WORDS - 1], "…"]
@@ -211,7 +211,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
 
 
 def _number(value: float | None, digits: int = DIGITS) -> float | int | str | None:
-    """The rounded number; None for NaN, a text for what JSON cannot hold."""
+    """Round a number for JSON: None for NaN, a text for infinity."""
     if value is None or math.isnan(value):
         return None
     if math.isinf(value):

@@ -1,4 +1,4 @@
-"""The report of one training run: what its evaluations say, what its batches say, and what each mode declares."""
+"""The report of one training run: its evaluations, its batches, and the sections of its modes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def train_report(
 
 
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
-    """A sentence for each reason why figures cannot be measured.
+    """Return one sentence for each reason why figures cannot be measured.
 
     >>> unmeasured_sentences({"ece": "no confidence", "brier": "no confidence"})
     ['Not measured: ECE, brier; no confidence.']
@@ -155,7 +155,7 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
 
 
 def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
-    """A run that was stopped, or still goes on: nothing on the page is its end; a command goes on with it, or only its script."""
+    """Say that a run has not ended, and how to go on with it."""
     asked = recipe.get("steps")
     if ended or asked is None or done >= asked:
         return []
@@ -193,7 +193,7 @@ def _headlines(
 
 
 def _note(interval: Interval | None, before: float | None, show: Callable[[Any], str], began: str = "at the start") -> str:
-    """The small print of a figure: its interval, and what it was."""
+    """Return the small print of a figure: its interval, and its value at the start."""
     notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
     return "\n".join(notes if before is None else [*notes, f"{show(before)} {began}"])
 
@@ -207,7 +207,7 @@ def train_finding(
     rewards: Mapping[str, Sequence[float | None]] | None = None,
     of_batches: bool = True,
 ) -> str:
-    """What a run ended at, and what it was before; `steps` were trained, and rewards are said where accuracy cannot be measured."""
+    """Say how a run ended and where it started; if accuracy cannot be measured, by its rewards."""
     intervals, unmeasured = intervals or {}, unmeasured or {}
     earned = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
     if not points:
@@ -234,7 +234,7 @@ def train_finding(
 
 
 def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interval: Interval | None) -> str:
-    """A share at the end, with its interval, and what it was; "no clear change" where the interval holds that."""
+    """Say how a share changed from start to end; "no clear change" if the interval holds the start."""
     value, before = figure(last, name), figure(first, name)
     if value is None:
         return f"{figure_name(name)} was not measured"
@@ -253,7 +253,7 @@ def _mean_reward(
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
-    """Mean rewards from the first to the last."""
+    """State the mean rewards of the first and the last batches."""
     sentences = [
         f"{name} {means[-1]:.3f}" + (f" (was {means[0]:.3f})" if len(means) > 1 else "")
         for name, means in rewards.items()
@@ -267,7 +267,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Section:
-    """A section that has charts; the objectives or blocks of these names come first among the colours."""
+    """Build a section of charts over the training batches; `first` puts those names first among the colours."""
     panels: list[Panel] = []
     for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
         series = {key.format(name): label.format(name) for key, label in chart.series.items() for name in names or ("",)}
@@ -284,7 +284,7 @@ def rewards_section(
     points: Lines = (),
     intervals: Mapping[str, Interval | None] | None = None,
 ) -> Section:
-    """Each mean reward, and each objective with what it pays and its mean in the first and in the last tenth of the batches.
+    """Build the section on rewards: a curve for each, and a table of what each objective pays and its change.
 
     Beside them, where evaluations have them, stands what held-out prompts say: with its interval at the end, where it is known.
     """
@@ -306,12 +306,12 @@ def rewards_section(
 
 
 def names_in(batches: Lines, metric: str) -> list[str]:
-    """The objectives or blocks that the batches have a metric of."""
+    """Return the objectives or blocks that the batches log a metric for."""
     return [name for _, name, _ in metrics_in(batches, [Metric(metric)])]
 
 
 def mode_sections(batches: Lines) -> list[Section]:
-    """A section for each mode with a page (`spanwise.mode.Page`); without panels where the batches say nothing of it.
+    """Build a section for each mode with a page; it has no panels if the batches log nothing of the mode.
 
     Example:
         >>> (section,) = mode_sections([{"step": 1, "critic/explained_variance": -0.5, "critic/share": 0.25}])
@@ -339,7 +339,7 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
-    """The metric that a mode puts at the top, of the last batch that has it, for each of its values."""
+    """Return the headline metric of a mode in the last batch that has it, for each of its values."""
     headlines, wrong = [], end_alarms(batches)
     for mode, page in _pages():
         end, label, alarm = page.headline
@@ -353,19 +353,19 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages() -> list[tuple[type[Mode], Page]]:
-    """The modes that have a section on the page, with what it is."""
+    """Return the modes that have a section on the page."""
     return [(mode, mode.page) for mode in MODES.values() if mode.page is not None]
 
 
 def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
-    """Each value that the batches have the headline's metric of ("" is the only one) -> what its metrics start with."""
+    """Find the values that the batches log a mode's headline metric for, and the start of their metrics' names."""
     end = page.headline[0]
     numbers = metrics_in(batches, [Metric(f"{mode.name}/[value/]{end}")])
     return {value: key.removesuffix(end) for key, value, _ in numbers}
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
-    """Curves of metrics by their names, `names` before them, else with a legend; nothing where no batch has one."""
+    """Draw metrics as curves, with a legend unless `names` are given; nothing if no batch has them."""
     rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
     cut = chart.floor is not None and any(row["value"] < chart.floor for row in rows)
     note = chart.note + (f" What is below {chart.floor:g} is drawn there." if cut else "")

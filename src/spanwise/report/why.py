@@ -1,4 +1,4 @@
-"""Why a number is what it is: sentences on a completion, the arithmetic of each block's credit, and what its tokens carry of it."""
+"""Explain a credit: sentences on a completion, the arithmetic of each block's credit, and the share that each token carries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOTHING = {
 
 @dataclass(frozen=True)
 class Rule:
-    """What is known of how a method credits.
+    """How a method credits, as far as a page explains it.
 
     Attributes:
         kind: what it credits: "block", "completion", "token", "step"; "" is not known.
@@ -52,7 +52,7 @@ class Rule:
 
 
 def rule_words(baseline: str | None, given: Sequence[str]) -> str:
-    """What a baseline is the mean of.
+    """Say what a baseline is the mean of.
 
     >>> rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])
     ('same prompt, same correct', 'same prompt', 'nothing is subtracted')
@@ -67,7 +67,7 @@ def rule_words(baseline: str | None, given: Sequence[str]) -> str:
 
 
 def shown(value: float | None, *, sign: bool = False) -> str:
-    """A number with four significant digits.
+    """Format a number with four significant digits.
 
     >>> shown(-0.81239), shown(0.5, sign=True), shown(0.0, sign=True), shown(None)
     ('−0.8124', '+0.5', '0', 'none')
@@ -80,13 +80,13 @@ def shown(value: float | None, *, sign: bool = False) -> str:
 
 
 def _factor(value: float) -> str:
-    """A number within a sum; in brackets if it is negative."""
+    """Format a number within a sum, in brackets if it is negative."""
     text = shown(value)
     return f"({text})" if text.startswith(_MINUS) else text
 
 
 def equation(part: CreditPart) -> str:
-    """The arithmetic of a part, as a reader would write it down; empty where there is none.
+    """Write down the arithmetic of one part; empty if there is none.
 
     >>> equation(CreditPart("correct", 1.0, 0.19, 1.0, 1.0, 0.81)), equation(CreditPart("brier", -1.0, -0.5, 0.25, 0.5, -1.0))
     ('+0.81 = 1 − 0.19', '−1 = 0.5 · (−1 − (−0.5)) / 0.25')
@@ -102,7 +102,7 @@ def equation(part: CreditPart) -> str:
 
 
 def added(total: float, terms: Sequence[_Term]) -> str:
-    """A sum of named terms.
+    """Write down a sum of named terms.
 
     >>> added(-0.4, [(-0.5, "−0.5", "correct"), (0.1, "0.5 · 0.2", "form")])
     '−0.4 = −0.5 (correct) + 0.5 · 0.2 (form)'
@@ -116,19 +116,19 @@ def _term(weight: float, value: float, name: str) -> _Term:
 
 
 def credits(row: TokenRow, method: str) -> dict[str, float]:
-    """The credit of each block that is there."""
+    """Return the credit of each block that the completion has."""
     credit = row.credit.get(method, {})
     return {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
 
 
 def unit(rows: Sequence[TokenRow], method: str) -> float:
-    """The usual size of a method's credit: the 98th percentile of what is not 0; 1 where all of it is 0."""
+    """Return the usual size of a method's credit: the 98th percentile of all that is not 0, or 1 if all is 0."""
     sizes = [abs(value) for row in rows for value in credits(row, method).values() if value]
     return float(np.quantile(sizes, 0.98, method="higher")) if sizes else 1.0
 
 
 def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
-    """What a completion is: `Right with confidence 0.1`; a number is missed only of `stating`, what others state one of."""
+    """Describe a completion: `Right with confidence 0.1`; a missing confidence is named only if others state one."""
     words = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
     reward, status = row.rewards.get(outcome or ""), row.statuses.get(outcome or "", "")
     if reward is not None:
@@ -150,7 +150,7 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
 
 
 def clause(row: TokenRow, method: str, rule: Rule) -> str:
-    """What one method makes of a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
+    """Say what one method does with a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
     numbers = [float(value) for value in row.advantages[method] if not math.isnan(value)]
     credit, stop = credits(row, method), row.stop.get(method)
     if not numbers:
@@ -178,7 +178,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
 
 
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
-    """Everything about one method: `note`, where it has no arithmetic, and its `blocks`.
+    """Explain the credit under one method: the arithmetic of its `blocks`, or a `note` if it has none.
 
     Each block has its `credit`, the `total` of several terms, `terms` (objective, worth, equation, what the baseline is) and
     the `share` of its tokens. `strata` are numbers by objective: equal ones were compared.
@@ -229,7 +229,7 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
 
 
 def _worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """What is compared where it is no plain reward: a sum, or what stands for a reward that was left out."""
+    """Name what is compared if it is not a plain reward: a sum, or the value that stands for a missing reward."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
@@ -249,7 +249,7 @@ def _worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
 
 
 def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """What the baseline is, or why there is none."""
+    """Say what the baseline is, or why there is none."""
     if part.baseline is None:
         status = row.statuses.get(part.objective) or "ok"
         if part.part != 0:
@@ -272,7 +272,7 @@ def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
 
 
 def _share(row: TokenRow, method: str, block: str, credit: float) -> str:
-    """What the tokens of a block carry of its credit; where that is all of it, its sum is written as the credit is."""
+    """Say what the tokens of a block carry of its credit."""
     advantages = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
     if advantages and row.stop.get(method):
         advantages[max(advantages)] -= row.stop[method]
@@ -294,7 +294,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _stop(row: TokenRow, method: str, rule: Rule) -> str:
-    """The credit for leaving out every block that an objective pays."""
+    """Explain the credit for leaving out every block that an objective pays."""
     stop, credit = row.stop.get(method), row.credit.get(method, {})
     if not stop:
         return ""

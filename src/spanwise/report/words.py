@@ -1,4 +1,4 @@
-"""The words of the reports (`static/words.yaml`): what sections ask, and terms, which are marked where they stand and listed."""
+"""The words of the reports: the sections' questions and the glossary (`static/words.yaml`), whose terms are marked in the text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATTERN = re.compile(rf"(?<![\w./-])(?P<term>{_WORDS})s?(?![\w/-])", re.IGNOREC
 
 
 class Terms:
-    """The terms of one page, as they are met.
+    """The glossary terms that one page has used so far.
 
     Attributes:
         met: term -> sentence, of those that were marked so far, in the order of the glossary.
@@ -45,7 +45,7 @@ class Terms:
         self.met: dict[str, str] = {}
 
     def marked(self, text: str) -> Markup:
-        """Text with the first mention of each term in it as an element that says what it is."""
+        """Wrap the first mention of each term in an element that explains it."""
         here: set[str] = set()
 
         def element(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""`compare`: several arms, several seeds each, from one start; a table with intervals, and what it can and cannot say.
+"""`compare`: train several arms with several seeds from one start, and say which differences are more than noise.
 
 A run is one arm with one seed: what it trains, where, and whether that is done. Processes are trained side by side, and none of
 them outlives the one that started them.
@@ -69,7 +69,7 @@ def compare(
     processes: int | None = None,
     console: Console | None = None,
 ) -> ArmComparison:
-    """Train every arm with every seed, as far as it is not there yet, and compare them."""
+    """Train every arm with every seed, unless the run is there already, and compare them."""
     console = console or Console()
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None:
@@ -101,7 +101,7 @@ def compare(
 
 
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
-    """The table of figures with what is wrong in it, then that of paired differences."""
+    """Build the table of figures with its warnings, then the table of paired differences."""
     seeds = max(interval.count for interval in comparison.cells.values())
     title = Text(f"Mean over {seeds} seeds ± half of the {100 * comparison.level:g} % interval", style="italic")
     headings = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
@@ -124,7 +124,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
 
 
 def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
-    """The figures of the table that any run has."""
+    """Return the figures that at least one run has."""
     values = [figures for seeds in found.values() for figures in seeds.values()]
     there = dict.fromkeys(name for figures in values for name, value in figures.items() if value is not None)
     unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in values)
@@ -134,7 +134,7 @@ def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> l
 
 
 def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
-    """Train what is missing of so many runs; a DataError that names the first that failed, once all have ended."""
+    """Train the runs that are missing; after all have ended, a DataError names the first that failed."""
     from spanwise.commands.shared.task import make_task  # seconds of imports that a comparison which goes on does not need
 
     make_task(waiting[0].recipe, console)  # makes the shared start once, before several processes would
@@ -164,7 +164,7 @@ def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None,
 
 
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
-    """The command that trains one run."""
+    """Return the command that trains one run."""
     how = ["--resume", "last"] if resume else ["--overwrite"]  # what is there was begun under this recipe: run.finished()
     return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *how]
 
@@ -192,7 +192,7 @@ def _log(run: ArmRun) -> Path:
 
 
 def _why(run: ArmRun, status: int) -> str:
-    """Why a run failed: the signal that ended it, or its last line."""
+    """Say why a run failed: the signal that ended it, or its last line."""
     lines = _log(run).read_text(errors="replace").strip().splitlines()
     reason = lines[-1] if lines else f"exit status {status}"
     if status < 0:
@@ -201,7 +201,7 @@ def _why(run: ArmRun, status: int) -> str:
 
 
 def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
-    """Leave the comparison behind: numbers, Markdown."""
+    """Write the comparison as numbers and as Markdown."""
     fields = [run.asked() for run in runs]
     common = {k: v for k, v in fields[0].items() if k not in _PLACE and all(other[k] == v for other in fields)}
     cells: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
@@ -223,7 +223,7 @@ def _interval(interval: Interval) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm with one seed: what it trains and where."""
+    """One arm with one seed: its recipe and its folder."""
 
     arm: str
     seed: int
@@ -231,20 +231,20 @@ class ArmRun:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The folder of the run."""
         return Path(self.recipe.output or "")
 
     @property
     def file(self) -> Path:
-        """The recipe as it was asked for, beside the folder."""
+        """The file beside the folder that holds the recipe as it was asked for."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     def asked(self) -> dict[str, Any]:
-        """What `file` holds."""
+        """Return the recipe as it was asked for, as plain data."""
         return self.recipe.model_dump(mode="json")
 
     def finished(self) -> bool:
-        """Whether the run ended under this recipe; a DataError if the folder holds a run of another one, or of an unknown one."""
+        """Whether the run ended under this recipe; a DataError if the folder holds another run."""
         if not any(is_filled(self.folder / name) for name in ("metrics.jsonl", *_ENDED)):
             return False
         if not self.file.is_file():
@@ -263,7 +263,7 @@ class ArmRun:
 
 
 def arm_fields(name: str) -> dict[str, Any]:
-    """The recipe fields an arm stands for: a baseline (of `bae`), a method, or a recipe file.
+    """Return the recipe fields of an arm: a baseline (of `bae`), a method, or a recipe file.
 
     >>> arm_fields("blended"), arm_fields("rlcr")
     ({'method': 'bae', 'baseline': 'blended'}, {'method': 'rlcr'})
@@ -286,7 +286,7 @@ def planned(
     *,
     shared: str | Path | None = None,
 ) -> list[ArmRun]:
-    """Every run of a comparison, seed by seed, so that an early look has whole pairs.
+    """List every run of a comparison, seed by seed, so that an early look has whole pairs.
 
     What an arm says wins over the `shared` recipe file, and `choices` win over both.
     """
@@ -332,7 +332,7 @@ def side_by_side(
     start: Callable[[_Item], subprocess.Popen[bytes]],
     ended: Callable[[_Item, int], None],
 ) -> None:
-    """Start a process for each item, so many at a time, and wait for all of them.
+    """Run one process per item, a few at a time, and wait for all of them.
 
     Edge cases:
         Ctrl-C, SIGTERM (as SystemExit with status 143) and any error of `start` or `ended`: nothing more is started, what runs is
@@ -354,7 +354,7 @@ def side_by_side(
 
 
 def _end(running: Collection[subprocess.Popen[bytes]]) -> None:
-    """Ask the processes to end, and after some seconds or a second Ctrl-C make them."""
+    """Ask the processes to end; kill them after some seconds, or at a second Ctrl-C."""
     for process in running:
         process.terminate()
     until = time.monotonic() + _END_SECONDS
@@ -368,7 +368,7 @@ def _end(running: Collection[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends the block as an exception would, so that what must be cleaned up is."""
+    """Let SIGTERM end the block like an exception, so that the clean-up runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

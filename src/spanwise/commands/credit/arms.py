@@ -1,4 +1,4 @@
-"""Which methods are applied to a rollout file, each as a scheme: on which blocks, with which rewards, as far as they fit."""
+"""Choose the methods for a rollout file, each as a scheme with its blocks and rewards, as far as they fit the file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PER_TOKEN = {"value_nt": "values of a critic", "logp_nt": "log-probabilities"}
 
 @dataclass(frozen=True)
 class Arms:
-    """What a file is credited by.
+    """The methods that a file is credited by.
 
     Attributes:
         layout: the blocks that the recipe names, or the file shows.
@@ -48,7 +48,7 @@ class Arms:
 
     @property
     def objectives(self) -> list[Objective]:
-        """Those of all methods."""
+        """The objectives of all methods."""
         return [objective for scheme in self.schemes.values() for objective in scheme.objectives]
 
 
@@ -63,7 +63,7 @@ def choose_arms(
     given: bool,
     run_code: bool,
 ) -> Arms:
-    """The methods asked for, each once, else the usual ones and the recipe's own as far as they fit the file.
+    """Choose the methods asked for, or else the usual ones and the recipe's own, as far as they fit the file.
 
     `texts` is what the model wrote, where it has to show the blocks; a recipe that is `given` must fit.
     """
@@ -113,7 +113,7 @@ def choose_arms(
 
 
 def left_out(names: Sequence[str], reason: str) -> str:
-    """The sentence on methods that do not fit; the recipe's own is named only where no other has the same reason.
+    """Build the sentence on methods that do not fit; the recipe's own is named only if no other has the same reason.
 
     >>> left_out(["rlcr", "bae", "recipe"], "There is no confidence.")
     'rlcr and bae are left out: There is no confidence.'
@@ -123,7 +123,7 @@ def left_out(names: Sequence[str], reason: str) -> str:
 
 
 def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Objective -> the recorded reward it is taken from: the one of its name, or the one that `rewards` gives.
+    """Return the recorded reward that each objective takes: the one of its name, or the one that `rewards` gives.
 
     `correct` is also taken from the column that says right and wrong (`RolloutTable.verdict`): what a trainer has recorded goes
     before what the text would give. "text" in `rewards` means that it is computed all the same.
@@ -142,13 +142,13 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
 
 
 def _summed(table: RolloutTable, taken: Mapping[str, str]) -> tuple[str, ...]:
-    """The recorded rewards that the trainer compared the sum of; none where that is what says right and wrong."""
+    """Return the recorded rewards whose sum the trainer compared; none if that sum is the verdict itself."""
     pair = [table.rewards[name].value_n.nan_to_num() for name in (taken.get("correct"), *table.trained) if name is not None]
     return () if "correct" in taken and len(pair) == 2 and torch.equal(*pair) else table.trained
 
 
 def _check_answers(scheme: Scheme, taken: Mapping[str, str], table: RolloutTable) -> None:
-    """Refuse a reward that can come from nowhere."""
+    """Refuse a reward that needs gold answers which the file does not have."""
     for objective in scheme.objectives:
         name = objective.name
         options = {**REWARDS[objective.reward].options, **objective.options} if isinstance(objective.reward, str) else {}
@@ -162,7 +162,7 @@ def _check_answers(scheme: Scheme, taken: Mapping[str, str], table: RolloutTable
 
 
 def _own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """The recipe as it stands, under the shortest name that means the same, and the presets with its objectives and blocks."""
+    """Build the recipe's own scheme under its shortest name, and the presets with its objectives and blocks."""
     recipe, blocks = presets.recipe, presets.blocks
     if blocks.objectives is None:
         scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.taken, run_code=run_code)
@@ -181,7 +181,7 @@ def _own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
 
 @dataclass(frozen=True)
 class _Presets:
-    """The presets on the blocks of a file; `objectives` of the file or the recipe take the place of those of a preset."""
+    """The presets on the blocks of a file; objectives of the file or the recipe replace those of a preset."""
 
     recipe: Recipe
     blocks: Blocks
@@ -190,13 +190,13 @@ class _Presets:
     summed: tuple[str, ...]  # the recorded rewards that a method of one number per completion adds up
 
     def alike(self) -> Iterator[tuple[str, Scheme]]:
-        """Those of the recipe's method, with each baseline that fits."""
+        """Yield the presets of the recipe's method, with each baseline that fits."""
         for name in (self.recipe.method, *(f"{self.recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
                 yield name, self.of(name)
 
     def asked(self, name: str) -> Scheme:
-        """The rule of `method` or `method:baseline`, if a file can be credited by it."""
+        """Build the scheme of `method` or `method:baseline`, if a file can be credited by it."""
         METHODS.load_plugins()
         chosen = METHODS.get(name.partition(":")[0])
         if chosen is None:
@@ -211,7 +211,7 @@ class _Presets:
         return self.of(name)
 
     def of(self, name: str) -> Scheme:
-        """The preset `method` or `method:baseline` on the blocks of the file; its options are those of the recipe's own method.
+        """Build the preset `method` or `method:baseline` on the blocks of the file.
 
         Objectives of the file or the recipe take the place of the preset's, each in the blocks that it pays there.
         """
@@ -238,7 +238,7 @@ class _Presets:
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
-    """The columns per token that a scheme reads, by the field of a `Batch` that they are.
+    """Return the columns per token that a scheme reads, by the field of `Batch` that they fill.
 
     >>> from spanwise import Layout, Objective
     >>> pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
@@ -250,7 +250,7 @@ def token_columns(scheme: Scheme) -> dict[str, list[str]]:
 
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
-    """Refuse what a file does not hold values, log-probabilities or scores for, or whose rollouts are several rows."""
+    """Refuse a scheme that needs values, log-probabilities or scores which the file lacks, or whole rollouts in one row."""
     if scheme.entry.kind == "token" and table.rollout_n is not None:
         raise RecipeError(
             f"Method '{scheme.method}' runs over the tokens of a rollout from its end, and rollouts of '{table.path}' are several "
@@ -283,7 +283,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
 def _compared(
     chosen: Method, objectives: Sequence[Objective], names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
-    """The objectives of a recipe as a preset compares them.
+    """Return the objectives of a recipe with the comparison of a preset.
 
     A method by block leaves them the blocks they pay; any other adds them up and pays every block, what the objective is read in
     first.
@@ -311,7 +311,7 @@ def _compared(
 def _leave_out_tagless(
     schemes: dict[str, Scheme], table: RolloutTable, texts: Sequence[str], *, must: Collection[str]
 ) -> list[str]:
-    """Take away the schemes that the tags of a file are not enough for; sentences on them, and on parts that nobody writes.
+    """Remove the schemes whose tags the file lacks; return sentences on them and on parts that no completion has.
 
     A scheme needs every tag that it reads a reward in, as a reward that is read where nothing is makes everybody wrong; by block it
     also needs a tag of every block that it pays. A recorded reward of the whole completion needs none.
@@ -336,7 +336,7 @@ def _leave_out_tagless(
 
 
 def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
-    """What to do where the tags are not there; it must run as it stands."""
+    """Say what to do if the tags are missing; the command in it must run as it stands."""
     records = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
     most = f" (most are made of {layout})" if (layout := made_of(texts)) else ""
     whole = f"{records} Give the layout they were sampled with{most}, or credit whole completions with"
@@ -347,7 +347,7 @@ def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> 
 
 
 def _lacking_marks(scheme: Scheme, seen: Census) -> list[str]:
-    """The marks that a scheme needs and no completion has."""
+    """Return the marks that a scheme needs and no completion has."""
     layout, keys = scheme.layout, set[str]()
     for objective in scheme.objectives:
         if objective.name not in scheme.recorded and isinstance(objective.reward, str):

@@ -32,7 +32,7 @@ _MOST_TAGS = 32
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a file is read by.
+    """The blocks that a file is read by.
 
     Attributes:
         layout: its blocks.
@@ -50,7 +50,7 @@ class Blocks:
 
 
 def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Blocks:
-    """The `usual` blocks where the recipe names them, or the file is of a run of ours; else those that the file shows.
+    """Return the `usual` blocks if the recipe names them or the file is of our own run; else the blocks that the file shows.
 
     Those of the task stay where each of them opens somewhere in the file and the completions are not made of other tags. A file
     that shows no blocks keeps them as well: `choose_arms` then says which methods they are enough for. `texts` is what the model

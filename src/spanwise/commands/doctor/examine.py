@@ -1,4 +1,4 @@
-"""What is installed and whether it works, engine by engine. Standard library only: it must run where everything else is broken.
+"""Check which engines are installed and work. Standard library only: this must run where everything else is broken.
 
 An engine and the adapter to it are imported in a process of their own, `python -m spanwise.commands.doctor ENGINE`.
 """
@@ -35,7 +35,7 @@ Finding = tuple[str, str, str, str, list[str]]
 
 
 def main() -> None:
-    """Print Python, packages and engines, then what there is to say; exit status 1 if something that is installed is broken."""
+    """Print Python, packages and engines with their problems; exit with status 1 if something installed is broken."""
     own = installed("spanwise") or "not installed as a package"
     versions = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": own}
     versions |= {name: number for name in PACKAGES if (number := installed(name))}
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def installed(name: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -78,7 +78,7 @@ def _engine(name: str) -> Finding:
 
 
 def probed(name: str) -> Mapping[str, Any]:
-    """What an engine and the adapter to it say when they are imported in a process of their own."""
+    """Import an engine and its adapter in a process of their own, and return what they report."""
     root = str(Path(spanwise.__file__).parents[1])
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
     command = [sys.executable, "-m", "spanwise.commands.doctor", name]
@@ -96,7 +96,7 @@ def probed(name: str) -> Mapping[str, Any]:
 
 
 def sentences(name: str, facts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What is broken, and what works and how it is asked for, of the facts of an engine."""
+    """Turn the facts about an engine into two lists of sentences: what is broken, and what works."""
     if facts.get("error"):
         return [f"The adapter to {_TITLES[name]} cannot be imported: {facts['error']}"], []
     if name == "trl":
@@ -135,7 +135,7 @@ def _faults_of_verl(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
-    """Which trainer `main_ppo` uses, and where there is credit by block."""
+    """Say which trainer `main_ppo` uses, and which modes have credit by block."""
     usual = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0, the only one that it has"}
     trainer = f"main_ppo uses {usual[facts['use_v1']]}"
     modes = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
@@ -145,7 +145,7 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
 
 
 def probe(engine: str) -> None:
-    """Print what came of importing an engine as JSON, after whatever the engine itself prints."""
+    """Print the result of importing an engine as JSON, after whatever the engine prints itself."""
     try:
         facts = {"trl": _trl, "verl": _verl, "skyrl": _skyrl}[engine]()
     except BaseException as error:
@@ -155,7 +155,7 @@ def probe(engine: str) -> None:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """An exception in a line: where it was raised and what it says."""
+    """Format an exception as one line: its text and where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1:]
     where = f" ({last[0].filename}, line {last[0].lineno})" if last else ""
     return f"{type(error).__name__}: {error}{where}"
@@ -176,7 +176,7 @@ def _skyrl() -> dict[str, Any]:
 
 
 def _verl() -> dict[str, Any]:
-    """Import verl as its trainer does, and say which plug-ins it loads, what became of them, and which trainer it uses."""
+    """Import verl as its trainer does; return its plug-ins, what became of them, and which trainer it uses."""
     failed = _listen()
     file = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
     configured = import_module("yaml").safe_load(file.read_text(encoding="utf-8"))["trainer"] if file.is_file() else {}
@@ -195,12 +195,12 @@ def _verl() -> dict[str, Any]:
 
 
 def plugins() -> dict[str, str]:
-    """Name -> module of every plug-in of verl that is installed."""
+    """Return the installed plug-ins of verl: name -> module."""
     return {entry.name: entry.value for entry in entry_points(group="verl.plugins")}
 
 
 def _listen() -> dict[str, str]:
-    """What verl keeps to itself: it logs the exception of a plug-in for debugging and goes on."""
+    """Catch the exceptions of plug-ins, which verl only logs for debugging."""
     failed: dict[str, str] = {}
 
     def heard(record: logging.LogRecord) -> bool:

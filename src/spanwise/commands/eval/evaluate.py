@@ -1,4 +1,4 @@
-"""Evaluation on held-out prompts: sample, segment, score, figures."""
+"""Evaluate a policy on held-out prompts: sample, segment, score, compute figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def evaluate(
     seed: int = 1,
     scored: Mode | None = None,
 ) -> Samples:
-    """Sample the first held-out prompts and read what the completions say; `.figures()` of it is the evaluation.
+    """Sample the first held-out prompts and read the completions; `.figures()` of the result is the evaluation.
 
     The seed is the same in every evaluation, so that differences between checkpoints are not the dice's.
 
@@ -85,7 +85,7 @@ def evaluate(
 
 
 def _rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
-    """What each objective says of the completions, with `if_missing` where what it judges is left out.
+    """Compute each objective's reward of the completions, with `if_missing` for blocks that are left out.
 
     A list is judged by the elements of the gold list: one that a completion lacks is wrong, and one too many counts for none.
     """

@@ -1,4 +1,4 @@
-"""`spanwise fidelity`: sample again at fixed prefixes of a checkpoint, and hold baselines and token estimators against it."""
+"""`spanwise fidelity`: sample again at fixed prefixes of a checkpoint, and compare baselines and token estimators with it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NOTHING: Mapping[str, Any] = {
 
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
-    """Print the tables of a model folder, write `fidelity.json` and the report.
+    """Print the tables for a model folder, write `fidelity.json` and the report.
 
     `options`: those of the command, which a report prints; those of `--tokens` are there where it is asked for.
     """
@@ -65,20 +65,20 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
 
 
 def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
-    """Write `fidelity.json`: what `fidelity_report` takes, and the options, which the report prints."""
+    """Write `fidelity.json`: the input of `fidelity_report`, and the options."""
     data = {"source": source, "recipe": dict(recipe), **_NOTHING, **measured}
     write_text(Path(folder) / FIDELITY, json.dumps(without_nan(hidden(data)), indent=1) + "\n")
 
 
 def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> rolls.Roller:
-    """What samples a saved model on the task of a recipe."""
+    """Build the sampler of a saved model on the task of a recipe."""
     model, tokenizer, task = model_and_task(folder, recipe, console or Console())
     longest = recipe.max_completion_length or task.max_completion_length
     return rolls.Roller(model, tokenizer, task, recipe.temperature, longest)
 
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Print how close the baselines come to Monte Carlo, and the q* table; what is written of them."""
+    """Print how close the baselines come to Monte Carlo, and the q* table; return what the file keeps of them."""
     samples, seed, roller = options["samples"], options["seed"], roller_of(checkpoint, recipe, console)
     rows = roller.task.evaluation.select(range(min(options["prompts"], len(roller.task.evaluation))))
     rolled = rolls.collect_last_blocks(roller, rows, samples=samples, rerolls=options["rerolls"], seed=seed)
@@ -97,7 +97,7 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
 
 
 def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
-    """A table per group size: rmse with its interval over prompts, by outcome and alone; then what does not depend on scale."""
+    """Build one table per group size: RMSE with its interval, by outcome and alone, then figures without scale."""
     columns = ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
     for size in fidelity.group_sizes:
         rows = []
@@ -112,7 +112,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
 
 
 def difference_table(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> Table:
-    """One baseline's figures minus another's, with paired intervals over prompts."""
+    """Build the table of one baseline's figures minus another's, with paired intervals over prompts."""
     differences = difference_rows(fidelity, one, other)
     figures = dict.fromkeys(row["figure"].replace("_", " ") for row in differences)
     rows: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
@@ -122,7 +122,7 @@ def difference_table(fidelity: Fidelity, one: str = "blended", other: str = "out
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """The q* table of `fixed_point_rows`: what each baseline drives a confidence to."""
+    """Build the q* table: the confidence that each baseline drives a policy to."""
     honest = ("none", "batch", "group")
     p_b = list(dict.fromkeys(row["p"] for row in points))
     rows = {("none, batch, group", "any"): p_b}
@@ -148,7 +148,7 @@ def rolled_tokens(
     console: Console | None = None,
     **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
-    """Completions of held-out prompts with Monte Carlo values, and what critics say before each of their tokens.
+    """Sample completions of held-out prompts with their Monte Carlo values, and read critics before each token.
 
     The critics are some of `CRITICS`, by default all there are: the run's own where one was saved with the model ("own"); one
     critic after different numbers of fitting steps on training prompts ("80 steps"); and the means of a second set of re-rolls,
@@ -186,7 +186,7 @@ def rolled_tokens(
 
 
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
-    """Print correlations by critic, and how far SAE is ahead of GAE and of GRPO; what is written of them."""
+    """Print correlations by critic, and SAE's lead over GAE and GRPO; return what the file keeps of them."""
     counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     tokens, decisions = (fidelity.count(kind) for kind in TOKEN_KINDS)
     console.print(
@@ -200,7 +200,7 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
 
 
 def reference_words(segments: SaeSegments | None) -> str:
-    """A sentence on what the advantages are held against."""
+    """Say what the advantages are compared with."""
     if segments is None:
         return "The reference is the change of the Monte Carlo value over each token."
     return (
@@ -210,7 +210,7 @@ def reference_words(segments: SaeSegments | None) -> str:
 
 
 def _correlations(fidelity: TokenFidelity, kind: str) -> Table:
-    """A row per estimator and a column per critic; first the error of the critic's own values."""
+    """Build a table with one row per estimator and one column per critic, after the error of the critic's values."""
     rows = []
     estimators = ((name, name, "correlation") for name in fidelity.estimators)
     for label, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimators]:
@@ -224,7 +224,7 @@ def _correlations(fidelity: TokenFidelity, kind: str) -> Table:
 
 
 def _leads(fidelity: TokenFidelity, kind: str, other: str) -> Table:
-    """How far one SAE, and the best SAE, are ahead in correlation of the best of others, or of one other; paired over prompts."""
+    """Build the table of SAE's lead in correlation over another estimator, or over the best of a family."""
     single = other in fidelity.estimators
     title = f"{kind} tokens: lead over {'' if single else 'the best '}{other} in correlation (95 % over prompts)"
     rows = []
@@ -237,7 +237,7 @@ def _leads(fidelity: TokenFidelity, kind: str, other: str) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table without borders; every column but the first is of numbers."""
+    """Build a table without borders; every column but the first holds numbers."""
     headings = [columns[0], *(Column(name, justify="right", no_wrap=True) for name in columns[1:])]
     return plain_table(*headings, rows=rows, title=title, padding=(0, 1, 0, 0))
 
@@ -247,11 +247,11 @@ def _decimals(number: float) -> str:
 
 
 def _short(name: str, family: str) -> str:
-    """An estimator's name without its family and the zeros before its points."""
+    """Return an estimator's name without its family and without zeros before the point."""
     return name.removeprefix(f"{family} ").replace("0.", ".")
 
 
 def _signed(interval: Interval) -> str:
-    """A difference with its interval, as in `+.046 (+.032,+.059)`."""
+    """Format a difference with its interval, as in `+.046 (+.032,+.059)`."""
     value, low, high = (f"{number:+.3f}".replace("0.", ".") for number in (interval.value, interval.low, interval.high))
     return f"{value} ({low},{high})"

@@ -1,4 +1,4 @@
-"""`methods`: what there is, what each needs and rests on, and one preset in full."""
+"""`methods`: list the methods with what each needs, and print one preset in full."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def show_methods(name: str | None = None) -> None:
 
 
 def _source(entry: Method) -> str:
-    """What the formula was taken from; of a plug-in that says nothing of it where its function lies."""
+    """Return where the formula was taken from; for a plug-in that does not say it, the module of its function."""
     place = entry.estimator.__module__
     ours = place.partition(".")[0] == "spanwise" or entry.source != Method.source
     return entry.source if ours else f"{place}, which is no part of spanwise"

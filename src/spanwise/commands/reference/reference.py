@@ -1,4 +1,4 @@
-"""The reference of a self-rewarding score, measured on the policy that a recipe starts from."""
+"""Measure the reference of a self-rewarding score on the policy that a recipe starts from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spanwise report FOLDER`: write `report.html` from what a run left behind."""
+"""`spanwise report FOLDER`: write `report.html` from the files of a run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def report_folder(folder: str | Path) -> Path:
 
 
 def train_page(folder: Path) -> str:
-    """The report of a run folder."""
+    """Build the report of a run folder."""
     samples = read_samples(folder) if (folder / FILE).is_file() else None
     recipe = read_fields(folder / "recipe.yaml")
     view, credit = last_rollouts(folder, recipe)
@@ -67,7 +67,7 @@ def train_page(folder: Path) -> str:
 
 
 def _unmeasured(folder: Path) -> dict[str, str]:
-    """The figures that a run cannot have, as far as its recipe can be read today."""
+    """Return the figures that a run cannot have, as far as its recipe can still be read."""
     try:
         recipe = load(folder / "recipe.yaml")
         layout = recipe.own_layout
@@ -83,7 +83,7 @@ _HELD_OUT = ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed")
 
 
 def compare_page(folder: Path) -> str:
-    """The report of a comparison, worked out anew from its runs; a run without an evaluation file gives its final figures only."""
+    """Build the report of a comparison from its runs; a run without an evaluation file gives only its final figures."""
     summary = read_fields(folder / "summary.json")
     if not isinstance(summary.get("arms"), list) or not isinstance(summary.get("figures"), dict):
         raise DataError(f"'{folder / 'summary.json'}' is not of a comparison: it lists no arms and figures.")
@@ -111,7 +111,7 @@ def compare_page(folder: Path) -> str:
 
 
 def fidelity_page(folder: Path) -> str:
-    """The report of `fidelity.json`."""
+    """Build the report of `fidelity.json`."""
     written = read_fields(folder / FIDELITY)
     try:
         fields = {name: value for name, value in written.items() if name != "options"}
@@ -122,7 +122,7 @@ def fidelity_page(folder: Path) -> str:
 
 
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
-    """One curve per way of choosing: the mean over seeds of each seed's accuracy, with Student's t interval."""
+    """Average the voting curves over seeds, with Student's t intervals."""
     curves_by_way = {}
     for way, first in {way: curve for curves in votes.values() for way, curve in curves.items()}.items():
         # A seed without any confidence has no weighted vote.
@@ -139,7 +139,7 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
-    """All seeds together; every seed answers the same held-out prompts, so a prompt under two seeds is one prompt."""
+    """Join the samples of all seeds; a prompt that two seeds answer is one prompt."""
     first, *others = map(_columns, samples)
     return {
         name: torch.cat([column, *(other[name] for other in others)])
@@ -155,7 +155,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 
 
 def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """The newest batch of completions that the run kept, as it was credited and as `grpo`, or beside it `bae`, would have."""
+    """Return the newest batch of kept completions, with the run's credit and that of `grpo` (or `bae`) beside it."""
     files = sorted((folder / "rollouts").glob("step_*.parquet"))
     if not files:
         return None, {}
@@ -179,7 +179,7 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
 
 
 def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
-    """Rollouts with what another method would have credited them with and what pays there, if they tell enough for that."""
+    """Add another method's credit to the rollouts, if they record enough for it."""
     try:
         result = credit_rollouts(file, methods=[method])
     except SpanwiseError:

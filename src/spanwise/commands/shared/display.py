@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, and at its end."""
+"""What a person sees during a run and at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 class Live:
-    """One line that moves on a terminal; every tenth step a line in a log file."""
+    """A progress line that moves on a terminal; in a log file it is written every tenth step."""
 
     def __init__(self, console: Console, title: str, steps: int) -> None:
         self.console, self.title, self.steps = console, title, steps
@@ -82,7 +82,7 @@ def warm_up_progress(console: Console) -> Any:
 def figure_table(
     title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()
 ) -> Iterator[RenderableType]:
-    """A table with a row per figure and a column per run, narrow enough for a terminal of 80 characters, for `say`.
+    """Build a table with one row per figure and one column per run, narrow enough for 80 characters.
 
     A "!" stands beside a figure that must not be read calmly (`explain.alarms`), and under the table why.
     """
@@ -111,7 +111,7 @@ def figure_table(
 def interval_table(
     title: str, intervals: Mapping[str, Interval | None], *, absent: Collection[str] = ()
 ) -> Iterator[RenderableType]:
-    """A row per figure: the value and its interval; marks and `absent` as in `figure_table`."""
+    """Build a table with one row per figure: its value and its interval."""
     values = {name: None if i is None else i.value for name, i in intervals.items()}
     bounds = {name: "" if i is None else f"{i.low:.3f} to {i.high:.3f}" for name, i in intervals.items()}
     return figure_table(title, {"": values, "95 %": bounds}, absent=absent)
@@ -122,7 +122,7 @@ _OF_SCORE = "laser: of the score that the model gives its own answer, by one res
 
 
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
-    """A row per way of choosing among n samples, a column per n (1, 2, 4, ... of the budgets there are)."""
+    """Build a table with one row per way of voting and one column per number of samples (1, 2, 4, ...)."""
     budgets = next(iter(votes.values())).budgets
     places = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
     rows = [
@@ -137,14 +137,14 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
 
 
 def gain_table(title: str, gain: Curve) -> Table:
-    """A row per budget of a difference of two curves, with its interval."""
+    """Build a table with one row per number of samples: the difference of two curves and its interval."""
     points = zip(gain.budgets, gain.intervals, strict=True)
     rows = ([str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}"] for n, i in points)
     return plain_table("n", "", "95 %", rows=rows, title=title)
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
-    """What the outcome baseline does to a confidence in small groups; None where it moves .70 by less than .05.
+    """Say how far the outcome baseline pulls a confidence in small groups; None if it moves .70 by less than .05.
 
     >>> from spanwise.layout import Layout
     >>> scheme = Scheme.preset("bae", Layout({"solution": ["answer"], "report": ["confidence"]}))
@@ -169,7 +169,7 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
 
 
 def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) -> str:
-    """Curves between 0 and 1 under each other, `height` rows of blocks each.
+    """Plot curves between 0 and 1 as text, one under the other, each `height` rows high.
 
     >>> print(text_plot({"accuracy": [0.0, 0.5, 1.0]}, height=2))
     accuracy  1 |  █

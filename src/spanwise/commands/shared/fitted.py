@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: no heading and no number is cut, at any width."""
+"""Tables that fit the terminal: at any width no heading and no number is cut."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text, TextType
 
 
 def say(console: Console, *parts: RenderableType, keep: int = 1) -> None:
-    """Print sentences as they are written, and tables so that they fit; `keep`: see `fitted`."""
+    """Print sentences as they are written, and tables cut to the terminal's width."""
     for part in parts:
         if isinstance(part, str):
             console.print(part, highlight=False, soft_wrap=True, markup=False)
@@ -25,7 +25,7 @@ def say(console: Console, *parts: RenderableType, keep: int = 1) -> None:
 def plain_table(
     *headings: str | Column, rows: Iterable[Iterable[RenderableType]], right: Iterable[int] = (), **options: Any
 ) -> Table:
-    """A table with a line under its headings; the columns `right` are of numbers."""
+    """Build a table with a line under its headings; the columns `right` are aligned for numbers."""
     table = Table(*headings, box=box.SIMPLE_HEAD, **options)
     for c in right:
         table.columns[c].justify = "right"
@@ -35,7 +35,7 @@ def plain_table(
 
 
 def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
-    """Cut a table into parts that are at most as wide as what they are printed to.
+    """Cut a table into parts that are no wider than the terminal.
 
     Text wraps between words, and what is still too wide becomes several tables under each other. Title and caption stand above and
     below, over the whole width.
@@ -84,7 +84,7 @@ _ANY = 2**31
 
 
 def _shrunk(widths: list[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths whose sum fits: the widest gives way first, as far as each has more than its least."""
+    """Shrink widths until they fit: the widest column gives way first, down to its minimum."""
     for _ in range(sum(widths) - room):
         loose = [n for n, wide in enumerate(widths) if wide > least[n]]
         loose = loose or [n for n, wide in enumerate(widths) if wide > 1]  # one word is wider than the console
@@ -94,7 +94,7 @@ def _shrunk(widths: list[int], least: Sequence[int], room: int) -> list[int]:
 
 
 def _part(table: Table, shown: Sequence[int], widths: Sequence[int]) -> Table:
-    """Some columns of a table."""
+    """Build a table of some columns."""
     columns = [
         replace(table.columns[c], width=wide, no_wrap=False, overflow="fold") for c, wide in zip(shown, widths, strict=True)
     ]
@@ -104,10 +104,10 @@ def _part(table: Table, shown: Sequence[int], widths: Sequence[int]) -> Table:
 
 
 def _between(table: Table, count: int) -> int:
-    """Characters between and around so many columns."""
+    """Count the characters between and around so many columns."""
     return count * (table.padding[3] + table.padding[1]) + (count + 1 if table.box else 0)
 
 
 def _line(words: TextType, style: str, console: Console) -> Text:
-    """A title or a caption over the whole width."""
+    """Build a title or a caption over the whole width."""
     return Text("", style=style).append_text(console.render_str(words) if isinstance(words, str) else words)

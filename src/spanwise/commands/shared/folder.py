@@ -1,4 +1,4 @@
-"""Folders of the command line: where runs go, the files that reports are made of, and the command that makes a report again."""
+"""Folders of the command line: where runs go, the files that reports read, and the command that repeats a report."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ RUNS = Path("runs")
 
 
 def new_folder(name: str) -> Path:
-    """`runs/<name>-<n>` with the smallest n that is not there yet."""
+    """Return `runs/<name>-<n>` with the smallest unused n."""
     return next(place for n in count(1) if not (place := RUNS / f"{name}-{n}").exists())
 
 
 def newest_folder(name: str) -> Path | None:
-    """The `runs/<name>-<n>` of the largest n; None if there is none."""
+    """Return the `runs/<name>-<n>` with the largest n; None if there is none."""
     suffixes = {place: place.name.removeprefix(f"{name}-") for place in RUNS.glob("*") if place.name.startswith(f"{name}-")}
     numbered = [place for place, number in suffixes.items() if number.isdecimal() and place.is_dir()]
     return max(numbered, key=lambda place: int(suffixes[place]), default=None)
 
 
 def check_no_run(path: str | Path) -> None:
-    """Refuse the folder of a run to what would write its own `summary.json` or `report.html` over that of the run."""
+    """Refuse a folder that holds a run, whose `summary.json` or `report.html` would be overwritten."""
     if is_run(Path(path)):
         raise DataError(f"'{path}' holds a run, whose summary and report would be written over; give another --output.")
 
 
 def write_page(folder: Path, html: str) -> Path:
-    """Write `report.html` into a folder; where it lies."""
+    """Write `report.html` into a folder, and return its path."""
     target = folder / "report.html"
     write_text(target, html)
     return target
@@ -70,12 +70,12 @@ SECRETS = "SPANWISE_RECIPE_SECRETS"
 
 
 def secret_fields() -> dict[str, Any]:
-    """Take the fields that hold secrets out of the environment, which other processes inherit."""
+    """Take the secret fields out of the environment, so that no child process inherits them."""
     return json.loads(os.environ.pop(SECRETS, "{}"))
 
 
 def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """What a recipe, or its file, says otherwise than it is asked for now, but for some fields; nothing if there is no file."""
+    """Return what differs between a recipe, or its file, and what is asked for now; nothing if there is no file."""
     if isinstance(written, Path):
         if not written.is_file():
             return []
@@ -85,7 +85,7 @@ def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but:
 
 
 def without_nan(value: Any) -> Any:
-    """The same with null for NaN, which JSON does not know."""
+    """Return the same data with null for NaN, which JSON lacks."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 
@@ -94,7 +94,7 @@ MOST = 500
 
 
 def again_command(command: str, *places: str | Path, folder: Path, options: Mapping[str, Any] | None = None) -> str:
-    """A command of ours on some files with options as they were asked for: what is None, False or empty was not given.
+    """Return the command that repeats a report, with its options as they were given.
 
     Example:
         >>> options = {"methods": ["bae"], "reward": {"correct": "acc"}, "overrides": {"prefilled": None}}
@@ -115,5 +115,5 @@ def again_command(command: str, *places: str | Path, folder: Path, options: Mapp
 
 
 def _yaml(value: Any) -> str:
-    """A value in one line that `--set` reads back as the same."""
+    """Format a value as one line that `--set` reads back unchanged."""
     return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31).strip()[1:-1]

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what is written behind them."""
+"""Command-line options that several commands share, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fields = Annotated[list[str] | None, Parameter(name="--set")]
 
 
 def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """The recipe fields behind `--set`."""
+    """Parse `--set` into recipe fields."""
     values: dict[str, Any] = {}
     for pair in pairs or []:
         key, value = key_value(pair, "--set", "field=value, such as --set entropy=0.05")
@@ -27,7 +27,7 @@ def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
 
 
 def column_roles(given: Sequence[str] | None) -> dict[str, str]:
-    """Role -> column behind `--columns`, in one piece or in several."""
+    """Parse `--columns` into role -> column, from one piece or several."""
     entries = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
     pairs = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
     roles = [role for role, _ in pairs]
@@ -40,7 +40,7 @@ def column_roles(given: Sequence[str] | None) -> dict[str, str]:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CreditOptions:
-    """How a rollout file is read and credited.
+    """The options of how to read and credit a rollout file.
 
     Attributes:
         recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task, or a
@@ -65,7 +65,7 @@ class CreditOptions:
     set_: Fields = None
 
     def parsed(self) -> dict[str, Any]:
-        """The options as `credit_rollouts` takes them."""
+        """Return the options as `credit_rollouts` takes them."""
         shape = "objective=column, such as correct=accuracy_reward"
         return {
             "recipe": self.recipe,
@@ -82,12 +82,12 @@ AS_USUAL = CreditOptions()
 
 
 def listed(names: str) -> list[str]:
-    """Names separated by commas."""
+    """Split names at commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def seed_numbers(seeds: str) -> list[int]:
-    """The numbers behind `--seeds`."""
+    """Parse `--seeds` into numbers."""
     try:
         return [int(seed) for seed in seeds.split(",")]
     except ValueError:
@@ -102,7 +102,7 @@ def check_sizes(**sizes: int) -> None:
 
 
 def key_value(entry: str, option: str, shape: str) -> tuple[str, str]:
-    """Both sides of `key=value`."""
+    """Split `key=value` into both sides."""
     key, equals, value = entry.partition("=")
     if not equals or not value:
         raise RecipeError(f"{option} takes {shape}; got '{entry}'.")

@@ -1,4 +1,4 @@
-"""`Samples`: what the completions of one evaluation said, kept so that figures, intervals and votes can be worked out later."""
+"""`Samples`: what the completions of one evaluation said, so that figures, intervals and votes can be computed later."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class Samples:
 
     @property
     def first(self) -> str:
-        """The block that answers first; "" where none holds an answer."""
+        """The first block that holds an answer; "" if there is none."""
         return next(iter(self.correct), "")
 
     @property
     def stated(self) -> bool:
-        """Some completion states a confidence."""
+        """Whether any completion states a confidence."""
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> Samples | None:
-        """The same samples with the score, clipped to [0, 1], as their confidence; None where there is none.
+        """Return the samples with the score, clipped to [0, 1], as their confidence; None if there is no score.
 
         >>> one_n, right_n = torch.zeros(3).long(), torch.tensor([1.0, 0.0, 0.0]).double()
         >>> said = Samples(one_n, {"a": ["1"] * 3}, {"a": right_n}, right_n, right_n > 0,
@@ -78,26 +78,26 @@ class Samples:
         return replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:
-        """How many samples a vote over the answers of a block can have, at most 16; 0 if none of them has a verdict."""
+        """Return how many samples a vote over a block's answers can have, at most 16; 0 if none was judged."""
         if not len(self.prompt_n) or block not in self.correct or bool(self.correct[block].isnan().all()):
             return 0
         return min(int(torch.bincount(self.prompt_n).max()), MOST_VOTES)
 
     def figures(self) -> dict[str, float | None]:
-        """Accuracy, calibration, format and refusals (`measure.figures`); `<block>_accuracy` for later attempts.
+        """Compute accuracy, calibration, format and refusals (`measure.figures`), and `<block>_accuracy` for later attempts.
 
         Coverage and calibration of the score, if there is one, as `laser_<figure>`; means of rewards as `reward/<objective>`.
         """
         return self._each(figures) | {name: interval.value for name, interval in self.mean_rewards().items()}
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
-        """The figures with bootstrap intervals by prompt (`measure.figure_intervals`)."""
+        """Compute the figures with bootstrap intervals by prompt (`measure.figure_intervals`)."""
         prompts = self.prompt_n.tolist()
         each = self._each(partial(figure_intervals, prompts=prompts, resamples=resamples, seed=seed))
         return {**each, **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
-        """The mean of each reward with its interval by prompt; the elements of a list are together `reward/<name>.items[*]`.
+        """Compute the mean of each reward with its interval by prompt; elements of a list count as `reward/<name>.items[*]`.
 
         >>> one_n, nan = torch.zeros(2).long(), float("nan")
         >>> by_item = {"equals.items[0]": torch.tensor([1.0, 1.0]), "equals.items[1]": torch.tensor([0.0, nan])}
@@ -112,7 +112,7 @@ class Samples:
         return {name: interval for name, interval in intervals.items() if interval.value == interval.value}
 
     def _each(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """What is worked out of the first answer; of later ones the accuracy, and of the score what is about it."""
+        """Compute all figures of the first answer, the accuracy of later answers, and the figures of the score."""
         marks = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             values = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **marks)
@@ -127,7 +127,7 @@ class Samples:
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
     ) -> dict[str, Curve]:
-        """Accuracy against the number of samples (`measure.voting`) of the answers of one block, default the first.
+        """Compute accuracy against the number of samples (`measure.voting`) for the answers of one block, by default the first.
 
         Where completions have a score and state a confidence, `weighted` and `maxconf` are by what they state and
         `laser_weighted` and `laser_maxconf` by the score; where they have a score alone, it is their confidence.
@@ -145,7 +145,7 @@ class Samples:
         return curves
 
     def figures_and_votes(self) -> dict[str, float | None]:
-        """The figures, and the accuracy of a vote over all samples of a prompt, at most 16, as `majority@16`."""
+        """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
         size = self.most_votes(self.first)
         votes = self.votes(budgets=(size,), resamples=1) if size else {}  # seeds give the interval
         ways = ("majority", "weighted", f"{OF_SCORE}weighted")
@@ -171,7 +171,7 @@ class Samples:
 
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
-    """The figures that an evaluation cannot have, because nothing says where answer and confidence stand, and why.
+    """Return the figures that an evaluation cannot have, each with the reason.
 
     Args:
         layout: what completions are read by; one without any part, or None, is read as the task says.
@@ -237,7 +237,7 @@ def read_samples(folder: str | Path) -> Samples:
 def ended_runs(
     places: Mapping[str, Mapping[int, Path]],
 ) -> tuple[ByArm[dict[str, Any]], ByArm[Samples], ByArm[dict[str, float | None]]]:
-    """Summaries, samples and final figures of the runs that have ended, by arm and seed.
+    """Collect summaries, samples and final figures of the runs that have ended, by arm and seed.
 
     The figures have the accuracy of a vote beside them, where there is an evaluation file (`Samples.figures_and_votes`).
 

@@ -1,4 +1,4 @@
-"""From a recipe to its task, and from a folder to its model."""
+"""Build the task of a recipe, and load the model of a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
-    """The task of a recipe, read by the recipe's blocks: the embedded one (warm-started on first use) or a model and a dataset.
+    """Build the task of a recipe: the embedded one (warm-started on first use), or a model and a dataset.
 
     Prompts are written in the chat template of `model`, where that is not the one of the recipe, which is not looked for then.
     """
@@ -56,7 +56,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Where the model of a run folder lies, of a checkpoint of it or of a model folder, and the recipe that says its task."""
+    """Find the model in a run folder, a checkpoint or a model folder, and the recipe that says its task."""
     run = next((place for place in (folder, *run_above(folder)) if (place / "recipe.yaml").is_file()), None)
     place = folder / "model" if (folder / "model").is_dir() else folder
     if run == folder == place and not (folder / "config.json").is_file():
@@ -71,14 +71,14 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """The run that a model folder or a checkpoint lies in, by its name."""
+    """Return the run that a model folder or a checkpoint lies in, judged by its name."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )
 
 
 def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any, Any, Task]:
-    """Model and tokenizer of a local folder, and the task of a recipe, prompted as this model is; on as many threads as it says."""
+    """Load model and tokenizer of a local folder, and build the task of a recipe for this model."""
     torch.set_num_threads(recipe.threads)
     model, tokenizer = load_model(folder)
     start = task_start(recipe)
@@ -94,7 +94,7 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
-    """Model and tokenizer of a local folder; a DataError if it holds none."""
+    """Load model and tokenizer of a local folder; a DataError if it holds none."""
     quiet()
     try:
         own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

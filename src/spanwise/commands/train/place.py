@@ -1,4 +1,4 @@
-"""Where a run lies: its folder, the checkpoint that it goes on from, and what a full disk leaves of it."""
+"""The place of a run: its folder, the checkpoint that it resumes from, and what a full disk leaves of it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from spanwise.rollouts.folder import WRITES, check_free, is_first_rank, is_run, 
 
 
 def task_name(recipe: Recipe) -> str:
-    """What a run trains on: the task, or the dataset where its completions have blocks of their own."""
+    """Return the name of a run's task: the task, or the dataset if its completions have blocks of their own."""
     own = recipe.dataset is not None and recipe.own_layout is not None
     return Path(str(recipe.dataset).partition(":")[0]).stem if own else recipe.task
 
 
 def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:
-    """The folder of the run, and the checkpoint that it goes on from."""
+    """Return the folder of the run, and the checkpoint that it resumes from."""
     name = f"{task_name(recipe)}-{recipe.method}-{recipe.seed}"
     place = None if recipe.output is None else Path(recipe.output)
     if resume is None:
@@ -63,14 +63,14 @@ def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console
 
 
 def _run_of(checkpoint: Path) -> Path:
-    """The folder of the run that wrote a checkpoint, if it lies there still."""
+    """Return the folder of the run that wrote a checkpoint, if the checkpoint still lies in it."""
     return (checkpoint if len(checkpoint.parts) > 2 else checkpoint.resolve()).parent.parent
 
 
 def history_of(
     checkpoint: Path, asked: Mapping[str, Any], console: Console, *, per_batch: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The step of a checkpoint and the metrics of the run that wrote it, until then.
+    """Return the step of a checkpoint, and the metrics up to it from the run that wrote it.
 
     A DataError if it was trained under another recipe (more steps may be asked for), or if a file of it is not the one that was
     written. A checkpoint of before that says no recipe of its own is held against the file of its run.
@@ -91,7 +91,7 @@ def history_of(
 
 
 def _length(before: Mapping[str, Any], asked: Mapping[str, Any]) -> set[str]:
-    """The field for how long a run lasts, where it may not be another: fewer steps, or a learning rate planned over all of them."""
+    """Return {"steps"} if the run must keep its number of steps: the learning rate is planned over it, or fewer are asked for."""
     planned = not asked["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     return {"steps"} if planned or asked["steps"] < before.get("steps", asked["steps"]) else set()
 
@@ -100,7 +100,7 @@ def _length(before: Mapping[str, Any], asked: Mapping[str, Any]) -> set[str]:
 def run_folder(
     recipe: Recipe, *, resume: str | None, overwrite: bool, console: Console
 ) -> Iterator[tuple[Path, Path | None]]:
-    """The folder of the run and the checkpoint that it goes on from; nobody else writes into the folder while the block lasts.
+    """Yield the folder of the run and the checkpoint that it resumes from; nobody else may write into the folder meanwhile.
 
     If the system refuses to write, whoever asked it to, the sentence says so and how to go on. The checkpoint that was being
     written goes, as it takes room and cannot be used; those before it stay.
@@ -120,7 +120,7 @@ def run_folder(
 
 
 def _stopped(run: Path, before: set[Path], error: Exception) -> str:
-    """Remove what is half written; what could not be written, and how to go on."""
+    """Remove half-written files; return the sentence on what could not be written and how to go on."""
     newest, faults = newest_checkpoint(run / "checkpoints")
     half_written = [place for name in faults if (place := run / "checkpoints" / name) not in before]
     named = error.filename if isinstance(error, OSError) else None

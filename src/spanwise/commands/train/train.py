@@ -1,4 +1,4 @@
-"""`train`: from a recipe to a trained model and its folder, and what is left behind while it goes on (`Recorder`)."""
+"""`train`: from a recipe to a trained model and its folder; the `Recorder` writes what is kept on the way."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train(
     overwrite: bool = False,
     title: str = "train",
 ) -> dict[str, Any]:
-    """Train as the recipe says; write the run's folder; return what `summary.json` holds.
+    """Train as the recipe says, write the run's folder, and return what `summary.json` holds.
 
     It is resumed only under the recipe of the checkpoint, save for what is watched and kept (`shared.folder.changed`).
     """
@@ -138,7 +138,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse loggers and options that nobody knows, and what would never begin, before anything is made."""
+    """Refuse unknown loggers and options, and a run that would never begin, before anything is built."""
     for mode in recipe.modes.values():
         mode.check_steps(recipe.steps)
     loggers = ["none", "all", *INTEGRATION_TO_CALLBACK]
@@ -162,7 +162,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
-    """The TRL configuration a recipe stands for; `recipe.trainer` has the last word."""
+    """Build the TRL configuration of a recipe; `recipe.trainer` has the last word."""
     if len(task.train) < recipe.prompts:  # TRL would end without a single step
         raise DataError(
             f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
@@ -208,7 +208,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
 
 
 class Recorder(BatchCallback):
-    """Follows a run: progress line, metrics, rollouts, evaluations.
+    """Follows a run: writes the progress line, metrics, rollouts and evaluations.
 
     Attributes:
         absent: figures that an evaluation of this run cannot have.
@@ -237,12 +237,12 @@ class Recorder(BatchCallback):
         self._warned: set[str] = set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure where the run starts from, unless the run that it resumes did."""
+        """Evaluate the policy before training, unless the resumed run did."""
         if not self.evaluations:
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Leave the files of modes behind, each once it is there; remember the scores of the batch, and count its tokens."""
+        """Write the files of modes once, remember the scores of the batch, and count its tokens."""
         if self.trainer.accelerator.is_main_process:
             files = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
             for name in files.keys() - self._of_modes:
@@ -254,7 +254,7 @@ class Recorder(BatchCallback):
             self.tokens += sum(tokens for _, tokens in everyone)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write the metrics of a step, show them, evaluate when it is time."""
+        """Write the metrics of a step, show them, and evaluate when it is due."""
         del state.log_history[:-1]  # metrics.jsonl has them, and a run of weeks has many
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
@@ -270,7 +270,7 @@ class Recorder(BatchCallback):
             self._evaluate(step)
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
-        """Evaluate the final model and put the run into one dictionary.
+        """Evaluate the final model, and sum up the run in one dictionary.
 
         Of a resumed run, the seconds and speeds are those since it was resumed; where it does not know its first evaluation, the
         figures of `start` are None.
@@ -303,7 +303,7 @@ class Recorder(BatchCallback):
         }
 
     def _batch_figures(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Accuracy, ECE and malformed share of the generation batch just trained on."""
+        """Return accuracy, ECE and the share of malformed completions of the last generation batch."""
         values: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
         names = self._scores.names if self._scores else ()
         if self._scores and "correct" in names:
@@ -313,7 +313,7 @@ class Recorder(BatchCallback):
         return values
 
     def _evaluate(self, step: int) -> None:
-        """Measure the policy and say what is wrong, each thing once and with its usual cause; the start may be what it is."""
+        """Evaluate the policy, and warn of each problem once, with its usual cause; not at the start."""
         samples = self._measure(2)
         values = samples.figures()
         self.evaluations.append({"step": step, **values})
@@ -326,7 +326,7 @@ class Recorder(BatchCallback):
         self._warned |= set(wrong)
 
     def _measure(self, samples: int) -> Samples:
-        """Evaluate the policy; its scores are read once the trainer knows what they are counted from."""
+        """Evaluate the policy; its scores are read only once the trainer knows their reference."""
         trainer = self.trainer
         return evaluate(
             trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,
@@ -336,13 +336,13 @@ class Recorder(BatchCallback):
 
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
-    """The bounds of the mean rewards, as a part of a line of metrics; nothing where there are none."""
+    """Return the bounds of the mean rewards as part of a line of metrics; nothing without rewards."""
     intervals = {name: [one.low, one.high] for name, one in samples.mean_rewards().items() if one.low == one.low}
     return {"intervals": intervals} if intervals else {}
 
 
 def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:
-    """ECE of a batch, of the confidences that its scorer read."""
+    """Compute the ECE of a batch from the confidences that its reward read."""
     if scores.stated_nm is None:
         return None
     right_n, stated_n = scores.reward_nm[:, correct], scores.stated_nm[:, report]
