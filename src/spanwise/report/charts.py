@@ -40,7 +40,7 @@ def curves(
     floor: float | None = None,
     height: int = 225,
 ) -> Drawn:
-    """Draw lines over `x` from rows of `x`, `value`, `series`, with a band from `low` to `high`; values below `floor` are cut off."""
+    """Draw lines of rows of `x`, `value`, `series`, with a band from `low` to `high`; values below `floor` are cut off."""
 
     def drawn(part: Rows) -> alt.Chart:
         return _chart(part).encode(x=_x("x", x), color=_color(names))
