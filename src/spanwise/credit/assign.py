@@ -1,4 +1,4 @@
-"""`assign`: from the rewards of every objective to the credit of every block, by any method, and why a credit is exactly 0."""
+"""`assign`: turn the rewards of every objective into the credit of every block, with the reason wherever it is exactly 0."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def assign(
 
 
 def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """What the objectives say, by the names under which methods ask for it, and the outcomes that any of them is given."""
+    """Collect what the objectives say, under the names that methods ask for, and the outcomes that any objective is given."""
     names: dict[str, int] = {}
     given_k = [[names.setdefault(name, len(names)) for name in objective.outcomes] for objective in objectives]
     values = {name: scores.outcome(name).double() for name in names}
@@ -207,7 +207,7 @@ def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
 def _over_tokens(
     ask: Callable[..., tuple[Tensor, Any]], data: Mapping[str, Any], streams: Streams | None, stop_n: Float[Tensor, " n"]
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """The method once per stream, and the weighted sum of what it gives tokens and decisions to stop."""
+    """Run the method once per stream; return the weighted sum over streams for tokens and decisions to stop."""
     shape = data["block_nt"].shape
     if streams is None:
         return ask(data, shape)[0], stop_n
@@ -225,7 +225,7 @@ def _over_tokens(
 def _ask(
     chosen: Method, group_n: Tensor, options: Mapping[str, Any], data: Mapping[str, Any], shape: Sequence[int]
 ) -> tuple[Tensor, Comparison | None]:
-    """What the method gives, of the shape that its kind promises, and what it was compared with if it explains itself."""
+    """Call the method, check the shape of its result, and return it with its comparison if it explains itself."""
     result = call(chosen, group_n, data, options)
     adv, comparison = result if isinstance(result, Explained) else (result, None)
     if not isinstance(adv, Tensor) or adv.shape != shape:
@@ -239,7 +239,7 @@ def _ask(
 
 
 def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call a method's function with what its parameters ask for by name; `Explained` if it explains what it gives.
+    """Call a method's function with the inputs that its parameters name; the result is `Explained` if the method explains it.
 
     Raises:
         RecipeError: it needs something that is not there, or has no such option.
@@ -279,7 +279,7 @@ def objective_reasons(
     *,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """The comparison of each objective's `value_nm`, with its reasons as exact as statuses, verdicts and weights make them."""
+    """Return the comparison of each objective with exact reasons, from statuses, verdicts and weights."""
     reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), _missing(scores, truncated_n), comparison.reason_nm)
     for m, objective in enumerate(objectives):
         reason_nm[:, m] = _verdict(objective, value_nm[:, m], reason_nm[:, m], comparison.worth_nm[:, m])
@@ -298,7 +298,7 @@ def sum_reasons(
     grouped: bool,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """The comparison of the sum of all objectives, in groups or the whole batch, and which of them its reasons are about."""
+    """Return the comparison of the objectives' sum, and the objective that each reason is about."""
     set_n = group_n if grouped else torch.zeros_like(group_n)
     reason_n, about_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
     everyone = moments(comparison.worth_nm[:, 0], set_n)
@@ -325,7 +325,7 @@ def sum_reasons(
 
 
 def _missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
-    """Why each reward would not be there."""
+    """Return the reason for each reward that is not there."""
     reason_nm = torch.full(scores.status_nm.shape, int(Zero.ABSENT), device=scores.status_nm.device)
     if truncated_n is not None:
         reason_nm[truncated_n] = int(Zero.TRUNCATED)
@@ -335,7 +335,7 @@ def _missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
 
 
 def _verdict(objective: Objective, value_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
-    """All right or all wrong in place of all equal, where a reward is a verdict: 1 and 0, and it is not judged by another one."""
+    """Replace "all equal" by "all right" or "all wrong" if the reward is a verdict of 1 and 0."""
     verdict_n = (value_n == 0) | (value_n == 1) | value_n.isnan()
     if judge_of(objective) is not None or not bool(verdict_n.all()):
         return reason_n

@@ -1,4 +1,4 @@
-"""The baselines none, batch, group, outcome and blended: what is subtracted from one reward."""
+"""The baselines none, batch, group, outcome and blended, each subtracted from one reward."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def advantage_columns(
     by_column: Mapping[str, Sequence[Any] | None],
     **options: Any,
 ) -> Explained:
-    """`advantage` of each column of rewards, under options of its own (None: the default) and those of all."""
+    """Apply `advantage` to each column of rewards, with shared options and options of its own."""
     own = {name: values for name, values in by_column.items() if values is not None}
     each = [
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in own.items()}, **options)
@@ -220,7 +220,7 @@ def advantage_columns(
 
 
 def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
-    """The outcomes that a baseline goes by, as columns; none where it goes by none."""
+    """Return the outcomes that a baseline is given, as columns; none if it is given none."""
     if baseline in ("none", "batch", "group"):
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
@@ -231,7 +231,7 @@ def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Floa
 
 
 def _blended(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
-    """Rewards and stand-ins minus the blended baseline; who is alone in its prompt borrows from the same outcomes of others."""
+    """Subtract the blended baseline from rewards and stand-ins; a completion alone in its prompt borrows from other prompts."""
     own, all_ = (
         compare_in_strata(reward_n, refine(who_n, outcome_no)).comparison for who_n in (group_n, torch.zeros_like(group_n))
     )
@@ -317,7 +317,7 @@ def blended_baseline(
 
 
 def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Tensor, rescored_n: Tensor | None) -> Tensor:
-    """The baseline of the completions `here_n`, which share their outcomes."""
+    """Compute the baseline of the completions `here_n`, which share their outcomes."""
     present = reward_n[here_n & ~reward_n.isnan()]
     low = present.min() if len(present) else 0.0  # sums of equal numbers must stay exact
     own_n = torch.where(here_n, reward_n - low, torch.nan)
@@ -351,7 +351,7 @@ def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Ten
 
 
 def _rescored(own: Moments, other: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
-    """The estimate `x` and its variance: the prompt's other-outcome completions, judged by this outcome."""
+    """Compute the estimate `x` and its variance: the prompt's completions of other outcomes, judged by this outcome."""
     other_noise_s = other.pooled_variance_elsewhere()
     other_noise_s = torch.where(other_noise_s.isnan(), noise_s, other_noise_s)
     gap_s = own.mean_s - other.mean_s  # NaN where the prompt lacks one of the outcomes
@@ -368,7 +368,7 @@ def _rescored(own: Moments, other: Moments, noise_s: Tensor) -> tuple[Tensor, Te
 def excess_variance_elsewhere(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    r"""How far a new stratum's mean lies from the average of the P other ones, sampling noise left out, for each stratum.
+    r"""Estimate the variance between the means of the P other strata, without sampling noise.
 
     Equation
         t2[s] (1 + 1/P),  t2[s] = max(0, var(means of the others, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
@@ -391,7 +391,7 @@ def excess_variance_elsewhere(
 
 
 def precision_mean(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
-    """Mix E estimates of one quantity by their precisions 1/variance; a NaN estimate or variance takes no part.
+    """Average E estimates of one quantity, weighted by 1/variance; NaN estimates or variances are left out.
 
     Returns NaN where no estimate takes part. Variances must be positive.
 

@@ -1,4 +1,4 @@
-"""The backward recursion behind every temporal estimator: masked tokens are carried over, their values are never read.
+"""The backward recursion of every temporal estimator: it skips masked tokens and never reads their values.
 
 Fast because it works on blocks of tokens that stay in the cache, laid out time first, with one in-place operation per token.
 """
@@ -33,7 +33,7 @@ def lambda_advantage(
     boundary_nt: Bool[Tensor, "n t"] | None = None,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""Run the recursion that GAE (every token a boundary) and SAE (some are) share.
+    r"""Run the recursion of GAE (every token is a boundary) and of SAE (some tokens are).
 
     Equation
         A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
@@ -85,7 +85,7 @@ def lambda_advantage(
 
 
 def _blocks(n: int, t: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of completions and tokens that stay in the cache, the last tokens first."""
+    """Yield blocks of completions and tokens that fit the cache, the last tokens first."""
     height = max(1, min(n, _ROWS))
     width = max(_BLOCK // height, 32)
     for first in range(0, n, height):
@@ -94,7 +94,7 @@ def _blocks(n: int, t: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _carry(term: Tensor, factor: Tensor, ahead_n: Tensor) -> Tensor:
-    """Q[t] = term[t] + factor[t] Q[t+1] inside a block; Q[t+1] takes the place of `term`, the first Q that of `ahead_n`."""
+    """Compute Q[t] = term[t] + factor[t] Q[t+1] inside a block, in place; `ahead_n` gets the first Q."""
     carried_bn, factors = torch.cat([term.t(), ahead_n[None]]), factor.t().contiguous().unbind(0)
     carried = carried_bn.unbind(0)
     for t in reversed(range(len(factors))):
@@ -104,7 +104,7 @@ def _carry(term: Tensor, factor: Tensor, ahead_n: Tensor) -> Tensor:
 
 
 def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) -> Float[Tensor, " n"]:
-    r"""The lambda whose memory is a fixed share of the completion.
+    r"""Return the lambda whose memory is a fixed share of the completion.
 
     Equation
         lam[i] = max(0, 1 - 1 / (alpha length[i]))
@@ -134,7 +134,7 @@ def bootstrap_values(
     truncated: Literal["terminal", "bootstrap", "mask"] = "terminal",
     value_end_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, " n"]:
-    """What stands behind the last token of each completion, for `bootstrap_n` of `gae` and `sae`.
+    """Return the value after the last token of each completion, for `bootstrap_n` of `gae` and `sae`.
 
     Args:
         truncated_n: the completions that ran out of tokens.
@@ -155,7 +155,7 @@ def bootstrap_values(
 
 
 def _check_values(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor) -> None:
-    """Refuse a value that is not finite at a trainable token; one cheap look: a sum is finite only if every member is."""
+    """Refuse a value that is not finite at a trainable token; the sum tells quickly whether all are finite."""
     if value_nt is None or bool(advantage_nt.sum().isfinite()):
         return
     if place := first_of(mask_nt & ~value_nt.isfinite()):

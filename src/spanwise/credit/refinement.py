@@ -1,4 +1,4 @@
-"""`Refinement`: token advantages in, token advantages out, after a method has credited blocks, completions or tokens."""
+"""`Refinement`: a stage that changes the advantages of tokens after a method has given credit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.types import Credit
 
 @dataclass(frozen=True)
 class Refinement:
-    """How the advantages of tokens are refined once a method has credited them.
+    """A method that changes the advantages of tokens, with its options.
 
     Attributes:
         method: name of a method of kind "refinement", such as `ktae` or `oar`.
@@ -60,7 +60,7 @@ class Refinement:
 
     @staticmethod
     def of(written: Any) -> Refinement:
-        """What a recipe's `refine:` says: a name, or a mapping with the fields of `Refinement`.
+        """Build the refinement from a recipe's `refine:`, a name or a mapping of fields.
 
         Raises:
             RecipeError: an unknown field, with a suggestion, or no method.
@@ -81,7 +81,7 @@ class Refinement:
         return Refinement(**given)
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a scheme whose rows are no completions, an objective that is not there, and options that would do nothing."""
+        """Refuse a scheme of turns, an objective that does not exist, and options without effect."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"refine changes the tokens of whole completions, and method '{scheme.method}' credits turns here. Leave refine "
@@ -92,12 +92,12 @@ class Refinement:
         self.entry.check_options(self.options)
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse batches without what the method reads."""
+        """Refuse batches that lack what the method reads."""
         if lacking := self.entry.lacking(provided):
             raise RecipeError(f"refine: '{self.method}' needs {lacking}, which is not there. Leave refine out.")
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """The credit of method and modes with what this adds to the advantage of each token; the decision to stop keeps its own.
+        """Add the refinement to the advantage of each token; the credit for stopping stays as it is.
 
         Equation
             A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens
@@ -127,6 +127,6 @@ class Refinement:
         return replace(credit, refined_nt=new_nt - data["adv_nt"])
 
     def plain(self) -> dict[str, Any]:
-        """The refinement as plain data, ready for YAML."""
+        """Return the refinement as plain data, ready for YAML."""
         section = {"method": self.method, "options": dict(self.options), "correct": self.correct}
         return {name: value for name, value in section.items() if value}

@@ -1,4 +1,4 @@
-"""The methods: every estimator by name, with what it needs, where it comes from, and the preset by which a recipe runs it."""
+"""The methods: every estimator by name, with its needs, its source, and the preset that a recipe runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """How a scheme runs a method when nothing but the method is named.
+    """The choices of a scheme that names nothing but the method.
 
     Attributes:
         whole: the completion is one block; otherwise the task's own blocks.
@@ -130,7 +130,7 @@ class Method:
                 raise RecipeError(f"Method '{self.name}': {unknown('property', name, PROPERTIES)}")
 
     def of_a_run(self) -> Method:
-        """The method as a run has it: one that remembers earlier batches has a memory of its own.
+        """Return the method for one run; a method that remembers earlier batches gets a memory of its own.
 
         Example:
             >>> METHODS["ha_dw"].stateful, METHODS["ha_dw"].of_a_run().stateful
@@ -145,42 +145,42 @@ class Method:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """All names in its signature, in order."""
+        """The names of all parameters, in order."""
         return tuple(self._parameters)
 
     @cached_property
     def required(self) -> tuple[str, ...]:
-        """The inputs it cannot do without."""
+        """The inputs that the method cannot do without."""
         return tuple(name for name, p in self._parameters.items() if p.default is p.empty)
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        """The inputs it cannot do without, beside rewards and prompt ids."""
+        """The inputs that the method cannot do without, beside rewards and prompt ids."""
         return tuple(name for name in self.required if name not in _COMPARED)
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """The fields of a `Batch` that it cannot do without."""
+        """The fields of `Batch` that the method cannot do without."""
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:
-        """What it needs and a batch does not provide, in words; empty if nothing."""
+        """Say in words which needed inputs a batch does not provide; empty if none is lacking."""
         return " and ".join(_WORDS.get(name, name) for name in sorted(self.fields - {*provided}))
 
     @cached_property
     def reads_values(self) -> bool:
-        """Whether it runs over tokens and reads the values of a critic, once per stream (`Scheme.values`)."""
+        """Whether the method runs over tokens and reads a critic's values, once per stream (`Scheme.values`)."""
         return self.kind == "token" and "value_nt" in self.needs
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """Its keyword parameters with their defaults."""
+        """The keyword parameters with their defaults."""
         parameters = self._parameters.items()
         return {name: p.default for name, p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
 
     @cached_property
     def takes_everything(self) -> bool:
-        """Whether it takes `**anything`: it is handed all there is."""
+        """Whether the estimator takes `**anything`, and so gets all inputs."""
         return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.estimator).parameters.values())
 
     @property
@@ -190,11 +190,11 @@ class Method:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Those of its settings that a user chooses, with their defaults: neither facts nor tensors."""
+        """The settings that a user may choose, with their defaults."""
         return {name: value for name, value in self.settings.items() if name not in FACTS and not _INDEXED.search(name)}
 
     def check_names(self, options: Collection[str]) -> None:
-        """Refuse options that it does not have, with a `RecipeError`."""
+        """Refuse options that the method does not have, with a `RecipeError`."""
         for name in options:
             if name not in self.options:
                 is_of_objective = name in ("baseline", "scale", "back_off") and "baseline" in self.inputs
@@ -204,7 +204,7 @@ class Method:
                 )
 
     def check_options(self, options: Mapping[str, Any], **says: list[Any]) -> None:
-        """Refuse options that it does not have, that cannot be, or that it would not look at, with a `RecipeError`.
+        """Refuse options that are unknown, impossible or without effect, with a `RecipeError`.
 
         Args:
             options: what is chosen.
@@ -237,7 +237,7 @@ METHODS: Registry[Method] = Registry(
 
 
 def method(name: str) -> Method:
-    """The method called `name`, from here or from an installed plug-in; a RecipeError with a suggestion if there is none.
+    """Return the method called `name`, ours or a plug-in's; a RecipeError suggests the nearest name.
 
     Example:
         >>> method("rloo").kind
@@ -250,7 +250,7 @@ def method(name: str) -> Method:
 
 
 def outcome_methods() -> tuple[str, ...]:
-    """Names of the methods that turn one reward per completion into one advantage, and so work on whole trajectories.
+    """Return the names of the methods that need one reward per completion and nothing else.
 
     >>> {"dr_grpo", "grpo"} <= set(outcome_methods())
     True
@@ -264,7 +264,7 @@ WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
 def states_confidence(layout: Layout) -> bool:
-    """Whether the last block states a confidence; if not, it is a second attempt.
+    """Whether the last block states a confidence; otherwise it is a second attempt.
 
     >>> states_confidence(Layout({"first": ["answer"], "second": ["answer"]}))
     False
@@ -275,7 +275,7 @@ def states_confidence(layout: Layout) -> bool:
 def preset_rule(
     chosen: Method, task: Layout, calibration: str | None, baseline: BaselineName | None
 ) -> tuple[Layout, tuple[Objective, ...]]:
-    """The layout and the objectives of a method's preset; a change that its objectives have no use for is refused.
+    """Return the layout and objectives of a method's preset; refuse a change that would have no effect.
 
     The layout is the task's, or all of its marks in one block for a method that credits whole completions.
     """
@@ -296,7 +296,7 @@ def preset_rule(
 def preset_objectives(
     chosen: Method, layout: Layout, *, calibration: str = "brier", baseline: BaselineName | None = None
 ) -> tuple[Objective, ...]:
-    """The objectives of a method: correctness pays the first block, a second objective the last one, well-formed tags each block.
+    """Return a method's objectives: correctness pays the first block, a second one the last, well-formed tags each block.
 
     The second objective is a calibration score where the last block states a confidence, else the reward of a second attempt. A
     method that gives a completion one number pays it to every block. Tags are paid where the preset says so.

@@ -1,4 +1,4 @@
-"""Rewards and credit on tokens: the streams that a critic's recursion runs over, and `spread`, from credit to advantages."""
+"""Rewards and credit on tokens: the streams of a critic's recursion, and `spread`, from credit to advantages."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: n
 
 
 def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
-    """Where the completion itself left out what the reward needs; a check that failed is not its doing."""
+    """Mark the rewards that are missing because the completion left something out; a failed check is not its doing."""
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
 def completed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """The rewards, and what stands for those that the completion left out; NaN where nothing does."""
+    """Return the rewards, with `if_missing` for those that the completion left out, and NaN without one."""
     stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
     return torch.where(left_out(scores), stand_in_m, scores.reward_nm)
 
 
 def weights(objectives: Sequence[Objective], like: Tensor) -> Float[Tensor, " m"]:
-    """The weight of each objective, in the dtype of a tensor."""
+    """Return the weight of each objective, in the dtype of a tensor."""
     return like.new_tensor([objective.weight for objective in objectives])
 
 
 def summed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n"]:
-    """The weighted sum of the rewards; what is left out stands for `if_missing`, NaN where one that weighs has no number."""
+    """Return the weighted sum of the rewards; NaN if a reward with a weight has no number."""
     return weighted(completed(scores, objectives), weights(objectives, scores.reward_nm)).sum(dim=1)
 
 
 def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
-    """Which blocks each objective pays."""
+    """Return which blocks each objective pays."""
     for objective in objectives:
         if lost := [name for name in objective.pays if name not in block_names]:
             raise RecipeError(
@@ -57,7 +57,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """What a critic's values are of: as it is said, else per objective where objectives pay different blocks."""
+    """Return what a critic's values are of: as given, or "objective" if objectives pay different blocks."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -65,7 +65,7 @@ def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) 
 
 
 def stream_names(objectives: Sequence[Objective], values: ValuesName | None) -> tuple[str, ...]:
-    """What each value of the critic is of, in order: the return, or each objective.
+    """Return what each value of the critic is of, in order: the return, or each objective.
 
     >>> stream_names([Objective("correct", pays="a"), Objective("brier", pays="a")], None)
     ('return',)
@@ -77,7 +77,7 @@ def stream_names(objectives: Sequence[Objective], values: ValuesName | None) -> 
 
 @dataclass(frozen=True)
 class Streams:
-    """The tokens that a recursion runs over, the rewards that lie on them, and whose values it reads.
+    """The tokens of each recursion, the rewards on them, and the values that it reads.
 
     Attributes:
         names: what each value of the critic is of.
@@ -98,7 +98,7 @@ class Streams:
     def inputs(
         self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """What `gae`, `sae` and `value_target` are called with, stream by stream.
+        """Yield the inputs of `gae`, `sae` and `value_target`, stream by stream.
 
         Args:
             value_nt: (N, T), or (N, T, S) with one value per stream. None: none is given.
@@ -126,7 +126,7 @@ class Streams:
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **own}
 
     def _by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
-        """The values with the streams as their last axis; another number of values than there are streams is refused."""
+        """Return the values with streams as the last axis; refuse another number of values than streams."""
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(f"{what} is {tuple(value.shape)} and the completions are {shape}; give one value to each.")
         value = value if value.dim() > len(shape) else value[..., None]
@@ -209,7 +209,7 @@ def reward_streams(
 
 
 def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
-    """The last token of each completion that has the flag (0 if there is none), and whether there is one."""
+    """Return the last token of each completion that has the flag (0 if none), and whether there is one."""
     some_n = flag_nt.any(dim=1)
     if not flag_nt.shape[1]:
         return some_n.long(), some_n
@@ -218,7 +218,7 @@ def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
 
 
 def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """A reward of the whole completion on its last trainable token, 0 at every other one.
+    """Put the reward of each completion on its last trainable token, and 0 on all others.
 
     >>> on_last_token(torch.tensor([2.0]), torch.tensor([[True, True, False]]))
     tensor([[0., 2., 0.]])
@@ -333,7 +333,7 @@ def spread_tokens(
 
 
 def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
-    """Credit the last trainable token of each completion with the decision to stop."""
+    """Add the credit for stopping to the last trainable token of each completion."""
     row_n = (spans.present_nk.any(dim=1) & (stop_n != 0)).nonzero()[:, 0]
     if len(row_n):
         advantage_nt[row_n, spans.end_nk[row_n].amax(dim=1) - 1] += stop_n[row_n].to(advantage_nt.dtype)
@@ -341,7 +341,7 @@ def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
 
 
 def _size(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
-    """What the credit of each block is divided by; never 0."""
+    """Return the number that the credit of each block is divided by; never 0."""
     if isinstance(per, Tensor):
         return torch.where(per > 0, per, 1.0).to(length_nk.device, torch.float64)[:, None].expand(length_nk.shape)
     if per == "block":
@@ -356,7 +356,7 @@ def _size(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
 def to_tokens(
     advantage_n: Float[Tensor, " n"], mask_nt: Shaped[Tensor, "n t"], *, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "n t"]:
-    """Give every trainable token the advantage of its completion, as the trainers' own estimators do; exactly 0 elsewhere.
+    """Give every trainable token the advantage of its completion, as trainers' own estimators do; exactly 0 elsewhere.
 
     Args:
         advantage_n: one advantage per completion.
@@ -415,7 +415,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 
 def fresh(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialised memory, on the CPU through NumPy: it asks Linux for huge pages where an array is large.
+    """Allocate memory without filling it; large arrays on the CPU come from NumPy, which asks Linux for huge pages.
 
     Half of the time of an estimator over a large batch is the first touch of its result, page by page; with huge pages that part
     shrinks to a tenth.

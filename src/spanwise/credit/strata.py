@@ -1,4 +1,4 @@
-"""What was compared with what: strata, their moments, and the comparison of each number. Only here is divided by a group's moment.
+"""Strata, their moments, and what each number was compared with; the only module that divides by a group's moment.
 
 A stratum is the set of completions that share what a baseline is given: nothing (the batch), the prompt (the group), the prompt
 and outcomes. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
@@ -27,7 +27,7 @@ _Inputs = ParamSpec("_Inputs")
 
 
 def first_of(wrong: Tensor) -> list[int]:
-    """The place of the first entry that is wrong; empty if none is.
+    """Return the indices of the first wrong entry; empty if there is none.
 
     >>> first_of(torch.tensor([[False, False], [False, True]]))
     [1, 1]
@@ -36,7 +36,7 @@ def first_of(wrong: Tensor) -> list[int]:
 
 
 def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "token") -> None:
-    """Refuse an infinite reward, before a sum or a mean makes something else of it; NaN is an absent one.
+    """Refuse an infinite reward before it enters a sum or a mean; NaN is an absent reward.
 
     >>> check_rewards(torch.tensor([1., float("nan"), float("-inf")]))
     Traceback (most recent call last):
@@ -53,7 +53,7 @@ def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "tok
 
 
 def check_mask(mask_nt: Tensor) -> None:
-    """Refuse a mask that is not boolean: as an index or a condition, 0 and 1 mean something else.
+    """Refuse a mask that is not boolean; 0 and 1 would be read as indices.
 
     >>> check_mask(torch.tensor([[1, 0]]))
     Traceback (most recent call last):
@@ -75,7 +75,7 @@ def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: st
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Refuse tensors that differ from the first one in size, along the indices that their names begin with; None is not there.
+    """Refuse tensors whose sizes differ from the first one's, along the indices in their names; None is skipped.
 
     >>> check_shapes(reward_nt=torch.zeros(2, 3), group_n=torch.zeros(2), value_nt=None, mask_nt=torch.zeros(2, 4))
     Traceback (most recent call last):
@@ -89,7 +89,7 @@ def check_shapes(**tensors: Tensor | None) -> None:
 
 
 class Explained(NamedTuple):
-    """What a method gives, and what each number was compared with.
+    """Advantages, and what each of them was compared with.
 
     Attributes:
         advantages: float64, one number per completion, or a column per objective.
@@ -107,13 +107,13 @@ class Explained(NamedTuple):
     comparison: Comparison
 
     def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
-        """This one where the mask is true, the other one elsewhere; both of one column."""
+        """Take this one where the mask is true, and the other one elsewhere; both have one column."""
         comparison = self.comparison.where(mask_n[:, None], other.comparison)
         return Explained(self.advantages.where(mask_n, other.advantages), comparison)
 
 
 def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
-    """Let a method that returns `Explained` be called for its advantages; `call_explained` still calls it for both.
+    """Let a method that returns `Explained` be called for its advantages alone; `call_explained` gets both.
 
     Example:
         >>> import torch
@@ -134,7 +134,7 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
 
 
 def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What a method returns with its comparison, if it `explains`; else what it returns."""
+    """Call a method; return its result with the comparison, if the method `explains` it."""
     if isinstance(estimator, functools.partial):
         return call_explained(estimator.func, *estimator.args, *args, **{**estimator.keywords, **kwargs})
     return getattr(estimator, "explained", estimator)(*args, **kwargs)
@@ -152,7 +152,7 @@ def comparison_of(
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
 ) -> Comparison:
-    """One column: who is alone has no baseline, and neither has a difference that cannot be divided (`divisor_n` is NaN)."""
+    """Build the comparison of one column; there is no baseline for a lone completion, nor if the divisor is NaN."""
     nothing_n = torch.zeros_like(worth_n, dtype=torch.long)
     known_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(nothing_n, int(Zero.NO_SCALE))
@@ -191,7 +191,7 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
 
 
 def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> Float[Tensor, "n m"]:
-    """Rewards times their weights; one of weight 0 is only logged, so that it adds 0 where it is absent (NaN), too.
+    """Multiply rewards by their weights; a reward of weight 0 adds 0 even if it is absent (NaN).
 
     >>> weighted(torch.tensor([[1.0, torch.nan], [torch.nan, 2.0]]), torch.tensor([0.5, 0.0]))
     tensor([[0.5000, 0.0000],
@@ -201,14 +201,14 @@ def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> 
 
 
 def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | None) -> Float[Tensor, " m"]:
-    """The weight of each reward in float64, 1 where none are given."""
+    """Return the weight of each reward in float64; 1 if none are given."""
     weight_m = torch.ones(reward_nm.shape[1]) if weight_m is None else weight_m
     check_counts(weight_m, "weights", reward_nm.T, "rewards", advice="one weight to each reward")
     return weight_m.double().to(reward_nm.device)
 
 
 def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
-    """Outcomes as columns; a vector is one.
+    """Return outcomes as columns; a vector becomes one column.
 
     >>> as_columns(torch.zeros(3)).shape
     torch.Size([3, 1])
@@ -289,7 +289,7 @@ class Moments:
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
-        """The value of each completion's stratum; `nowhere` where it has none (-1)."""
+        """Return a stratum's number for each completion; `nowhere` for completions in no stratum (-1)."""
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
@@ -352,7 +352,7 @@ def compare_in_strata(
     stand_in_n: Float[Tensor, " n"] | None = None,
     voter_n: Int[Tensor, " n"] | None = None,
 ) -> Explained:
-    r"""Subtract the stratum mean, divide by the stratum's standard deviation or mean if asked, and say so.
+    r"""Subtract the stratum mean, divide by its standard deviation or mean if asked, and return the comparison too.
 
     `centred` is the same for the advantages alone.
 
@@ -429,7 +429,7 @@ centred = explains(compare_in_strata)
 def _votes(
     value_n: Tensor, stratum_n: Tensor, voter_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How many voters each row's stratum has, the mean of their means, and the row minus the mean that it is compared with."""
+    """Count the voters of each row's stratum, average their means, and subtract the mean that a row is compared with."""
     ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
     own = moments(value_n, ballot_n)  # of each voter
     stratum_u = torch.full((len(own.count_s),), -1, dtype=torch.long, device=value_n.device)
@@ -450,7 +450,7 @@ def standardised(
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    r"""Standardise values over the whole batch, each counted `weight_n` times: the results, what was subtracted, the divisor.
+    r"""Standardise values over the whole batch with weights; return the results, the mean and the divisor.
 
     Equation
         A[i] = (v[i] - mean v if shift else v[i]) / divisor,  var = sum w (v - mean)^2 / (sum w - ddof)
@@ -503,7 +503,7 @@ def standardised_tokens(
 
 
 def _token_moments(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int]:
-    """Mean, sum of squared deviations and number of the values inside the mask."""
+    """Compute mean, sum of squared deviations and number of the values inside the mask."""
     mean, square, total = 0.0, 0.0, 0
     zero = value_nt.new_zeros(())
     # A few rows at a time, so that the float64 copies stay in the cache.
@@ -521,7 +521,7 @@ def _token_moments(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int
 
 
 def _divisor(square: float, total: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
-    """What deviations are divided by; 0 where there is no deviation or no degree of freedom."""
+    """Return what deviations are divided by; 0 if there is no deviation or no degree of freedom."""
     if square <= 0 or total <= max(ddof, 1):
         return 0.0
     variance = square / (total - ddof)

@@ -1,4 +1,4 @@
-"""`census`: which parts completions really have, beside those that a layout asks for: tags, fields, channels."""
+"""`census`: count the parts that completions really have, beside those of a layout: tags, fields, channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spanwise.segment.claims import SEGMENTERS
 
 @dataclass(frozen=True)
 class Census:
-    """In how many completions each part is.
+    """How many completions have each part.
 
     Attributes:
         size: completions that were looked at.
@@ -28,12 +28,12 @@ class Census:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """The marks of the layout that fewer than one completion in a hundred has."""
+        """The layout's marks that fewer than one completion in a hundred has."""
         return tuple(tag for tag, count in self.wanted.items() if count * 100 < self.size)
 
     @property
     def sentence(self) -> str:
-        """What is lacking and what is there instead; empty if nothing is lacking.
+        """Say which marks are lacking and what is there instead; empty if none is lacking.
 
         >>> census(["<plan>go</plan>"] * 3, ["answer", "plan"]).sentence
         '<answer> is in 0 of 3 completions; they do contain <plan> (3).'

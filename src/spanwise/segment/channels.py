@@ -1,4 +1,4 @@
-"""The segmenter `channels`: what a chat model thinks, calls and answers, by the tokens that its family writes for that.
+"""The segmenter `channels`: finds what a chat model thinks, calls and answers, by the special tokens of its family.
 
 Marks are `reasoning`, `tool_call` and `answer`. One table has the signs of Qwen, DeepSeek, GLM, Kimi and MiniMax (`<think>`,
 `<tool_call>` and their like), Llama 3 (`<|python_tag|>`), gpt-oss (harmony: a header with `<|channel|>`) and Mistral (`[THINK]`,
@@ -79,14 +79,14 @@ _KNOWN = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"|<
 
 
 def _said(text: str) -> list[str]:
-    """The channels that a text opens."""
+    """Return the channels that a text opens."""
     openings = [sign.encode() for sign in dict.fromkeys(_KNOWN.findall(text))]
     channels_there = [_OPENS[sign][0] if sign in _OPENS else _of_header(sign) for sign in openings]
     return list(dict.fromkeys((*channels_there, _ANSWER)))
 
 
 def _opening(mark: str) -> tuple[str, ...]:
-    """What a prompt ends with that has opened a channel."""
+    """Return the sign at the end of a prompt that has opened a channel."""
     channel = mark.removesuffix(EACH)
     header = ("<|channel|>analysis<|message|>",) if channel == _REASONING else ()
     return (*(opening for own, opening, _ in _PAIRS if own == channel), *header)
@@ -121,7 +121,7 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 class _Reader:
-    """One completion, read turn by turn, from sign to sign."""
+    """Reads one completion turn by turn, from sign to sign."""
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
@@ -133,7 +133,7 @@ class _Reader:
         self.last: dict[bytes, int] = {}  # where each sign of the turn stands last
 
     def run(self) -> list[tuple[str, int, tuple[int, int] | None]]:
-        """Each channel in order: which one, its first byte, and the bytes of what it says (None: cut off)."""
+        """Yield each channel in order: its name, its first byte, and the bytes of its content (None if cut off)."""
         ends = [place for place, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
         at = 0
         for place in (*ends, len(self.signs) - 1):
@@ -151,7 +151,7 @@ class _Reader:
         return self.stretches
 
     def _step(self, at: int) -> int:
-        """Read what a sign begins; the place of the sign after it."""
+        """Read what a sign begins, and return the place of the sign after it."""
         sign = self.signs[at]
         if sign.written in _CLOSES:
             self.fault |= Fault.ORDER
@@ -170,7 +170,7 @@ class _Reader:
         return at + 1
 
     def _answer(self, stop: int) -> None:
-        """What stands loose before a byte, if it is more than white space."""
+        """Yield the loose text before a byte as an answer, if it is more than white space."""
         if self.text[self.loose : stop].strip():
             self._add(_ANSWER, self.loose, (self.loose, stop))
             self.loose = stop
@@ -180,7 +180,7 @@ class _Reader:
         self.lead = None
 
     def _until(self, at: int, channel: str, start: int, inner: int, ends: Sequence[bytes], whole: bool) -> int:
-        """A channel up to the first of some signs; `whole`: it is complete without."""
+        """Read a channel up to the first of some signs; with `whole` it is complete without one."""
         whole = whole or any(self.last.get(end, at) > at for end in ends)
         self.fault |= 0 if whole else Fault.TRUNCATED
         place = first_of(self.signs, range(at + 1, self.end), ends if whole else _NEXT)
@@ -193,7 +193,7 @@ class _Reader:
         return place + closes
 
     def _message(self, at: int) -> int:
-        """A message of harmony, whose header says its channel."""
+        """Read a message of harmony, whose header names its channel."""
         sign, end = self.signs[at], self.signs[self.end]
         body = first_of(self.signs, range(at, self.end), (_MESSAGE,))
         if body == self.end:  # cut off in its header
@@ -210,7 +210,7 @@ class _Reader:
 
 
 def _of_header(header: bytes) -> str:
-    """The channel that a header of harmony says: whoever is written to is a tool."""
+    """Return the channel that a header of harmony names; a message with a recipient calls a tool."""
     if _TO.search(header):
         return _CALL
     return _REASONING if _ANALYSIS.search(header) else _ANSWER

@@ -1,4 +1,4 @@
-"""What finders see and say: `Sample`, the bytes of one completion; `Claim`, where a part lies; and the blocks that makes."""
+"""What finders return: `Sample`, the bytes of one completion; `Claim`, the place of a part; and the blocks made of claims."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Match = tuple[str, int, int, Inner | None]
 
 @dataclass(eq=False, slots=True)
 class Sample:
-    """One completion as a finder sees it: the trainable tokens alone, as if all others were deleted.
+    """One completion for a finder: only its trainable tokens, as if all others were deleted.
 
     Attributes:
         text: its bytes.
@@ -44,7 +44,7 @@ class Sample:
 
     @staticmethod
     def of(text: bytes) -> Sample:
-        """A completion whose every byte is a token.
+        """Build the sample of a completion in which every byte is a token.
 
         >>> Sample.of(b"abc").end_t
         array([1, 2, 3])
@@ -54,7 +54,7 @@ class Sample:
 
 
 class Claim(NamedTuple):
-    """Where one part lies, in bytes of a completion.
+    """The place of one part, in bytes of a completion.
 
     Attributes:
         part: of the layout.
@@ -79,7 +79,7 @@ class Claim(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a finder says of one completion: claims that do not overlap, or lie one inside the other, and what is wrong with it.
+    """The claims of a finder on one completion, which never overlap partly, and the completion's faults.
 
     Example:
         >>> Found([]).fault
@@ -131,7 +131,7 @@ SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), gr
 
 
 class Pieces(NamedTuple):
-    """One completion, cut into pieces that belong to blocks.
+    """One completion, cut into pieces that each belong to a block.
 
     Attributes:
         blocks: the block of each piece; a block may have several.
@@ -153,7 +153,7 @@ def taken(
     again: Literal["taken", "duplicate", "refused"],
     fault: int = 0,
 ) -> Found:
-    """Each match claimed for the part of its mark whose turn it is; `again`: what becomes of one after the last single part."""
+    """Assign each match to the next part of its mark; `again` says what happens after the last part."""
     claims: list[Claim] = []
     count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
@@ -172,7 +172,7 @@ def taken(
 
 
 def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
-    """The parts of each mark, which is written without `[*]` if it is to be bare."""
+    """Return the parts of each mark."""
     grouped: dict[str, list[Part]] = {}
     for part in parts:
         grouped.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
@@ -180,7 +180,7 @@ def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]
 
 
 def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
-    """The pieces that the claims on one completion make of it.
+    """Cut a completion into pieces by the claims on it.
 
     A claim inside another one takes its bytes out of it. Of two that overlap in part the one that begins first has its bytes, and
     the other is not there, with the fault NESTED. What nobody claims is the rest; without a block for it a piece runs on to the
@@ -204,13 +204,13 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
 
 
 def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> tuple[list[tuple[int, int]], list[Claim]]:
-    """Starts and blocks of the pieces, and the claims that have bytes of their own."""
+    """Return starts and blocks of the pieces, and the claims that have bytes of their own."""
     pieces, kept = [] if rest is None else [(0, rest)], list[Claim]()
     open_ends = iter([*[claim.start for claim in claims if claim.stop is None][1:], size])
     stack = [(size, rest)]
 
     def close(byte: int) -> None:
-        """End what ends at a byte or before it; what it lies in goes on."""
+        """Close the claims that end at a byte or before it; the claim around them goes on."""
         while len(stack) > 1 and stack[-1][0] <= byte:
             stop = stack.pop()[0]
             block = stack[-1][1]

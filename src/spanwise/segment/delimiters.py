@@ -1,4 +1,4 @@
-"""The segmenters `delimiters`, blocks between an opening and a closing sign of any spelling, and `regex`, blocks by a pattern.
+"""The segmenters `delimiters`, for blocks between two signs of any spelling, and `regex`, for blocks by a pattern.
 
 A mark of `delimiters` is `<think>...</think>`: the opening sign, three dots, the closing one. `### Answer:...` has no closing
 sign: the part runs on to the next opening sign of the layout. A sign that the tokenizer added beside its vocabulary is that token
@@ -46,7 +46,7 @@ _INSTEAD = {
 
 
 class Sign(NamedTuple):
-    """One sign in the text, and its bytes [start, end)."""
+    """One sign in the text: its number and its bytes [start, end)."""
 
     written: bytes
     start: int
@@ -54,7 +54,7 @@ class Sign(NamedTuple):
 
 
 def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
-    """A function that finds signs in a completion, from left to right, the longer one where two begin; the last one is its end.
+    """Return a function that finds signs in a completion from left to right, the longer one first; the last sign is its end.
 
     A sign that the tokenizer added beside its vocabulary is that token and nothing else: the same characters spelled in other
     tokens are text.
@@ -62,7 +62,7 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
 
     @lru_cache(maxsize=4)
     def compiled(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
-        """The ids that are signs, and what finds the signs that are spelled."""
+        """Return the ids that are signs, and a search for the signs that are spelled."""
         whole = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
         spelled = set(signs) - {vocabulary.pieces[index] for index in whole} - set(tokens_only if vocabulary.added else ())
         longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
@@ -84,12 +84,12 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
 
 
 def first_of(signs: Sequence[Sign], places: range, wanted: Collection[bytes]) -> int:
-    """The first of some places where a wanted sign stands; the place after them if there is none."""
+    """Return the first place where a wanted sign stands; the place after the last if there is none."""
     return next((place for place in places if signs[place].written in wanted), places.stop)
 
 
 def signs_of(mark: str) -> tuple[str, str]:
-    """The opening and the closing sign of a mark; the closing one may be empty."""
+    """Return the opening and the closing sign of a mark; the closing sign may be empty."""
     opening, dots, closing = mark.removesuffix(EACH).partition(_BETWEEN)
     if not dots or not opening:
         raise LayoutError(
@@ -100,13 +100,13 @@ def signs_of(mark: str) -> tuple[str, str]:
 
 
 def _opens(mark: str) -> tuple[str, ...]:
-    """What a prompt ends with that has opened a mark; a sign that closes as well tells nothing."""
+    """Return the signs at the end of a prompt that open a mark; a sign that also closes tells nothing."""
     opening, closing = signs_of(mark)
     return () if opening == closing else (opening,)
 
 
 def _says(text: str) -> list[str]:
-    """The pairs of tags in a text, as marks."""
+    """Return the pairs of tags in a text, as marks."""
     tags = _TAG_PAIR.findall(text)
     closed = {name for slash, name in tags if slash}
     return [f"<{name}>...</{name}>" for name in dict.fromkeys(name for slash, name in tags if not slash) if name in closed]
@@ -180,7 +180,7 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _compiled(mark: str) -> Any:
-    """The compiled pattern of bytes."""
+    """Compile a pattern of bytes."""
     try:
         import re2  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:

@@ -47,7 +47,7 @@ _LINE = re.compile(rb"^(?:[ \t]*+(`{3,}+|~{3,}+)| {0,3}+(#{1,6}+)(?![^ \t\r\n]))
 
 
 class Fence(NamedTuple):
-    """A fenced code block: its bytes with the fences and without, the first word after the opening one, and whether it ends."""
+    """A fenced code block: its bytes with and without the fences, the word after the opening fence, and whether it ends."""
 
     start: int
     stop: int
@@ -57,7 +57,7 @@ class Fence(NamedTuple):
 
 
 class Heading(NamedTuple):
-    """A heading: the bytes of its line, its level, what it says."""
+    """A heading: the bytes of its line, its level and its text."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class Heading(NamedTuple):
 
 
 def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
-    """The fenced code blocks of a text, one that never closes to the end, and the headings outside of them."""
+    """Return the fenced code blocks of a text, and the headings outside of them; an open block runs to the end."""
     blocks, titled, size = list[Fence](), list[Heading](), len(text)
     opening: re.Match[bytes] | None = None
     for match in _LINE.finditer(text):
@@ -118,7 +118,7 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _stops(titled: Sequence[Heading], size: int) -> list[int]:
-    """Where each section ends."""
+    """Return where each section ends."""
     stops: list[int] = []
     next_of = [size] * 8  # of each level, where the next heading starts that ends it
     for heading in reversed(titled):
@@ -191,7 +191,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _code_of(language: str, blocks: Sequence[Fence], size: int) -> list[tuple[int, int]]:
-    """The bytes that hold code of a language."""
+    """Return the bytes that hold code of a language."""
     if not blocks:
         return [(0, size)]
     return [
@@ -200,7 +200,7 @@ def _code_of(language: str, blocks: Sequence[Fence], size: int) -> list[tuple[in
 
 
 def _broken(root: Any, last_line: int) -> int:
-    """TRUNCATED if an error of syntax reaches into the last line, NESTED if there is one before it."""
+    """Return TRUNCATED if a syntax error reaches into the last line, NESTED if one lies before it."""
     fault, stack = 0, [root] if root.has_error else []
     while stack:
         node = stack.pop()
@@ -212,7 +212,7 @@ def _broken(root: Any, last_line: int) -> int:
 
 
 def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
-    """What finds the outermost nodes of a kind."""
+    """Return a function that finds the outermost nodes of a kind."""
     if kind == "statement":
         return lambda root: [_place(node) for node in root.named_children if not node.is_error and not node.is_extra]
     if kind == "docstring" and language == "python":
@@ -233,7 +233,7 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 
 def _outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
-    """Where the nodes lie that match, in order, without those inside of one; queries are quadratic in a node's children."""
+    """Return the places of the nodes that match, in order, without nested ones; queries are quadratic in a node's children."""
     places, stack = list[tuple[int, int, bool]](), [root]
     while stack:
         node = stack.pop()
@@ -246,7 +246,7 @@ def _outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, b
 
 
 def _docstring(node: Any) -> Any:
-    """The string that a module, a class or a function of Python starts with."""
+    """Return the string that a module, class or function of Python starts with."""
     if node.type not in ("module", "class_definition", "function_definition"):
         return None
     body = node if node.type == "module" else node.child_by_field_name("body")
@@ -260,7 +260,7 @@ def _place(node: Any) -> tuple[int, int, bool]:
 
 
 def _parser(language: str) -> Any:
-    """The parser of a language."""
+    """Return the parser of a language."""
     try:
         sitter = import_module("tree_sitter")
         package = import_module(f"tree_sitter_{language}")

@@ -1,4 +1,4 @@
-"""`find_blocks`: token ids in, the blocks of a layout out, exact to the byte; and the segmenter `tags`."""
+"""`find_blocks`: from token ids to the blocks of a layout, exact to the byte; and the segmenter `tags`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 
 
 def _cutter(layout: Layout) -> _Cutter:
-    """What cuts completions into the pieces of a layout."""
+    """Return a function that cuts completions into the pieces of a layout."""
     if layout.segmenters == ("tags",):
         parser = TagParser(layout)  # it knows more of its own order than claims can say, and reads text alone
         return lambda texts, _: [parser.parse(text)[0] for text in texts]
@@ -113,7 +113,7 @@ def _segment_rows(
     vocabulary: Vocabulary,
     first: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
-    """Segment some completions, with one pass over their tokens and one search for all of their boundaries.
+    """Segment some completions with one pass over their tokens and one search for all boundaries.
 
     Returns start, end, block of each token, fault and length, as `Spans` has them; and the texts.
     """
@@ -166,7 +166,7 @@ def _join(vocabulary: Vocabulary, ids: np.ndarray, completion: np.ndarray) -> tu
 
 
 def _logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
-    """The log-probabilities, if a segmenter of the layout asks for them."""
+    """Return the log-probabilities, if a segmenter of the layout reads them."""
     asking = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
     if asking is None:
         return None
@@ -201,7 +201,7 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 
 def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
-    """What a completion says, block by block."""
+    """Return the text of a completion, block by block."""
     pieces: dict[int, list[bytes]] = {}
     for k, start, stop in zip(one.blocks, one.starts, (*one.starts[1:], len(data)), strict=True):
         pieces.setdefault(k, []).append(data[start:stop])
@@ -230,7 +230,7 @@ class _Mark(NamedTuple):
 
 
 def _opened(text: str) -> list[str]:
-    """The tags that a text opens, without special tokens that look like tags."""
+    """Return the tags that a text opens, without special tokens that look like tags."""
     return [tag for tag in _TAG.findall(text) if tag not in _SPECIAL]
 
 
@@ -246,7 +246,7 @@ def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 class TagParser:
-    """Reads completions of one layout."""
+    """Reads the completions of one layout by their tags."""
 
     def __init__(self, layout: Layout, parts: Sequence[Part] | None = None) -> None:
         self._parts = list(layout.parts if parts is None else parts)
@@ -258,14 +258,14 @@ class TagParser:
         self._known = lru_cache(4096)(self._work_out)
 
     def find(self, sample: Sample) -> Found:
-        """The tags of a completion as claims, for layouts that other segmenters have a share in: each runs on to the next."""
+        """Return the tags of a completion as claims, each up to the next, for layouts that use other segmenters too."""
         pieces, starts = self.parse(sample.text)
         places = zip(self._parts, starts, strict=True)
         opened = [(part, at, pieces.contents.get((part.block, part.key))) for part, at in places if at is not None]
         return Found([Claim(part, at, None, inner) for part, at, inner in opened], pieces.fault)
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
-        """Find the blocks of a text, and where each part opens: in order, the first opening at or after the last match wins.
+        """Find the blocks of a text and the opening of each part: in order, the first opening at or after the last match.
 
         A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
         of these belongs to the first block of the layout. Without any match everything is the first block. A sequence of tags
@@ -280,7 +280,7 @@ class TagParser:
         return placed, [None if at is None else edges[at] for at in starts]
 
     def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """What a sequence of tags means, in places: 0 is the first byte, tag i lies at [2i + 1, 2i + 2)."""
+        """Work out a sequence of tags by places: 0 is the first byte, tag i lies at [2i + 1, 2i + 2)."""
         marks = [*self._before]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
@@ -303,7 +303,7 @@ class TagParser:
     def _judge(
         self, marks: Sequence[_Mark], matched: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
-        """What is wrong with the marks, the tags that open outside the order of the layout, and the last pair of each tag."""
+        """Return the faults of the marks, the tags outside the layout's order, and the last pair of each tag."""
         fault, opened, seen, misplaced = 0, set[str](), set[tuple[int, str]](), set[str]()
         pending: dict[tuple[int, str], int] = {}
         contents: dict[tuple[int, str], tuple[int, int]] = {}

@@ -59,7 +59,7 @@ class Vocabulary:
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bytes of every id, and how many they are."""
+        """The bytes of every id in one table, and their lengths."""
         return np.array(self.pieces, dtype=object), np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
     def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
@@ -89,7 +89,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> Vocabulary:
-        """Read the bytes of every id that a model can sample: often it has more embedding rows than its tokenizer has tokens.
+        """Read the bytes of every id that a model can sample, which are often more than its tokenizer has tokens.
 
         Args:
             tokenizer: see `from_tokenizer`.
@@ -163,7 +163,7 @@ def _check(vocabulary: Vocabulary, backend: Any) -> None:
 
 
 def _compile(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], Callable[[str], str]]:
-    """Turn a decoder's JSON into piece -> bytes and, for added tokens, the part of it that replaces characters."""
+    """Compile a decoder's JSON into a function from piece to bytes, and one for added tokens, which only replaces characters."""
     if decoder is None:
         raise DataError(
             f"The tokenizer has no decoder, so its text is joined with spaces that no token holds. Set one, for example "
@@ -194,7 +194,7 @@ def _compile(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes],
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, every other byte for a character from U+0100 on."""
+    """Return GPT-2's alphabet: printable Latin-1 is itself, every other byte a character from U+0100 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -20,7 +20,7 @@ from spanwise.registry import register
 
 
 class HistoryWeight:
-    r"""HA-DW as a run has it: call it once per batch with the options of `ha_dw`, save its state with the run.
+    r"""HA-DW with its memory: call it once per batch with the options of `ha_dw`, and save its state with the run.
 
     Equation
         anchor after a batch of mean reward y:  (1 - eta_t) anchor + eta_t y,  eta_t = eta * std of the last `window` anchors
@@ -45,7 +45,7 @@ class HistoryWeight:
 
     @property
     def anchor(self) -> float:
-        """The rate of success that the next batch is compared with, once there was a first one."""
+        """The success rate that the next batch is compared with; None before the first batch."""
         return self._anchors[-1]
 
     def explained(
@@ -62,7 +62,7 @@ class HistoryWeight:
         eps: float = 1e-6,
         min_stratum: int = 2,
     ) -> Explained:
-        """`ha_dw` of one batch, which then moves the anchor, unless all its rewards are absent.
+        """Apply `ha_dw` to one batch, then move the anchor, unless all rewards are absent.
 
         Args:
             reward_n, group_n, lambda_scale, ddof, eps, min_stratum: see `ha_dw`.
@@ -93,7 +93,7 @@ class HistoryWeight:
         self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * rate][-window:]
 
     def state_dict(self) -> dict[str, list[float]]:
-        """What a resumed run needs, as plain numbers; nothing before the first batch."""
+        """Return what a resumed run needs, as plain numbers; empty before the first batch."""
         return {"anchors": list(self._anchors), "rates": list(self._rates)} if self._anchors else {}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:

@@ -110,7 +110,7 @@ def value_target(
     lam: float | Float[Tensor, " n"] = 1.0,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""What the critic is fitted to: its value plus the GAE of a lambda of its own.
+    r"""Compute what the critic is fitted to: its value plus the GAE with a lambda of its own.
 
     Equation
         target[k] = V[k] + A_lam[k]; the return itself at lam = 1
@@ -225,7 +225,7 @@ class SaeSegments:
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
-        """Those of a method under its options; None where it knows no segments.
+        """Return the segments of a method under its options; None if it has no segments.
 
         >>> SaeSegments.of("gae", {}), SaeSegments.of("sae", {"threshold": 0.5})
         (None, SaeSegments(threshold=0.5, boundary='start'))
@@ -237,7 +237,7 @@ class SaeSegments:
         return SaeSegments(float(given["threshold"]), given["boundary"])
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """The tokens that `sae` bootstraps from; what a masked token and, under "start", the first one gets means nothing."""
+        """Mark the tokens that `sae` bootstraps from; masked tokens (and the first one, under "start") mean nothing."""
         if bool(logp_nt.sum().isnan()) and (place := first_of(logp_nt.isnan() & mask_nt)):  # one cheap look first
             i, t = place
             raise RewardError(
@@ -247,7 +247,7 @@ class SaeSegments:
         return unlikely_nt if self.boundary == "start" else _after(unlikely_nt, mask_nt)
 
     def opens(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """The tokens that count and that a segment starts with; the first one of a completion always does.
+        """Mark the trainable tokens that open a segment; the first token of a completion always does.
 
         >>> logp_nt = torch.tensor([[.9, .1, .9, .9]]).log()
         >>> mask_nt = torch.tensor([[True, True, False, True]])

@@ -145,7 +145,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
 
 
 def _nearest(state: str, firsts: list[SequenceMatcher], similarity: float) -> int:
-    """The number of the first text that this one resembles; a new one if there is none."""
+    """Return the number of the first known text that this one resembles, or a new number."""
     for number, matcher in enumerate(firsts):
         matcher.set_seq1(state)
         # Two cheap upper bounds of the ratio come first.

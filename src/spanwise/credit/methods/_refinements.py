@@ -104,7 +104,7 @@ def ktae(
 
 
 def _frequency(word_u: Tensor, side_u: Tensor, words: int, k1: float, b: float) -> Float[Tensor, " w"]:
-    """The term frequency of each word among the tokens of one side, the correct completions or the wrong ones."""
+    """Compute the term frequency of each word among the tokens of one side, the right or the wrong completions."""
     share_w = torch.bincount(word_u[side_u], minlength=words).double() / side_u.sum().clamp(min=1)
     length = float(side_u.sum()) / (len(side_u) / 2)
     return share_w * (k1 + 1) / (share_w + k1 * (1 - b + b * length)).clamp(min=1e-300)
@@ -113,14 +113,14 @@ def _frequency(word_u: Tensor, side_u: Tensor, words: int, k1: float, b: float) 
 def _direction(
     right_w: Tensor, wrong_w: Tensor, right_tf_w: Tensor, wrong_tf_w: Tensor, h3: float, floor: float
 ) -> Float[Tensor, " w"]:
-    """D of each word, from the share of completions that hold it and its term frequency, of both sides."""
+    """Compute D of each word from its term frequency and the share of completions that hold it, on both sides."""
     ratio_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
     return right_w.sqrt().asin() - wrong_w.sqrt().asin() + h3 * ratio_w
 
 
 @lru_cache(maxsize=256)
 def _tables(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
-    """exp(-2 p) of Fisher's test and the information gain, where `a` of the right and `b` of the wrong completions hold a token."""
+    """Compute exp(-2 p) of Fisher's test and the information gain, by the counts `a` of right and `b` of wrong completions."""
     a_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
     b_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     probability_ab = (_log_choose(right, a_ab) + _log_choose(wrong, b_ab) - _log_choose(right + wrong, a_ab + b_ab)).exp()
@@ -145,7 +145,7 @@ def _log_choose(n: int, k: Tensor) -> Tensor:
 
 
 def _entropy(x: Tensor, y: Tensor) -> Tensor:
-    """Entropy, in bits, of two counts; 0 where both are 0."""
+    """Compute the entropy of two counts, in bits; 0 if both are 0."""
     share = x / (x + y).clamp(min=1.0), y / (x + y).clamp(min=1.0)
     return -(torch.xlogy(share[0], share[0]) + torch.xlogy(share[1], share[1])) / math.log(2)
 

@@ -1,4 +1,4 @@
-"""Credit where every row is a turn of a rollout: one vote per rollout, and credit on each turn's own tokens.
+"""Credit for rows that are turns: each rollout has one vote, and each turn is paid on its own tokens.
 
 A reward is a fact of the rollout, which all its turns share, or of one turn; see `Objective.scope`.
 """
@@ -28,7 +28,7 @@ OutcomeName = Literal["last", "sum"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """Where each step row stands in its trajectory.
+    """The place of each row in its trajectory.
 
     Attributes:
         index_s: dense trajectory of each row, 0..J-1 in the order of `trajectory_s.unique()`.
@@ -52,14 +52,14 @@ class Timeline:
         return self.last_with(self.left_s == 0)
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
-        """The row of each trajectory's last step with the flag; its last step where none has it."""
+        """The row of each trajectory's last step that has the flag; its last step if none has it."""
         order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         order = order[self.index_s[order].argsort(stable=True)]
         size_j = self.index_s.bincount()
         return order[size_j.cumsum(dim=0) - size_j]
 
     def backward_sum(self, value_s: Float[Tensor, " s"], *, decay: float) -> Float[Tensor, " s"]:
-        """Float64 sum of the values from each step to the end of its trajectory, weighted by decay^distance; NaN spreads back."""
+        """Sum the values from each step to the end in float64, weighted by decay^distance; NaN spreads backwards."""
         total_s = value_s.double().clone()
         by_left_s, count_w = self.left_s.argsort(stable=True), self.left_s.bincount()
         for rows in by_left_s.split(count_w.tolist())[1:]:
@@ -69,12 +69,12 @@ class Timeline:
         return total_s
 
     def added(self, value_s: Tensor) -> Tensor:
-        """The sum of each trajectory's whole numbers or flags, one or a row of them."""
+        """Sum the whole numbers or flags of each trajectory, for one column or several."""
         total_j = torch.zeros((len(self.index_s.unique()), *value_s.shape[1:]), dtype=torch.long, device=value_s.device)
         return total_j.index_add(0, self.index_s, value_s.long())
 
     def outcome(self, reward_s: Float[Tensor, " s"], reward: OutcomeName) -> Float[Tensor, " j"]:
-        """The reward of each trajectory's last step, or the sum over its steps, however these are laid out in rows.
+        """Return the reward of each trajectory's last step, or the sum over its steps.
 
         >>> times, reward_s = timeline(torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0])), torch.tensor([1.0, 5.0, 2.0])
         >>> times.outcome(reward_s, "last"), times.outcome(reward_s, "sum")
@@ -84,14 +84,14 @@ class Timeline:
         return reward_s[self.last_j].double() if reward == "last" else self.totals(reward_s)
 
     def totals(self, value_s: Tensor) -> Float[Tensor, " j"]:
-        """Exactly rounded sums: equal totals stay equal whatever the order of their parts, so constant groups stay constant."""
+        """Sum exactly, so that equal totals stay equal in any order and constant groups stay constant."""
         parts: list[list[float]] = [[] for _ in self.last_j]
         for j, value in zip(self.index_s.tolist(), value_s.tolist(), strict=True):
             parts[j].append(value)
         return torch.tensor([math.fsum(values) for values in parts], dtype=torch.float64, device=value_s.device)
 
     def groups(self, group_s: Int[Tensor, " s"] | Sequence[Hashable]) -> Int[Tensor, " j"]:
-        """The dense group of each trajectory, each of which has one."""
+        """Return the dense group of each trajectory."""
         index_s, named = group_index(group_s), _plain(group_s)
         own_s = self.last_j[self.index_s]
         if stray := first_of(index_s != index_s[own_s]):
@@ -239,7 +239,7 @@ def assign_turns(
 
 
 def _refuse_split(line: Timeline, chosen: Method) -> None:
-    """Refuse a method that runs over tokens where a rollout is not one row."""
+    """Refuse a method over tokens if a rollout is more than one row."""
     split_s = line.left_s > 0
     if bool(split_s.any()):
         rows = torch.nonzero(line.index_s == line.index_s[split_s][0]).squeeze(1).tolist()
@@ -250,7 +250,7 @@ def _refuse_split(line: Timeline, chosen: Method) -> None:
 
 
 def _added(rollouts: Credit, turns: Credit, turn_m: Bool[Tensor, " m"]) -> Credit:
-    """The credit of objectives of rollouts and of those of turns, `turn_m`."""
+    """Add the credit of rollouts' objectives to that of turns' objectives, `turn_m`."""
     columns = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
     picked: dict[str, Any] = {name: torch.where(turn_m, getattr(turns, name), getattr(rollouts, name)) for name in columns}
     return replace(
@@ -263,12 +263,12 @@ def _added(rollouts: Credit, turns: Credit, turn_m: Bool[Tensor, " m"]) -> Credi
 
 
 def _weighing(objectives: Sequence[Objective], kept_m: Tensor) -> list[Objective]:
-    """The objectives, those that are not kept without a weight."""
+    """Return the objectives, with weight 0 for those that are not kept."""
     return [o if kept else replace(o, weight=0.0) for o, kept in zip(objectives, kept_m.tolist(), strict=True)]
 
 
 def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
-    """One row per rollout: of each reward its last turn that has it, or (`add_turns`) the sum where it is a reward of turns."""
+    """Return one row per rollout: the last turn that has the reward, or with `add_turns` the sum of turns' rewards."""
     rows_jm = torch.stack([line.last_with(~gone_s) for gone_s in _not_here(scores).T], dim=1)
     columns = torch.arange(len(objectives), device=rows_jm.device)
     taken = {name: table[rows_jm, columns] for name, table in _tables(scores).items()}
@@ -289,7 +289,7 @@ def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objecti
 
 
 def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]) -> Scores:
-    """One row per turn that adds up over a rollout: a turn without the reward adds 0, a reward of the rollout stands at its end."""
+    """Return one row per turn whose rewards add up over a rollout; a rollout's reward stands at its end."""
     value_sm, status_sm, gone_sm = completed(scores, objectives), scores.status_nm.clone(), _not_here(scores)
     last_s = line.left_s == 0
     for m, objective in enumerate(objectives):
@@ -305,13 +305,13 @@ def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]
 
 
 def _tables(scores: Scores) -> dict[str, Tensor]:
-    """The tables of one column per objective."""
+    """Return the tables with one column per objective."""
     names = ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
     return {name: getattr(scores, name) for name in names if getattr(scores, name) is not None}
 
 
 def _not_here(scores: Scores) -> Bool[Tensor, "s m"]:
-    """Whether a turn does not hold a reward at all; another turn of its rollout may."""
+    """Mark the turns that cannot hold a reward, though another turn of the rollout may."""
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNSCORED))
 
 
@@ -324,7 +324,7 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Give a turn back the number that was set aside because it has no paid block, where its rollout has one.
+    """Restore a reward that was set aside because its turn has no paid block, if the rollout has one.
 
     Where rows are turns, the completion is the whole rollout: its outcome may stand at a last turn that says goodbye, and the block
     that it pays in the turn before. `scope` is that of objectives that name none; those of a turn keep to their turn.

@@ -1,4 +1,4 @@
-"""A trajectory as its turns, in whatever layout: a row per turn, merged sequences, or a graph with branches.
+"""A trajectory as turns, in any layout: one row per turn, merged sequences, or a graph with branches.
 
 A turn knows where it goes on from. With no parent its prompt is the whole context, and it is a row of its own; with a parent its
 prompt is only what came in between. So rows, merged sequences and graphs are one structure, and merging loses nothing.
@@ -32,7 +32,7 @@ Rewards = Mapping[str, "float | Status"]
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model wrote once, and what it saw before.
+    """What the model wrote in one turn, and what it saw before.
 
     Attributes:
         prompt_ids: what it saw: everything, or with a parent what came after the parent's response.
@@ -68,7 +68,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Branch:
-    """Turns of one trajectory that are trained as one sequence.
+    """The turns of one trajectory that are trained as one sequence.
 
     Every turn is in exactly one branch. What a branch shares with an earlier one is its prompt, so that a sampled token trains once
     and is context everywhere else.
@@ -100,7 +100,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One rollout of one prompt: a vote in its group, however many turns, rows or branches it has.
+    """One rollout of one prompt; it has one vote in its group, however many turns, rows or branches it has.
 
     Attributes:
         id: its name, for messages.
@@ -196,7 +196,7 @@ class Trajectory:
         ]
 
     def context(self, t: int) -> tuple[int, ...]:
-        """All that the model saw before it wrote turn t.
+        """Return everything that the model saw before turn t.
 
         >>> Trajectory("a", 0, (Turn([1], [2], [1]), Turn([3], [4], [1], parent=0))).context(1)
         (1, 2, 3)
@@ -205,7 +205,7 @@ class Trajectory:
         return (*(i for turn in before for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _path(self, t: int, taken: Collection[int] = ()) -> list[int]:
-        """The turns that turn t goes on from, and itself, in order; from behind the last one that is taken."""
+        """Return the turns that lead to turn t, and turn t, after the last one that is taken."""
         path: list[int] = []
         at: int | None = t
         while at is not None and at not in taken:
@@ -214,12 +214,12 @@ class Trajectory:
         return path[::-1]
 
     def rows(self) -> Trajectory:
-        """The same with the whole context as prompt of every turn: the inverse of `merged`."""
+        """Give every turn its whole context as prompt: the inverse of `merged`."""
         turns = (replace(turn, prompt_ids=self.context(t), parent=None) for t, turn in enumerate(self.turns))
         return replace(self, turns=tuple(turns))
 
     def merged(self, vocabulary: Vocabulary | None = None) -> Trajectory:
-        """The same with every turn going on from the earlier one whose context and response its prompt starts with.
+        """Let every turn continue the earlier turn whose context and response its prompt starts with.
 
         Of several that fit it is the one with the most tokens, the latest of equals. What the prompt adds is an observation, and is
         not trained. Rewards, per-token numbers and extras stay with their turns.
@@ -263,7 +263,7 @@ class Trajectory:
             )
 
     def branches(self) -> list[Branch]:
-        """The sequences to train on: a path of turns to each that nothing goes on from, less what an earlier path holds."""
+        """Return the sequences to train on: a path to each last turn, without what an earlier path holds."""
         inner = {turn.parent for turn in self.turns}
         taken: set[int] = set()
         branches = []
@@ -291,7 +291,7 @@ class Trajectory:
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """What merging saves, to be logged: sequences of a forward pass and their tokens, as rows and as branches.
+    """Count the sequences and tokens of a forward pass, as rows and as branches, to log what merging saves.
 
     Example:
         >>> rows = Trajectory("a", 0, (Turn([1, 2], [3, 4], [1, 1]), Turn([1, 2, 3, 4, 9], [5], [1])))
@@ -324,13 +324,13 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
 
 
 def _shown(ids: Sequence[int], at: int, vocabulary: Vocabulary) -> str:
-    """A token with what it writes."""
+    """Format a token with its text."""
     return f"{ids[at]} ({vocabulary.pieces[ids[at]]!r})" if at < len(ids) else "not there"
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Where the turns of N sequences lie.
+    """The places of the turns of N sequences.
 
     Attributes:
         row_s: the sequence of each turn; ascending.
@@ -352,13 +352,13 @@ class Turns:
     width: int
 
     def take(self, value_nt: Shaped[Tensor, "n t *v"], *, fill: Any = 0) -> Shaped[Tensor, "s u *v"]:
-        """What the tokens of each turn hold, one number or several; `fill` at padding."""
+        """Gather what the tokens of each turn hold, with `fill` at padding."""
         filled_su = (self.place_su >= 0).reshape(*self.place_su.shape, *(1 for _ in value_nt.shape[2:]))
         value_su = value_nt[self.row_s[:, None], self.place_su.clamp(min=0)]
         return torch.where(filled_su, value_su, torch.tensor(fill, dtype=value_nt.dtype, device=value_nt.device))
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, rows: int) -> Shaped[Tensor, "n t"]:
-        """What each turn's tokens hold, at their places in `rows` sequences; 0 at every other one.
+        """Scatter what the tokens of each turn hold to `rows` sequences, with 0 elsewhere.
 
         Raises:
             AlignmentError: the values are of other turns.
@@ -371,12 +371,12 @@ class Turns:
         return value_nt
 
     def repeat(self, values: Sequence[Any]) -> list[Any]:
-        """One value per sequence as one per turn."""
+        """Repeat one value per sequence for each of its turns."""
         return [values[row] for row in self.row_s.tolist()]
 
 
 def runs(mask_nt: Bool[Tensor, "n t"]) -> Int[Tensor, "n t"]:
-    """The number of the run that each token of a mask lies in, from 0 in each row; -1 outside.
+    """Number the runs of a mask from 0 in each row; -1 outside the mask.
 
     >>> runs(torch.tensor([[True, True, False, True]])).tolist()
     [[0, 0, -1, 1]]
@@ -427,7 +427,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
 
 
 def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]) -> Float[Tensor, " s"]:
-    r"""Add up the token rewards of each step row.
+    r"""Sum the token rewards of each step row.
 
     Equation
         r[s] = sum over t >= the first trainable token of row s of r[s, t]
@@ -453,7 +453,7 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
 
 
 def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -> list[Int[Tensor, " b"]]:
-    """Split a batch into mini-batches that hold whole prompts, however many rows the turns of each prompt make.
+    """Split a batch into mini-batches of whole prompts, however many rows the turns of each prompt have.
 
     Args:
         group_s: prompt ids, in any order, of any sizes.
