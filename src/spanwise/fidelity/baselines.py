@@ -1,4 +1,4 @@
-"""Baseline fidelity: how close a baseline's advantages come to Monte Carlo advantages, from re-rolled last blocks."""
+"""Baseline fidelity: how close a baseline's advantages come to Monte Carlo advantages, which re-roll the last blocks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Rerolls:
 
 
 def check_shapes(what: str, *tables: Tensor | None) -> None:
-    """Refuse tables of different shapes; None is no table."""
+    """Refuse tables of different shapes; None is skipped."""
     sizes = {tuple(table.shape) for table in tables if table is not None}
     if len(sizes) > 1:
         raise AlignmentError(f"{what} have the shapes {', '.join(map(str, sorted(sizes)))}.")
@@ -105,7 +105,7 @@ def check_shapes(what: str, *tables: Tensor | None) -> None:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Figures of every baseline (b) and group size (g).
+    """Figures of every baseline and group size.
 
     Attributes:
         baselines, group_sizes: what the first two axes stand for; the third is `FIGURES`.
@@ -130,7 +130,7 @@ class Fidelity:
     def interval(
         self, baseline: str, group_size: int, figure: str, *, minus: str | None = None, level: float = 0.95
     ) -> tuple[float, float, float]:
-        """One figure, or how far it is above that of another baseline, and its percentile interval over prompts."""
+        """Return one figure, or its difference to another baseline's, with its percentile interval over prompts."""
         g, f = place_of("group size", self.group_sizes, group_size), place_of("figure", FIGURES, figure)
         with_value = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, g, f]
         figure_r = with_value[:, place_of("baseline", self.baselines, baseline)]
@@ -142,7 +142,7 @@ class Fidelity:
 
 
 def place_of(kind: str, known: Sequence[Any], name: Any) -> int:
-    """Where a name stands among those there are; a RecipeError that lists them if it is none of them."""
+    """Return the index of a name; a RecipeError lists the known names if it is none of them."""
     check_known(kind, str(name), names := [str(one) for one in known])
     return names.index(str(name))
 
@@ -233,7 +233,7 @@ def measure_fidelity(
 
 
 def _prepare(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
-    """What does not depend on the batches: columns of the X * S completions, prompt by prompt."""
+    """Compute what does not depend on the batches: columns of the X * S completions, prompt by prompt."""
     x, s = rerolls.prefix_xs.shape
     report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
@@ -253,7 +253,7 @@ _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """What the figures are made of: sums over completions of these columns, of advantages `a` of a batch."""
+    """Compute the sums that the figures are made of, from a batch's advantages `a`."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     kinds = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
@@ -266,7 +266,7 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
 
 
 def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """The figures, in the order of `FIGURES`, from sums over completions."""
+    """Compute the figures, in the order of `FIGURES`, from sums over completions."""
     n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
     rmses = [root(top, below) for top, below in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
     gradient_noise = root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise)
@@ -276,7 +276,7 @@ def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
 def agreement(
     n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Correlation of A and A_MC, that of the exact advantage, and the RMSE at the best scale, from sums of A, A_MC and s2."""
+    """Return the correlation of A and A_MC, that of the exact advantage, and the RMSE at the best scale."""
     var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
     varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # what rounding leaves of a constant is no variance
     correlation = torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan)
@@ -284,7 +284,7 @@ def agreement(
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
-    """Mean of the known rewards of each row, and the variance of that mean; NaN for fewer than two."""
+    """Return the mean of the known rewards of each row, and that mean's variance; NaN for fewer than two."""
     count_d = (~reward_dm.isnan()).sum(dim=1)
     value_d = reward_dm.nanmean(dim=1)
     noise_d = (reward_dm - value_d[:, None]).square().nansum(dim=1) / (count_d - 1) / count_d
@@ -292,5 +292,5 @@ def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
 
 
 def root(top: Tensor, below: Tensor) -> Tensor:
-    """The root of a ratio: 0 for one below 0, NaN over nothing."""
+    """Return the square root of a ratio: 0 if it is negative, NaN if the denominator is 0."""
     return torch.where(below > 0, (top / torch.where(below > 0, below, 1.0)).clamp(min=0.0).sqrt(), torch.nan)

@@ -1,4 +1,4 @@
-"""The q* test: the confidence that a baseline drives a policy to, beside the probability that would be honest."""
+"""The q* test: the confidence that a baseline drives a policy to, beside the honest probability."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEWEST = 100
 def fixed_point(
     p_b: Float[Tensor, " b"], *, group_size: int, baseline: BaselineName, leave_one_out: bool = False
 ) -> Float[Tensor, " b"]:
-    r"""The confidence q* at which a proper score, paid through this baseline, stops moving; exact.
+    r"""Compute the confidence q* at which a proper score, paid through this baseline, stops moving; exact.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: what comes through of the gradient where the outcome is o
@@ -84,7 +84,7 @@ def simulated_fixed_point(
     batches: int = 1000,
     seed: int = 0,
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    r"""q* of any baseline, from batches that go through `spanwise.credit.advantage` itself, and its standard error.
+    r"""Simulate q* of any baseline with `spanwise.credit.advantage` itself; return it with its standard error.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0])
@@ -144,7 +144,7 @@ def simulated_fixed_point(
 def _one_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
-    """Sums over each prompt and outcome of (b - V) phi and of three control variates."""
+    """Sum (b - V) phi and three control variates over each prompt and outcome."""
     p_b1, mean_b1, chance_bv = prompts
     b = len(p_b1)
     torch.randint(1, (b, g), generator=generator)  # a draw that nobody reads: the published numbers came after it
@@ -172,7 +172,7 @@ def _one_batch(
 
 
 def _controlled(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-    """Mean over batches of the first sum, and its standard error, once the others, of mean 0, are regressed out."""
+    """Regress out the control variates; return the mean of the first sum and its standard error."""
     rows_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_b21c = rows_b2rc.mean(dim=2, keepdim=True)
     target, control = (rows_b2rc - mean_b21c).split([1, 3], dim=3)
@@ -191,7 +191,7 @@ def fixed_point_rows(
     batches: int = 100,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """The q* test in rows: exact for all baselines but blended, which is simulated in batches of 512 completions."""
+    """Return the q* test in rows: exact for all baselines but blended, which is simulated with 512 completions a batch."""
     p_b, rows = torch.tensor(probabilities, dtype=torch.float64), []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":

@@ -26,7 +26,7 @@ PANELS: Mapping[str, tuple[str, str]] = {
 
 
 def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
-    """What `fidelity.json` holds of the baselines."""
+    """Return what `fidelity.json` holds of the baselines."""
     counts = {
         "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
         "prefixes": len(rolled.again_dm), "share": fidelity.share,
@@ -35,7 +35,7 @@ def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
 
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
-    """Every figure of every baseline and group size: `baseline`, `group_size`, `figure`, `value`, `low`, `high`."""
+    """Return every figure of every baseline and group size as rows."""
     keys = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     return [
         {"baseline": name, "group_size": size, "figure": figure, **_numbers(*fidelity.interval(name, size, figure))}
@@ -44,7 +44,7 @@ def fidelity_rows(fidelity: Fidelity) -> list[Row]:
 
 
 def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> list[Row]:
-    """One baseline minus another, paired over prompts: `a`, `b`, `group_size`, `figure`, `value`, `low`, `high`."""
+    """Return one baseline minus another, paired over prompts, as rows."""
     return [
         {"a": one, "b": other, "group_size": size, "figure": figure}
         | _numbers(*fidelity.interval(one, size, figure, minus=other))
@@ -53,7 +53,7 @@ def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outc
 
 
 def token_rows(fidelity: TokenFidelity) -> list[Row]:
-    """Correlations with Monte Carlo over the decision tokens: `critic`, `estimator`, `value`, `low`, `high`."""
+    """Return the correlations with Monte Carlo over the decision tokens as rows."""
     return [
         {"critic": critic, "estimator": name}
         | _numbers(**vars(fidelity.interval(critic, name, "correlation", kind="decision")))
@@ -159,7 +159,7 @@ def _with_bounds(row: Mapping[str, Any]) -> str:
 
 
 def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
-    """A figure by group size; None where it was not measured."""
+    """Build the panel of a figure by group size; None if it was not measured."""
     ceiling = {row["group_size"]: row["value"] for row in figures if row["figure"] == "ceiling" and figure == "correlation"}
     rows: list[Row] = [
         {"series": row["baseline"], "x": row["group_size"], **_numbers(**row), "reference": ceiling.get(row["group_size"])}
@@ -171,7 +171,7 @@ def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
 
 
 def _by(rows: Rows, key: str) -> Iterator[tuple[Any, Rows]]:
-    """The rows that follow each other with the same entry."""
+    """Group the rows that follow each other with the same entry."""
     return ((entry, list(group)) for entry, group in groupby(rows, key=itemgetter(key)))
 
 
@@ -186,7 +186,7 @@ def _correlations(critic: str, rows: Rows) -> Panel:
 
 
 def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
-    """Values with intervals, a line per row; the first column names it."""
+    """Build a chart of values with intervals, one line per row."""
     key, *_ = columns.values()
     drawn: list[Row] = [{"name": f"{prefix}{row[key]}", "series": "", **_numbers(**row)} for row in rows]
     table = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]

@@ -1,4 +1,4 @@
-"""Completions of a policy, sampled again from fixed prefixes: from before their last blocks, or before their tokens.
+"""Sample a policy's completions again from fixed prefixes: from before the last blocks, or from before single tokens.
 
 And the critics of token fidelity: the run's own, and one fitted on other prompts.
 """
@@ -50,7 +50,7 @@ Prefix = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class FirstBlocks:
-    """First blocks of N completions."""
+    """The first blocks of N completions."""
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # the token ids of each completion's prompt
@@ -72,7 +72,7 @@ class FirstBlocks:
 
 @dataclass(frozen=True)
 class Roller:
-    """What samples completions of a task, goes on from the middle of them, and judges their first blocks by the answer."""
+    """Samples completions of a task, continues them from any prefix, and judges their first blocks by the answer."""
 
     model: Any
     tokenizer: Any
@@ -86,7 +86,7 @@ class Roller:
         return Vocabulary.of(self.tokenizer, self.model)
 
     def completions(self, rows: Any, *, samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids and mask of `samples` completions of each dataset row, and the row of each."""
+        """Sample `samples` completions of each dataset row; return ids, mask and the row of each."""
         ids_nt, mask_nt = sample(
             self.model, self.tokenizer, rows["prompt"][:], samples=samples, max_new_tokens=self.limit,
             temperature=self.temperature, seed=seed,
@@ -96,7 +96,7 @@ class Roller:
     def continued(
         self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
     ) -> list[BlockText]:
-        """The blocks of fresh completions that begin with each prefix, cut to the length a completion may have."""
+        """Sample completions that begin with each prefix, and return their blocks."""
         heads, shortest = prompt_ids(self.tokenizer, rows["prompt"][:]), min(len(before) for _, before in prefixes)
         more_nt, more_mask_nt = continue_ids(
             self.model, self.tokenizer, [[*heads[row], *before] for row, before in prefixes], samples=rerolls,
@@ -108,23 +108,23 @@ class Roller:
         )[1]
 
     def read(self, ids_nt: Tensor, mask_nt: Tensor) -> tuple[Spans, list[BlockText]]:
-        """Where the blocks of completions lie, and what they say."""
+        """Find the blocks of completions and their text."""
         return find_blocks(ids_nt, mask_nt, layout=self.task.layout, vocabulary=self.vocabulary)
 
     def rewards(
         self, rows: Any, text: list[BlockText], row_n: Sequence[int], objective: Objective | None = None
     ) -> Float[Tensor, " n"]:
-        """What an objective says of completions, by default whether first blocks are right; NaN where a completion has none."""
+        """Compute an objective's reward of completions, by default whether the first block is right; NaN without a reward."""
         objective = objective or Objective("correct", pays=(self.task.layout.names[0],))
         return score_all([objective], text, columns=self.columns(rows, row_n)).reward_nm[:, 0]
 
     def columns(self, rows: Any, row_n: Sequence[int]) -> dict[str, list[Any]]:
-        """The dataset's columns, one entry per completion."""
+        """Return the dataset's columns, one entry per completion."""
         cells = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
         return {name: [column[row] for row in row_n] for name, column in cells.items()}
 
     def blocks(self, rows: Any, *, samples: int, seed: int) -> FirstBlocks:
-        """The first blocks of `samples` completions of each dataset row."""
+        """Sample the first blocks of `samples` completions of each dataset row."""
         with self._stopping():
             ids_nt, mask_nt, row_n = self.completions(rows, samples=samples, seed=seed)
         spans, text = self.read(ids_nt, mask_nt)
@@ -135,7 +135,7 @@ class Roller:
         return FirstBlocks(row_n, heads, ids_nt[:, :width], inside_nt[:, :width], reward_n)
 
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
-        """Rewards of fresh continuations of each prefix."""
+        """Compute the rewards of fresh continuations of each prefix."""
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # The shortest first, so that those that run together have about as far to go.
         order = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
@@ -152,7 +152,7 @@ class Roller:
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
-        """End a completion where a later block opens: the first one is over and its reward settled. For one-token tags only."""
+        """End a completion where a later block opens, as its reward is settled then; for one-token tags only."""
         config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
         (_, own), *later = self.task.layout.blocks
         opening = (f"<{tag}>" for _, tags in later for tag in tags if tag not in own)
@@ -166,7 +166,7 @@ class Roller:
 
     @torch.no_grad()
     def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
-        """Log-probability of each token at the temperature of sampling."""
+        """Compute the log-probability of each token at the sampling temperature."""
         rows = blocks.sequences(self.model.device)
         place_nl = (rows.attention_nl.cumsum(dim=1) - 1).clamp(min=0)
         logits_nlv = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, position_ids=place_nl).logits
@@ -175,7 +175,7 @@ class Roller:
 
 
 def states_confidence(layout: Layout) -> bool:
-    """Whether the last block of a layout holds a confidence, which is what the baselines are compared on."""
+    """Whether the last block of a layout holds a confidence, on which the baselines are compared."""
     return "confidence" in layout.keys[layout.names[-1]]
 
 
@@ -212,7 +212,7 @@ def collect_tokens(
     most: int = MOST,
     seed: int = 0,
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and re-roll from before their tokens, of long blocks from before a sample of them (see `picked`).
+    """Sample first blocks, and re-roll from before their tokens; of long blocks from before some tokens (see `picked`).
 
     Equal prefixes of one prompt are re-rolled once. A value is the mean reward of the re-rolls, absent ones left out; its noise is
     their variance over their number. The last result are the rewards of the second set of re-rolls, NaN where there are none:
@@ -250,7 +250,7 @@ def collect_tokens(
 
 
 def picked(logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0) -> Float[Tensor, "n t"]:
-    """Which tokens get Monte Carlo values on both sides, and how many tokens each of them stands for; 0: not picked.
+    """Choose the tokens that get Monte Carlo values on both sides, and count the tokens that each stands for; 0: not chosen.
 
     All tokens less probable than `UNLIKELY`, so that the values at both ends of every segment are known; of each completion's
     other decisions (less probable than `DECISION`), and of its tokens that are none, `most` at random each, for the rest.
@@ -270,20 +270,20 @@ def picked(logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most:
 
 
 def make_seeds(seed: int) -> Iterator[int]:
-    """Seeds for whatever is sampled, one after the other."""
+    """Yield seeds for everything that is sampled, one after the other."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield int(torch.randint(2**31, (1,), generator=generator))
 
 
 def own_critic_folder(model_folder: Path) -> Path | None:
-    """The critic that was saved with a model: in a checkpoint, or beside the model of a run that has ended; None: there is none."""
+    """Return the folder of the critic that was saved with a model, in a checkpoint or beside it; None if there is none."""
     places = [model_folder / "critic", *([model_folder.parent / "critic"] if model_folder.name == "model" else [])]
     return next((place for place in places if (place / ABOUT).is_file()), None)
 
 
 def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:
-    """A saved critic as it is, and which of its values is that of being right; `objectives` are the rewards of the run, by name."""
+    """Load a saved critic, and find which of its values is that of being right."""
     saved = Saved.of(place)
     if saved is None:
         raise DataError(f"There is no {ABOUT} in '{place}'.")
@@ -300,13 +300,13 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
 
 @torch.no_grad()
 def values(critic: ValueModel, blocks: FirstBlocks, *, stream: int = 0) -> Float[Tensor, "n t"]:
-    """What a critic says before each token."""
+    """Return a critic's value before each token."""
     device = next(critic.parameters()).device
     return critic.value(critic(blocks.sequences(device)))[:, :-1, stream].cpu().double()
 
 
 def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int) -> Iterator[tuple[int, ValueModel]]:
-    """A critic fitted to the rewards of fresh completions, by mean squared error over tokens, after each of these numbers of steps.
+    """Fit a critic to the rewards of fresh completions, and yield it after each of these numbers of steps.
 
     The head starts at the mean reward of the first batch. It is one critic: look at it before asking for the next.
     """
@@ -331,7 +331,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Batches of fresh completions for ever, sampled two at a time: large batches cost less each."""
+    """Yield batches of fresh completions for ever; two are sampled at a time, as large batches cost less each."""
     for first in count(0, 2 * CRITIC_BATCH):
         picked = [x % len(rows) for x in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(picked), samples=1, seed=next(seeds))

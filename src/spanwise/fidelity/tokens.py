@@ -28,7 +28,7 @@ VALUES = "values of the critic"
 
 @dataclass(frozen=True)
 class Trajectories:
-    """N completions and what Monte Carlo says of the state before each of their tokens.
+    """N completions with the Monte Carlo value of the state before each token.
 
     Attributes:
         prompt_n: the prompt of each completion.
@@ -67,7 +67,7 @@ class Trajectories:
 
     @property
     def reward_nt(self) -> Float[Tensor, "n t"]:
-        """The reward at the last token that counts, 0 before it."""
+        """The reward at the last counted token, and 0 before it."""
         last_nt = self.mask_nt & (self.mask_nt.cumsum(dim=1) == self.mask_nt.sum(dim=1, keepdim=True))
         return torch.where(last_nt, self.reward_n.double()[:, None], 0.0)
 
@@ -75,7 +75,7 @@ class Trajectories:
 def monte_carlo_advantage(
     trajectories: Trajectories, segments: SaeSegments | None = None
 ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
-    r"""How much the expected reward changes over each token, or over the segment it is in, and the variance of the noise.
+    r"""Compute how much the expected reward changes over each token or its segment, and the variance of the noise.
 
     Equation
         A_MC[k] = V[b] - V[a], a the start of the segment of token k and b that of the next one; the reward in place of V after the
@@ -186,21 +186,21 @@ class TokenFidelity:
     seed: int
 
     def count(self, kind: str = "all") -> int:
-        """How many tokens of a kind were compared."""
+        """Return how many tokens of a kind were compared."""
         return int(self.count_s[place_of("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
-        """One figure of one estimator, or of the critic's own values (`VALUES`)."""
+        """Return one figure of one estimator, or of the critic's own values (`VALUES`), with its interval."""
         of_weights = self._figure(critic, estimator, figure, kind)
         return bootstrap(of_weights, self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
-        """The most correlated of the estimators whose name starts with `among`."""
+        """Return the most correlated of the estimators whose names start with `among`."""
         names = self._family(among)
         return names[int(self._correlations(critic, names, kind)(torch.ones(1, len(self.prompt_n)).double()).argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
-        """The correlation of the best estimator called `one...` minus that of the best called `other...`, over the same prompts.
+        """Return the correlation of the best estimator called `one...` minus that of the best called `other...`.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
@@ -221,7 +221,7 @@ class TokenFidelity:
         return names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Of some estimators, a row each; -inf for one that never varies, which leads nobody."""
+        """Return the correlations of some estimators, one row each; -inf for one that never varies."""
         figures = [self._figure(critic, name, "correlation", kind) for name in names]
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figures]).nan_to_num(nan=-torch.inf)
 
@@ -239,7 +239,7 @@ def token_fidelity(
     draws: int = 1000,
     seed: int = 0,
 ) -> TokenFidelity:
-    r"""Hold token advantages against Monte Carlo.
+    r"""Compare token advantages with Monte Carlo.
 
     Equation
         A_MC and the variance s2 of its noise, token by token or segment by segment: see `monte_carlo_advantage`
@@ -317,14 +317,14 @@ def token_fidelity(
 def _weights(
     trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor
 ) -> Float[Tensor, "s n t"]:
-    """How much each token counts, over all and over decision tokens; 0 where anything is unknown."""
+    """Return the weight of each token, over all tokens and over decisions; 0 if anything is unknown."""
     use_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
     choice_nt = trajectories.logp_nt.double().exp() < DECISION
     return torch.stack([torch.where(use, weight_nt, 0.0) for use in (use_nt, use_nt & choice_nt)])
 
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """By kind of token and completion, weighted: count, A, A_MC, their products, noise."""
+    """Sum count, A, A_MC, their products and the noise, weighted, by kind of token and completion."""
     a, m, noise = estimate_nt.double(), target_nt.double(), noise_nt.double()
     term_ntk = torch.stack([torch.ones_like(m), a, m, a * a, m * m, a * m, noise], dim=-1)
     return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)

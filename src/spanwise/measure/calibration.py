@@ -1,4 +1,4 @@
-"""Whether a policy knows what it knows: ECE, AUROC and reliability, plain and under weights. Pure functions on tensors.
+"""Does a policy know what it knows? ECE, AUROC and reliability, plain and weighted. Pure functions on tensors.
 
 Weights say how often each completion counts, one row per resample. All of it runs in float64 on the CPU. scikit-learn and
 torchmetrics take one row of weights or none: a bootstrap would call them once per resample.
@@ -96,7 +96,7 @@ def reliability(
 
 
 def _trials(correct_n: Tensor, prompt_n: Tensor) -> float:
-    """As how many independent completions these count; each as one where it has a prompt of its own."""
+    """Return as how many independent completions these count; as one each if every completion has its own prompt."""
     p, by_prompt = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
     error, prompts = by_prompt.sem, by_prompt.count
     return float(min(max(p * (1 - p) / error**2, prompts), len(correct_n)) if error > 0 else prompts)
@@ -118,7 +118,7 @@ def weighted_ece(
 def weighted_gaps(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, "r b"]:
-    """What each bin adds to the ECE, with its sign: positive where answers are right more often than they claim.
+    """Return each bin's signed contribution to the ECE: positive if answers are right more often than stated.
 
     >>> q, c = torch.tensor([.75, .75, .25, 1.]), torch.tensor([1., 0., 0., 1.])
     >>> weighted_gaps(q, c, torch.ones(1, 4, dtype=torch.float64), bins=2)  # [0, .5), [.5, 1), [1, 1.5)
@@ -145,7 +145,7 @@ def weighted_auroc(
     last_v = torch.unique_consecutive(q[order_n], return_counts=True)[1].cumsum(0) - 1
 
     def up_to_each(kind_n: Tensor) -> Tensor:
-        """The weight up to each distinct confidence, and 0 before the first."""
+        """Return the weight up to each distinct confidence, and 0 before the first."""
         return torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_v], (1, 0))
 
     below_rv, right_rv = up_to_each(1 - right_n), up_to_each(right_n).diff(dim=1)
@@ -154,7 +154,7 @@ def weighted_auroc(
 
 
 def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
-    """The bin of each completion; that of exactly 1 is `bins`."""
+    """Return the bin of each completion; a confidence of exactly 1 lies in bin `bins`."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
     # .29 * 100 must not fall below 29, nor .7 in float32 below .7: nudge by what the type cannot tell apart.
@@ -163,7 +163,7 @@ def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
 
 
 def _reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
-    """Confidence and correctness in float64 on the CPU; what is no probability is refused."""
+    """Return confidence and correctness in float64 on the CPU; refuse what is no probability."""
     if confidence_n.shape != correct_n.shape:
         raise AlignmentError(f"There are {len(confidence_n)} confidences for {len(correct_n)} answers.")
     for name, value_n in (("Confidence", confidence_n), ("Correctness", correct_n)):

@@ -1,4 +1,4 @@
-"""Several methods, several seeds each: means with intervals, paired differences, and which of them are noise.
+"""Compare methods over several seeds: means with intervals, paired differences, and which of them are noise.
 
 Nothing here ranks. A difference is a number with an interval and a sentence.
 """
@@ -28,7 +28,7 @@ Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 @dataclass(frozen=True)
 class Difference:
-    """One figure of method `a` minus that of method `b`, seed by seed.
+    """A figure of method `a` minus that of method `b`, seed by seed.
 
     Attributes:
         figure, a, b: what is compared.
@@ -57,7 +57,7 @@ class Difference:
     seeds_needed: int | None
 
     def sentence(self) -> str:
-        """What this difference says, and whether it says anything."""
+        """Say what this difference shows, and whether it is more than noise."""
         i = self.interval
         what = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown":
@@ -75,7 +75,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """The table of a comparison.
+    """The comparison of several methods over seeds.
 
     Attributes:
         methods, figures: rows and columns, in the order given.
@@ -98,7 +98,7 @@ class ArmComparison:
     wrong: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def markdown(self) -> str:
-        """The table as Markdown: mean +- half the interval; n where seeds differ or are missing."""
+        """Return the table as Markdown: mean ± half the interval, with n if seeds are missing."""
         most = max((cell.count for cell in self.cells.values()), default=0)
         lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         for method in self.methods:
@@ -109,7 +109,7 @@ class ArmComparison:
         return "\n".join(lines)
 
     def row(self, method: str, most: int) -> list[str]:
-        """The cells of a method, as "0.5 ± 0.1 (n=2)"; "!" beside a figure that is in `wrong`."""
+        """Return the cells of a method, as "0.5 ± 0.1 (n=2)", with "!" beside a figure that is in `wrong`."""
         cells = []
         for figure in self.figures:
             i, mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
@@ -119,12 +119,12 @@ class ArmComparison:
         return cells
 
     def warnings(self) -> list[str]:
-        """What is wrong with which method, in sentences; what the figures marked with "!" must be read with."""
+        """Say what is wrong with which method, for the figures marked with "!"."""
         reasons = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
         return [f"{reason} ({', '.join(figure for _, figure in cells)})." for reason, cells in reasons.items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
-        """A sentence for each difference, with what is wrong on either side; of these verdicts only if any are given."""
+        """Return a sentence for each difference, of these verdicts if any are given."""
         sentences = []
         for d in self.differences:
             wrong = [f"{method}: {why}" for method in (d.a, d.b) if (why := self.wrong.get((method, d.figure)))]
@@ -133,7 +133,7 @@ class ArmComparison:
         return sentences
 
     def summary(self) -> str:
-        """How many differences are beyond the noise, and which."""
+        """Say how many differences are beyond the noise, and which."""
         clear = [f"{d.figure} ({d.a} and {d.b})" for d in self.differences if d.verdict == "clear"]
         total = len(self.differences)
         if not clear:
@@ -220,7 +220,7 @@ def compare_arms(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjustment of p values for how many there are; NaN is left out of the count."""
+    """Adjust p values for their number by Holm's method; NaN is not counted."""
     # SciPy has none; statsmodels, 65 MB for these few lines, would count NaN as a test.
     p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # NaN comes last
     left = int((~p.isnan()).sum()) - torch.arange(len(p))
@@ -228,7 +228,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """By method and figure what is wrong in some seed, and in how many of them."""
+    """Say for each method and figure what is wrong in some seed, and in how many seeds."""
     sentences: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         raised = [alarms(values) for values in seeds.values()]
@@ -245,7 +245,7 @@ def _over_seeds(values: Iterable[float], level: float) -> Interval:
 
 
 def _p(interval: Interval) -> float:
-    """Two-sided p of the mean being 0."""
+    """Return the two-sided p value of a mean of 0."""
     if interval.count < 2:
         return math.nan
     if _flat(interval):
@@ -254,12 +254,12 @@ def _p(interval: Interval) -> float:
 
 
 def _flat(interval: Interval) -> bool:
-    """The values are equal but for rounding."""
+    """Whether the values are equal up to rounding."""
     return interval.sem <= 1e-9 * max(abs(interval.value), 1.0)
 
 
 def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0.8, most: int = 1_000_000) -> int | None:
-    """How many seeds a paired t test at level `alpha` needs to see a difference of this size; None: more than `most`.
+    """Return how many seeds a paired t test at level `alpha` needs to see this difference; None if more than `most`.
 
     >>> seeds_needed(0.02, 0.02, alpha=0.05), seeds_needed(0.01, 0.02, alpha=0.05)
     (10, 34)

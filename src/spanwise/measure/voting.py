@@ -1,4 +1,4 @@
-"""What n samples of a prompt are worth together: pass@k, majority, MaxConf, confidence-weighted majority.
+"""What n samples of a prompt are worth together: pass@k, majority, MaxConf and confidence-weighted majority.
 
 Every number is the expected value over random subsets of n of a prompt's samples: exact where a closed form or all subsets are
 cheap (always, up to 16 samples), else over seeded random subsets. Prompts count equally.
@@ -27,7 +27,7 @@ _MICRO = 1e6
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy of one way of choosing among n samples, by budget n.
+    """The accuracy of one way of choosing among n samples, by n.
 
     Attributes:
         budgets: the numbers of samples.
@@ -58,7 +58,7 @@ def voting(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Curve]:
-    r"""Accuracy against the number of samples, for every way of choosing among them.
+    r"""Compute accuracy against the number of samples, for every way of choosing among them.
 
     Equation
         pass@1     mean correctness, whatever the budget
@@ -130,7 +130,7 @@ def voting(
 
 
 def curve_difference(a: Curve, b: Curve) -> Curve:
-    """Curve a - curve b, prompt by prompt, with the interval of the mean difference at each budget.
+    """Subtract curve b from curve a prompt by prompt; return the mean difference with its interval at each n.
 
     For two ways of choosing among the same samples, and for two runs (or two attempts) on the same prompts.
 
@@ -165,7 +165,7 @@ def _curve(
 def _worth(
     rows: list[tuple[str, float, float]], budgets: Sequence[int], stated: bool, subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Way -> expected correctness of what it chooses among n samples (answer, correctness, confidence) of a prompt, by budget n."""
+    """Return for each way the expected correctness of what it chooses among n samples of a prompt, by n."""
     # In an order that does not depend on how they came; a seed of its own, so that errors average out over prompts.
     rows = sorted(rows, key=lambda row: (row[0], *((x != x, 0.0 if x != x else x) for x in row[1:])))
     m, texts = len(rows), [text for text, *_ in rows]
@@ -190,7 +190,7 @@ def _worth(
 
 
 def _highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
-    """Expected correctness of the highest score among n of m samples; tied samples are equally likely, NaN ranks lowest."""
+    """Return the expected correctness of the highest score among n of m samples; ties are equally likely, NaN ranks lowest."""
     values, class_m, count_v = torch.unique(score_m.nan_to_num(nan=-math.inf), return_inverse=True, return_counts=True)
     mean_v = torch.zeros(len(values), dtype=torch.float64).index_add_(0, class_m, correct_m) / count_v
     up_to = [0, *count_v.cumsum(0).tolist()]
@@ -199,7 +199,7 @@ def _highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
 
 
 def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> float:
-    """Expected value of the answer with the most weight among a subset of m samples; tied answers count equally."""
+    """Return the expected value of the answer with the most weight in a subset of m samples; ties count equally."""
     if not len(value_a):
         return 0.0
     micro_am = vote_am * (weight_m * _MICRO).round()  # whole numbers: sums and ties are exact
@@ -214,7 +214,7 @@ def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[
 
 
 def _subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor, "m s"]]:
-    """Subsets of n of m samples as columns of zeros and ones: all of them, or `most` random ones."""
+    """Return subsets of n of m samples as columns of zeros and ones: all of them, or `most` random ones."""
     if math.comb(m, n) <= most:
         yield _all_subsets(m, n)
         return

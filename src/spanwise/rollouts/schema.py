@@ -111,7 +111,7 @@ COLUMNS = {
 
 
 def column(family: str, *names: str) -> str:
-    """A column of a family: that of a block, an objective, a method, or of a block under a method (`STOP` among them).
+    """Return the column of a family: of a block, an objective or a method, or of a block under a method.
 
     >>> column("end", "solution"), column("credit", "bae:group", "solution")
     ('end/solution', 'credit/bae:group/solution')
@@ -125,7 +125,7 @@ def column(family: str, *names: str) -> str:
 
 
 def behind(names: Iterable[str], *family: str) -> list[str]:
-    """What the columns of a family are about: blocks behind `end`, objectives behind `reward`, blocks behind `credit`, method.
+    """Return the names behind a family's columns: blocks behind `end`, objectives behind `reward`, blocks behind `credit`, method.
 
     >>> columns = ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae", "end/c/d"]
     >>> behind(columns, "credit", "bae"), behind(columns, "end")
@@ -136,7 +136,7 @@ def behind(names: Iterable[str], *family: str) -> list[str]:
 
 
 def value_columns(streams: Sequence[str]) -> list[str]:
-    """The columns of a critic's values.
+    """Return the columns of a critic's values.
 
     >>> value_columns(["return"]), value_columns(["correct", "brier"])
     (['values'], ['values/correct', 'values/brier'])
@@ -145,7 +145,7 @@ def value_columns(streams: Sequence[str]) -> list[str]:
 
 
 def token_columns(names: Iterable[str]) -> list[str]:
-    """The columns of what is known of each token.
+    """Return the columns with one number per token.
 
     >>> token_columns(["values/correct", "logprobs", "values/brier", "prompt"])
     ['values/correct', 'values/brier', 'logprobs']
@@ -155,7 +155,7 @@ def token_columns(names: Iterable[str]) -> list[str]:
 
 
 def methods_in(names: Iterable[str]) -> list[str]:
-    """The methods that columns tell of.
+    """Return the methods that some columns name.
 
     >>> methods_in(["credit/bae/a", "credit/bae/stop", "advantages/grpo"])
     ['bae', 'grpo']
@@ -165,7 +165,7 @@ def methods_in(names: Iterable[str]) -> list[str]:
 
 
 def made_by(method: str, names: Iterable[str]) -> list[str]:
-    """The columns, of those there are, that a method made.
+    """Return the columns that a method made.
 
     >>> made_by("bae", ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae"])
     ['credit/bae/a', 'credit/bae/stop', 'advantages/bae']
@@ -175,7 +175,7 @@ def made_by(method: str, names: Iterable[str]) -> list[str]:
 
 
 def type_of(name: str) -> pa.DataType | None:
-    """What a column is written as; None if the format has no such column.
+    """Return the type that a column is written as; None if the format has no such column.
 
     >>> type_of("credit/bae/solution"), type_of("answer")
     (DataType(double), None)
@@ -185,19 +185,19 @@ def type_of(name: str) -> pa.DataType | None:
 
 
 def metadata(tokenizer: Path | None = None) -> dict[bytes, bytes]:
-    """What a file says of itself: the version of its format, and the folder of the tokenizer that its ids are of."""
+    """Return a file's metadata: the version of its format, and the folder of its tokenizer."""
     about = {_VERSION_KEY: VERSION.encode()}
     return about if tokenizer is None else {**about, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
 
 
 def tokenizer_of(schema: pa.Schema) -> Path | None:
-    """The folder of the tokenizer that the ids of a file are of, if it says so and it is still there."""
+    """Return the folder of the tokenizer that a file names, if that still exists."""
     name = (schema.metadata or {}).get(_TOKENIZER_KEY)
     return Path(name.decode()) if name and Path(name.decode()).exists() else None
 
 
 def check(file: Path, schema: pa.Schema) -> None:
-    """Refuse a file of another version; one without any is taken at its columns."""
+    """Refuse a file of another version; a file without a version is judged by its columns."""
     version = (schema.metadata or {}).get(_VERSION_KEY)
     if version not in (None, VERSION.encode()):
         raise DataError(
@@ -212,7 +212,7 @@ def check(file: Path, schema: pa.Schema) -> None:
 
 
 def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | Sequence[int]) -> pa.Table:
-    """Completions as a table in the columns of `rollouts.schema`, each of the type that it has there.
+    """Build a table of completions with the columns and types of `rollouts.schema`.
 
     Args:
         columns: name -> a value for each completion, or one for each token, end to end, if the column holds lists of them; NaN
@@ -254,13 +254,13 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
 def span_columns(
     names: Sequence[str], start_nk: Int[Tensor, "n k"], end_nk: Int[Tensor, "n k"]
 ) -> dict[str, Int[Tensor, " n"]]:
-    """Where the blocks lie; nowhere, if a block is absent or the completion was left out of the loss."""
+    """Return the columns of the blocks' places; empty if a block is absent or the completion was left out of the loss."""
     sides = (("start", start_nk), ("end", end_nk))
     return {column(side, name): edge_nk[:, k] for k, name in enumerate(names) for side, edge_nk in sides}
 
 
 def score_columns(scores: Scores) -> dict[str, Any]:
-    """Rewards, why they are what they are, and what completions state; rewards by outcome are not written."""
+    """Return the columns of rewards, their statuses and what completions state."""
     columns: dict[str, Any] = {}
     for m, objective in enumerate(scores.names):
         columns[column("reward", objective)] = scores.reward_nm[:, m]
@@ -272,7 +272,7 @@ def score_columns(scores: Scores) -> dict[str, Any]:
 def credit_columns(
     method: str, names: Sequence[str], present_nk: Bool[Tensor, "n k"], credit: Credit, advantages: Shaped[Any, " v"]
 ) -> dict[str, Any]:
-    """What one method credits completions with; NaN where a block is absent, and at tokens that were left out of the loss."""
+    """Return the columns of one method's credit; NaN for absent blocks and for tokens left out of the loss."""
     held_nk = credit.block_nk.masked_fill(~present_nk, torch.nan)
     return {
         **{column("credit", method, name): held_nk[:, k] for k, name in enumerate(names)},
@@ -283,7 +283,7 @@ def credit_columns(
 
 
 def _part_lists(credit: Credit) -> pa.Array:
-    """A list per completion with a struct per objective, or one for the sum of all."""
+    """Return one list per completion with a struct per objective, or one struct for their sum."""
     adv_nm, comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
     n, m = adv_nm.shape
@@ -301,7 +301,7 @@ def _part_lists(credit: Credit) -> pa.Array:
 
 
 def numbers(table: pa.Table, name: str) -> Float[Tensor, " n"]:
-    """A column as float64; NaN for null.
+    """Return a column as float64, with NaN for null.
 
     >>> numbers(pa.table({"reward/correct": [1.0, None]}), "reward/correct")
     tensor([1., nan], dtype=torch.float64)
@@ -310,14 +310,14 @@ def numbers(table: pa.Table, name: str) -> Float[Tensor, " n"]:
 
 
 def column_of(table: pa.Table, name: str, file: str = "the rollouts") -> pa.ChunkedArray:
-    """A column; a DataError if there is none."""
+    """Return a column; a DataError if there is none."""
     if name not in table.column_names:
         raise DataError(f"There is no column '{name}' in {file}, only {', '.join(table.column_names) or 'none'}.")
     return table[name]
 
 
 def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """The entries of a column of lists, end to end; NaN at a gap, which only numbers have.
+    """Return the entries of a column of lists, end to end, with NaN at gaps.
 
     >>> flat(pa.chunked_array([[[1.0], [None, 2.0]]]), np.float32).tolist()
     [1.0, nan, 2.0]
@@ -329,7 +329,7 @@ def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
 
 
 def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
-    """Where the lists of a column start in `flat`, and where the last one ends.
+    """Return where each list of a column starts in `flat`, and where the last one ends.
 
     >>> offsets(pa.chunked_array([[[5, 6], []], [[7]]])).tolist()
     [0, 2, 2, 3]
@@ -339,7 +339,7 @@ def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
 
 
 def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndarray, " o"]:
-    """Where the tokens of each completion start; of each column a completion must have a list as long as that of the first."""
+    """Return where the tokens of each completion start; refuse columns whose lists have other lengths."""
     edges = None
     for name in names:
         values = column_of(table, name, file)
@@ -417,7 +417,7 @@ def write_rollouts(
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The completions of the last generation batch of this process, with everything that was said of them.
+    """The completions of this process's last generation batch, with everything that was computed for them.
 
     Attributes:
         mode: "train" or "eval".
@@ -449,7 +449,7 @@ class Rollouts:
     more: Mapping[str, Tensor] = field(default_factory=dict)
 
     def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
-        """What a rollout file keeps of them: no padding, of the dataset's columns only `answer`.
+        """Return the table that a rollout file keeps: without padding, and with `answer` as the dataset's only column.
 
         Args:
             step: of training, which a batch may serve several optimiser steps of.

@@ -1,4 +1,4 @@
-"""`RolloutTable`: what a rollout file holds, whoever wrote it; token rows lie end to end, without padding."""
+"""`RolloutTable`: the completions of a rollout file in any format, with token rows end to end, without padding."""
 
 from __future__ import annotations
 
@@ -65,26 +65,26 @@ class Ragged:
 
     @property
     def lengths(self) -> Int[np.ndarray, " n"]:
-        """How long each row is."""
+        """The length of each row."""
         return np.diff(self.offsets)
 
     def with_values(self, values: Shaped[np.ndarray, " v"]) -> Ragged:
-        """Rows of the same lengths that hold other values."""
+        """Return rows of the same lengths with other values."""
         return Ragged(values, self.offsets)
 
     def slice(self, first: int, last: int) -> Shaped[np.ndarray, " s"]:
-        """The values of the rows first..last - 1, end to end."""
+        """Return the values of the rows first..last - 1, end to end."""
         return self.values[self.offsets[first] : self.offsets[last]]
 
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
-        """Where the entries of some rows, numbers or a slice, lie in `values`: a padded table, -1 at the padding."""
+        """Return where the entries of some rows lie in `values`, as a padded table with -1 at the padding."""
         first_m, length_m = self.offsets[:-1][rows][:, None], self.lengths[rows][:, None]
         place_t = np.arange(length_m.max(initial=0))
         return np.where(place_t < length_m, first_m + place_t, -1)
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Runs (first, last) of rows of these lengths whose padded table has at most `size` places, or a single row.
+    """Yield runs (first, last) of rows whose padded table has at most `size` places, or one row that is longer.
 
     >>> list(fitting_runs(np.array([3, 1, 4]), 6))
     [(0, 2), (2, 3)]
@@ -100,12 +100,12 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
 
 
 def at(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """What lies flat, at `places` (`Ragged.places`), with `nowhere` at the padding."""
+    """Take flat values at `places` (`Ragged.places`), with `nowhere` at the padding."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
 class Cut(NamedTuple):
-    """Completions as tokens, and what the user should know about them."""
+    """Completions as tokens, with a note for the user."""
 
     tokens: Ragged
     trainable: np.ndarray
@@ -114,7 +114,7 @@ class Cut(NamedTuple):
 
 
 class AsRecorded(NamedTuple):
-    """What the trainer that wrote a file says of its completions: an advantage, or the reward that it went by.
+    """What a file's trainer trained its completions with: an advantage, or a reward.
 
     Attributes:
         says: what the numbers are, in words.
@@ -194,7 +194,7 @@ class RolloutTable:
 
     @property
     def has_ids(self) -> bool:
-        """Whether the ids are the file's own; else its texts were cut into pieces or encoded again."""
+        """Whether the token ids are the file's own; otherwise its texts were cut into pieces or encoded again."""
         return self.tokenizer is not None
 
     @property
@@ -220,7 +220,7 @@ class RolloutTable:
         trained: Collection[str] = (),
         notes: Sequence[str] = (),
     ) -> RolloutTable:
-        """Put together what a reader read: `keys` are what rows of a group share within a step, None: the prompt.
+        """Build the table from what a reader read; `keys` are shared by a group within a step (None: the prompt is).
 
         The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
@@ -245,7 +245,7 @@ class RolloutTable:
 
 
 def finite(value: Any) -> float | None:
-    """The value if it is a finite number, else None.
+    """Return the value if it is a finite number, else None.
 
     >>> finite(True), finite(2), finite(float("nan")), finite("2")
     (1.0, 2.0, None, None)
@@ -257,7 +257,7 @@ def finite(value: Any) -> float | None:
 
 
 def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
-    """The columns that are rewards: at least one finite number, and beside numbers only gaps and numbers as text.
+    """Return the columns that are rewards: at least one finite number, and nothing but numbers and gaps.
 
     What is no finite number is UNSCORED: it was never scored, or its reward function returned None. It joins no baseline, unlike a
     reward whose block the completion left out.
@@ -277,7 +277,7 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
 
 
 def is_made(name: str) -> bool:
-    """Whether a column of a trainer's table holds what it made of rewards, and no reward: its advantage, or credit by block.
+    """Whether a trainer computed a column from rewards: its advantage, or its credit by block.
 
     >>> is_made("advantage"), is_made("credit/solution"), is_made("reward")
     (True, True, False)
@@ -288,7 +288,7 @@ def is_made(name: str) -> bool:
 def as_trained(
     rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> AsRecorded | None:
-    """What completions were trained with, the same at every token of one: their advantage, or the score or reward there is.
+    """Return what completions were trained with: their advantage, or else their score or reward.
 
     `columns` may say it (`is_made`), and the credit of each block.
 
@@ -311,7 +311,7 @@ def as_trained(
 
 
 def gaps(rewards: Mapping[str, Reward]) -> str:
-    """The sentence on values that are not there; empty if all are.
+    """Say how many recorded values are missing; empty if none is.
 
     >>> gaps(recorded({"acc": [1.0, None], "score": [1.0, 0.0]}))
     "1 of 2 recorded values of 'acc' are missing or not finite: unscored, so they join no baseline."
@@ -333,7 +333,7 @@ def pieces(text: str) -> list[str]:
 
 
 def cut_text(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> Cut:
-    """Cut completions into tokens: with the tokenizer of a folder if one is given, else into words; no text is kept."""
+    """Cut completions into tokens, with the tokenizer of a folder or else into words; no text is kept."""
     ids, lengths, sampled, counts, changed = array("i"), array("q"), array("b"), array("q"), 0
 
     def texts() -> Iterator[str]:
@@ -368,7 +368,7 @@ def cut_text(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
-    """The tokenizer of a local folder, and the bytes of its ids (as many as the model beside it can sample).
+    """Load the tokenizer of a local folder, and the bytes of every id that its model can sample.
 
     The last one is kept until its file changes, as a large one takes a second.
     """

@@ -1,4 +1,4 @@
-"""verifiers' traces as graphs: where every node trains, what its tokens hold, and the way back into the file."""
+"""verifiers' traces as graphs: the nodes that train, their tokens, and the way back into the file."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Trace:
     paths: list[tuple[list[int], list[int]]]
 
     def prompt(self, before: Sequence[int]) -> str:
-        """What some nodes say."""
+        """Return the text of some nodes."""
         return prompt_text([mapping(self.nodes[i], "message") for i in before])
 
 
 class NodeTokens(NamedTuple):
-    """The tokens of a node; each stream it has holds a number per token, 0 at those that were not sampled."""
+    """The tokens of a node; each of its streams has a number per token, 0 at tokens that were not sampled."""
 
     ids: list[int]
     mask: list[bool]
     streams: dict[str, list[float]]
 
     def stream(self, name: str) -> list[float]:
-        """The numbers of a stream; where the node has none, NaN at the tokens that were sampled."""
+        """Return the numbers of a stream; NaN at sampled tokens if the node has no such stream."""
         return self.streams.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
 
@@ -169,14 +169,14 @@ def _put(trace: Mapping[str, Any], found: Trajectory, entry: str, source: str | 
 
 
 def _traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The traces of an episode; before episodes, a line was a trace."""
+    """Return the traces of an episode; an old file has one trace per line."""
     if "traces" not in record and "nodes" not in record:
         raise lacks("traces", record)
     return listed(record, "traces", Mapping, "objects") if "traces" in record else [record]
 
 
 def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
-    """The traces of an episode whose agent is trained."""
+    """Yield the traces of an episode whose agent is trained."""
     step = whole(mapping(mapping(record, "run"), "work").get("step"), "step")
     own = mapping(record, "group").get("id")
     for place, raw in enumerate(_traces(record)):
@@ -190,7 +190,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """The branches of a trace that train, in the order of their ends, each as the nodes before its own and its own.
+    """Yield the branches of a trace that train, each as the nodes before its own and its own nodes.
 
     A node that was sampled is one branch's own, the first one's that it lies on; it is context in all others. An attempt to shorten
     the history trains if the agent went on from it.
@@ -218,7 +218,7 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
 
 
 def node_tokens(trace: Trace, i: int) -> NodeTokens:
-    """What the tokens of node i hold."""
+    """Read the tokens of node i."""
     node = trace.nodes[i]
 
     def sized(values: list[Any], what: str, size: int, of: str = "tokens", each: str = "token") -> list[Any]:
@@ -246,7 +246,7 @@ def _where(trace: Trace, i: int) -> str:
 
 
 def trace_rewards(trace: Trace) -> dict[str, Any]:
-    """Every reward and metric by name, and the weighted sum of the rewards as `reward`; None where scoring did not run."""
+    """Return all rewards and metrics, and the rewards' weighted sum as `reward`; None if nothing was scored."""
     rewards: dict[str, Any] = {}
     total, ran = 0.0, False
     for name, reward in mapping(trace.raw, "rewards").items():
@@ -275,7 +275,7 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
 
 
 def _turns(trace: Trace) -> Iterator[Turn]:
-    """The nodes that were sampled, each with the tokens that lie between it and the one before it as its prompt."""
+    """Yield the sampled nodes, each with the tokens since the node before it as its prompt."""
     nodes = trace.nodes
     tokens = {i: node_tokens(trace, i) for path in trace.paths for part in path for i in part}
     position: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Problems of the embedded tasks, drawn at random, and 512 of them kept for evaluation; and those of the digit chains.
+"""The problems of the embedded tasks: drawn at random, with 512 kept for evaluation; and the digit chains.
 
 The smudged digit chain: short arithmetic with a hidden coin, and the noisy traces a tiny model first learns from.
 
@@ -62,7 +62,7 @@ class EmbeddedProblems:
         return len(next(iter(vars(self).values())))
 
     def take(self: AnyProblems, rows: Int[np.ndarray, " m"]) -> AnyProblems:
-        """The problems of some rows, in that order."""
+        """Return the problems of some rows."""
         return type(self)(*(column[rows] for column in vars(self).values()))
 
     @property
@@ -73,7 +73,7 @@ class EmbeddedProblems:
 
 @dataclass(frozen=True)
 class Source(Generic[AnyProblems]):
-    """Where the problems of a task come from: a function that draws them, and the seed of those kept for evaluation."""
+    """The source of a task's problems: a function that draws them, and the seed of the evaluation problems."""
 
     draw_any: Callable[[int, np.random.Generator], AnyProblems]
     held_out_seed: int
@@ -81,7 +81,7 @@ class Source(Generic[AnyProblems]):
     def draw(
         self, size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False
     ) -> AnyProblems:
-        """Draw random problems, none of the prompts `exclude`, and with `unique` none twice."""
+        """Draw random problems, without the prompts in `exclude`, and with `unique` none twice."""
         if size < 1:
             raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
         seen, parts, missing = set(exclude), list[AnyProblems](), size
@@ -101,7 +101,7 @@ class Source(Generic[AnyProblems]):
         return self.draw(size, rng=rng, exclude=self.held_out_prompts)
 
     def held_out(self, size: int = HELD_OUT) -> AnyProblems:
-        """The first `size` of the 512 evaluation problems, all different; a DataError if there are not so many."""
+        """Return the first `size` of the 512 evaluation problems, all different; a DataError if there are fewer."""
         if not 1 <= size <= HELD_OUT:
             raise DataError(f"This task holds {HELD_OUT} evaluation prompts; {size} were asked for. Choose 1 to {HELD_OUT}.")
         problems = self.draw(HELD_OUT, rng=np.random.default_rng(self.held_out_seed), unique=True)
@@ -170,7 +170,7 @@ NOISE: dict[str, TraceNoise] = {
 
 
 def taken(digit: int, step: str) -> int:
-    """The digit after a step, modulo 10.
+    """Return the digit after a step, modulo 10.
 
     >>> taken(7, "*4"), taken(2, "-5")
     (8, 7)
@@ -182,7 +182,7 @@ def taken(digit: int, step: str) -> int:
 def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
-    """The digit after every step; a slip replaces it and the chain goes on from the wrong digit."""
+    """Return the digit after every step; after a slip the chain goes on from the wrong digit."""
     digit_n, columns = problems.start_n, list[np.ndarray]()
     plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
@@ -197,14 +197,14 @@ def run_chain(
 
 
 def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
-    """The digit after every step, where a step of operator o gives a random digit with probability `slip[o]`."""
+    """Return the digit after every step, if a step of operator o slips to a random digit with probability `slip[o]`."""
     shape = problems.operator_ns.shape
     slip_ns = rng.random(shape) < np.array(slip)[problems.operator_ns]
     return run_chain(problems, slip_ns, rng.integers(0, 10, shape))
 
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
-    """p_true: the product over steps of the probability that a model that copies the noisy traces gets the step right."""
+    """Return p_true, the probability that a model which copies the noisy traces gets all steps right."""
     agree = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
     by_operator_o = (1 - 0.9 * np.array(noise.slip)) * np.array([1, 1, 1, agree])
     used_ns = np.arange(STEPS) < problems.length_n[:, None]
@@ -212,7 +212,7 @@ def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarr
 
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
-    """The completions the warm start imitates: reasoning with slips, answer, the risky steps copied, a confidence."""
+    """Write the completions that the warm start imitates: reasoning with slips, answer, risky steps, confidence."""
     size = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     refuse_n = rng.random(size) < noise.refusal
@@ -224,7 +224,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 
 def is_refusal(text: BlockText) -> bool:
-    """Whether a completion does not answer: its first block has no answer, or one that is not a single digit.
+    """Whether a completion refuses to answer: its first block has no answer, or none that is a single digit.
 
     Example:
         >>> is_refusal({"solution": {"reasoning": "", "answer": "?"}, "confidence": None})
@@ -255,7 +255,7 @@ def draw_chains(
     plus: float = SMUDGE_IS_PLUS,
     each_step: bool = False,
 ) -> Problems:
-    """Problems whose lengths, digits and operands are uniform; the hidden coin is thrown once per prompt or for each step."""
+    """Draw problems with uniform lengths, digits and operands; the hidden coin is thrown per prompt or per step."""
     shape = size, lengths[1]
     return kind(
         start_n=rng.integers(0, 10, size),
@@ -275,7 +275,7 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class TwiceNoise:
-    """What the traces of a warm start with two attempts are like."""
+    """The noise in warm-start traces with two attempts."""
 
     slip: tuple[float, float, float, float]  # a digit of the reflection becomes a random one, by operator
     repeat: float  # share of reflections that are empty and give the first answer again
@@ -290,7 +290,7 @@ TWICE_NOISE: dict[str, TwiceNoise] = {
 
 
 def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Generator) -> list[str]:
-    """The completions the warm start imitates: a first answer, a reflection that is empty or has slips, a second answer."""
+    """Write the completions that the warm start imitates: an answer, a reflection that is empty or slips, a second answer."""
     size = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     repeat_n = rng.random(size) < noise.repeat
@@ -333,7 +333,7 @@ class LongProblems(Problems):
 
 @dataclass(frozen=True)
 class LongNoise:
-    """What the traces of a warm start on the long chain are like."""
+    """The noise in warm-start traces of the long chain."""
 
     slip: tuple[float, float, float]  # a new value becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of lines that are taken with care
@@ -349,7 +349,7 @@ LONG_NOISE: dict[str, LongNoise] = {
 
 
 def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
-    """The completions the warm start imitates: a line for every step, and the last line's digit as the answer."""
+    """Write the completions that the warm start imitates: one line per step, then the last digit as the answer."""
     traces = []
     for value, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
         lines = ""
@@ -365,7 +365,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Exercises without lines: a prompt of a digit, a step and `=`, and the digit it leads to, from which the next step goes on."""
+    """Draw exercises of single steps: a digit, a step and `=`, then the digit that they lead to."""
     length = int(rng.choice((1, 2, 4, 8)))
     digits, steps = rng.integers(0, 10, size // length).tolist(), rng.integers(0, 27, (size // length, length)).tolist()
     rows = []

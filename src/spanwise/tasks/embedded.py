@@ -30,7 +30,7 @@ _EMBEDDING_STD = 0.5
 
 
 def build_tokenizer() -> Any:
-    """The tokenizer of the digit chain: one token per tag, per operator with its operand, and per other character.
+    """Build the tokenizer of the digit chain: one token per tag, per operator with operand, and per other character.
 
     It adds no special tokens by itself, pads on the left, and decodes what it encoded to the same text.
 
@@ -48,7 +48,7 @@ def build_tokenizer() -> Any:
 
 
 def build_fields_tokenizer() -> Any:
-    """The tokenizer of the fields: one token per key with its punctuation, per digit and per brace; for the rest as above.
+    """Build the tokenizer of the fields: one token per key with its punctuation, per digit and per brace.
 
     Example:
         >>> tokenizer = build_fields_tokenizer()
@@ -79,7 +79,7 @@ def _word_tokenizer(words: list[str], pattern: str) -> Any:
 
 
 def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 64, width: int = 128, heads: int = 4) -> Any:
-    """A Llama with random weights; the global random state stays as it was.
+    """Build a Llama with random weights; the global random state stays as it was.
 
     Positions are rotary: prompts have one length, so step i always stands the same distance before the digit it leads to.
 
@@ -129,7 +129,7 @@ Start = Literal["easy", "hard", "twice", "long"]
 
 @dataclass(frozen=True)
 class Stretch:
-    """One stretch of training; without `learned` the model learns all tokens behind the prompts."""
+    """One stretch of the warm start; without `learned` the model learns all tokens after the prompts."""
 
     name: str
     place: int  # seeds its traces
@@ -138,7 +138,7 @@ class Stretch:
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
     def batch(self, tokenizer: Any, size: int, rng: np.random.Generator) -> tuple[Int[Tensor, "n t"], int]:
-        """Token ids of noisy traces, prompt included and padded on the right, and how many tokens every prompt has."""
+        """Return the token ids of noisy traces, padded on the right, and the number of tokens of every prompt."""
         pairs = self.draw(size, rng)
         texts = [f"{prompt}{trace}{END}" for prompt, trace in pairs]
         ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
@@ -177,7 +177,7 @@ def _course(
     share: int = 1,
     **model: Any,
 ) -> Course:
-    """A stretch for each noise, whose places begin with `first`; a step takes one in `share` of the traces asked for."""
+    """Build a stretch for each noise, numbered from `first`; a step takes one in `share` of the traces."""
 
     def stretch(place: int, name: str, noise: Any) -> Stretch:
         def draw(size: int, rng: np.random.Generator) -> Pairs:
@@ -190,7 +190,7 @@ def _course(
 
 
 def _long_course() -> Course:
-    """Arithmetic alone, of which the model learns nothing but what a step leads to; then long traces."""
+    """Build the long chain's warm start: arithmetic alone, of which only results are learned, then long traces."""
     noises = dict(digits.LONG_NOISE)
     exercises = Stretch(
         "long_tables", 6, noises.pop("long_tables"), lambda size, rng: digits.tables(4 * size, rng=rng),
@@ -213,7 +213,7 @@ STARTS: Mapping[Start, Embedded] = {
 
 
 def embedded(task: Start | Fields) -> Embedded:
-    """An embedded task by its start, or by its fields; every kind and number of fields has a warm start of its own."""
+    """Return an embedded task by its start, or by its fields."""
     if not isinstance(task, Fields):
         return STARTS[task]
     course = _course(
@@ -252,7 +252,7 @@ class Task:
 
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
-    """Stated confidences; NaN where none is stated, or it cannot be read."""
+    """Return the stated confidences; NaN if none is stated or it cannot be read."""
     stated = [(entry.get(block) or {}).get(tag) if tag in layout.keys[block] else None for entry in text]
     values = [None if one is None else parse_confidence(one) for one in stated]
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)

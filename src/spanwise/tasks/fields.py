@@ -41,7 +41,7 @@ QUESTIONS: tuple[tuple[str, int, int], ...] = (
 
 @dataclass(frozen=True)
 class FieldProblems(EmbeddedProblems):
-    """N prompts as arrays."""
+    """N prompts of the task `fields`, as arrays."""
 
     digit_nd: Int[np.ndarray, "n d"]  # what the prompt shows
     hidden_n: Int[np.ndarray, " n"]  # the value that nobody is told
@@ -69,12 +69,12 @@ FIELDS_NOISE: dict[str, FieldsNoise] = {
 
 
 def draw_digits(size: int, rng: np.random.Generator, *, below: int | np.ndarray = 10) -> FieldProblems:
-    """Problems of random digits, each below a limit, or one for each place."""
+    """Draw problems of random digits, each below one limit or a limit for each place."""
     return FieldProblems(rng.integers(0, below, (size, DIGITS)), rng.integers(0, 10, size))
 
 
 def value_of(problems: FieldProblems, operation: str, first: int, second: int) -> Int[np.ndarray, " n"]:
-    """The answer to one of `QUESTIONS`."""
+    """Compute the answer to one of `QUESTIONS`."""
     left_n, right_n = problems.digit_nd[:, first], problems.digit_nd[:, second]
     return {
         "hidden": problems.hidden_n,
@@ -89,7 +89,7 @@ def value_of(problems: FieldProblems, operation: str, first: int, second: int) -
 
 @dataclass(frozen=True)
 class Fields:
-    """Which objects are asked for.
+    """The objects that the task asks for: how many fields, of which kind.
 
     Args:
         count: K, the number of fields, 1 to 16.
@@ -133,7 +133,7 @@ class Fields:
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """The value of every field; `slips`: which values (N, K) slip, and to what."""
+        """Compute the value of every field; `slips` names the values that slip (N, K), and to what."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 
@@ -142,22 +142,22 @@ class Fields:
         return self.objects(self.values(problems))
 
     def traces(self, problems: FieldProblems, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
-        """The completions the warm start imitates: the form without a fault, values that often do not follow their rule."""
+        """Write the completions that the warm start imitates: the form without a fault, values that often break their rule."""
         slip_nk, slipped_nk = self.slips(len(problems), noise, rng)
         astray_nk = rng.random(slip_nk.shape) < noise.astray
         copied_nk = problems.digit_nd[:, (np.arange(self.count) + DIGITS // 2) % DIGITS]
         return self.objects(self.values(problems, (slip_nk | astray_nk, np.where(astray_nk, copied_nk, slipped_nk))))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Which values do not follow their rule, and what they are."""
+        """Draw which values break their rule, and their new values."""
         right_k = [noise.right[k % len(noise.right)] * (name in self.knowable) for k, name in enumerate(self.names)]
         return rng.random((size, self.count)) >= np.array(right_k), rng.integers(0, 10, (size, self.count))
 
     def objects(self, values_nk: Int[np.ndarray, "n k"]) -> list[str]:
-        """Values as the JSON texts that completions and the column `answer` hold."""
+        """Write values as JSON, as completions and the column `answer` hold them."""
         return [json.dumps(dict(zip(self.names, values, strict=True))) for values in values_nk.tolist()]
 
 
 def field_words() -> list[str]:
-    """What the tokenizer has beside digits: the keys with their punctuation, the closing brace."""
+    """Return the tokenizer's words beside the digits: the keys with their punctuation, and the closing brace."""
     return [f'{{"{NAMES[0]}": ', *(f', "{name}": ' for name in NAMES[1:]), "}"]

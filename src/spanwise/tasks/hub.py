@@ -1,4 +1,4 @@
-"""The real path: a language model and a dataset of questions, by hub name or from local folders and files."""
+"""Tasks of a real language model and a dataset of questions, by hub name or from local folders and files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def load_task(
     eval_limit: int = 512,
     max_completion_length: int = 4096,
 ) -> Task:
-    """A model and a dataset of questions as a task; of the model only config and tokenizer are read here.
+    """Build a task from a model and a dataset; only the model's config and tokenizer are read here.
 
     Args:
         model: hub name or local folder.
@@ -133,7 +133,7 @@ def load_task(
 
 
 def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
-    """The tokenizer, and where an instruction can go: no chat template, one without a system message, or one with it."""
+    """Load the tokenizer, and find where an instruction can go: without a chat template, in the user's or a system message."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -157,7 +157,7 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
 
 
 def _prompts(part: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
-    """The rows with `prompt` and `answer` beside what they have."""
+    """Return the rows with `prompt` and `answer` beside their other columns."""
     added = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     whole = [columns.prompt] if columns.whole else []
     kept = [name for name in part.column_names if name not in (*added, *whole, *_TAKEN)]
@@ -173,7 +173,7 @@ def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str,
 
 
 def _check_told(layout: Layout, seen: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
-    """Refuse our own instruction for other tags than it asks for; warn where the user's prompts hold none of a tag."""
+    """Refuse our own instruction for tags that it does not ask for; warn if the user's prompts name none of them."""
     missing = untold(layout, seen)
     if not missing or instruction == "":
         return
@@ -199,12 +199,12 @@ def _listing(folder: Path) -> str:
 
 
 def message(role: str, content: str) -> list[dict[str, str]]:
-    """A conversation of one message."""
+    """Return a conversation of one message."""
     return [{"role": role, "content": content}]
 
 
 def asked(question: str, instruction: str, style: PromptStyle) -> Any:
-    r"""A question with an instruction before it; with an empty one the question alone."""
+    r"""Put an instruction before a question; an empty instruction adds nothing."""
     if style == "plain":
         return f"{instruction}\n\nProblem:\n{question}\n\n" if instruction else question
     if style == "system" and instruction:
@@ -213,7 +213,7 @@ def asked(question: str, instruction: str, style: PromptStyle) -> Any:
 
 
 def shown(prompt: Any, tokenizer: Any) -> str:
-    """A prompt as the model sees it: a text as it is, a conversation in the tokenizer's chat template."""
+    """Return a prompt as the model sees it: a text as it is, a conversation in the chat template."""
     if isinstance(prompt, str):
         return prompt
     try:
@@ -223,7 +223,7 @@ def shown(prompt: Any, tokenizer: Any) -> str:
 
 
 def untold(layout: Layout, texts: Sequence[str]) -> list[str]:
-    """What a layout looks for and none of the texts holds, opening tags and keys, without what the prompt has opened already."""
+    """Return the opening tags and keys of a layout that no text names, without what the prompt opens itself."""
     words: dict[str, None] = {}
     for part in layout.parts:
         asks = SEGMENTERS.find(part.segmenter).asks
@@ -233,13 +233,13 @@ def untold(layout: Layout, texts: Sequence[str]) -> list[str]:
 
 
 def _holds(text: str, word: str) -> bool:
-    """Whether a text has a tag somewhere, or a word that is no part of another one."""
+    """Whether a text holds a tag, or a word that is no part of a longer word."""
     return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)) if word[:1].isalnum() else word in text
 
 
 @dataclass(frozen=True)
 class DatasetColumns:
-    """Where a dataset has what."""
+    """The columns of a dataset that hold prompts and answers."""
 
     prompt: str
     whole: bool  # the prompts are used as they are
@@ -248,7 +248,7 @@ class DatasetColumns:
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:
-    """One split of a dataset by hub name, folder or file."""
+    """Read one split of a dataset by hub name, folder or file."""
     from datasets import Dataset, DatasetDict, config, load_dataset, load_from_disk
 
     place = Path(dataset)
@@ -286,7 +286,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
 def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
 ) -> DatasetColumns:
-    """Which columns hold what, as asked for; without a question column whole prompts in `prompt`, else in `messages`."""
+    """Find the columns as asked for; without a question column take whole prompts from `prompt`, else from `messages`."""
     conversations = False
     if prompt is None and not instruction and question not in names:
         prompt = next((name for name in ("prompt", "messages") if name in names), None)
@@ -307,7 +307,7 @@ def find_columns(
 
 
 def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
-    """Refuse rows that are no questions or prompts, or that have no answer; say which row, and what to do."""
+    """Refuse rows without a usable question, prompt or answer; say which row, and what to do."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
     for name, option in (
@@ -334,7 +334,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
 
 
 def _fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
-    """Why a cell is no question, no prompt or no answer."""
+    """Say why a cell is no question, no prompt or no answer; None if it is one."""
     if option == "prompt_column":
         fault = prompt_fault(cell, template=template)
         if not fault and columns.conversations and cell[-1]["role"] == "assistant":
@@ -348,7 +348,7 @@ def _fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -
 
 
 def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
-    """Training rows in their order, and the first `eval_limit` of the rows set aside."""
+    """Return the training rows in order, and the first `eval_limit` of the rows kept for evaluation."""
     size = min(HELD_OUT, max(1, len(rows) // 5))
     if len(rows) < 2 or eval_limit < 1:
         raise DataError(
@@ -361,7 +361,7 @@ def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of the innermost cause, which is the one that says what went wrong."""
+    """Return the first line of the innermost cause, which says what went wrong."""
     while error.__cause__ is not None:
         error = error.__cause__
     line = (str(error).strip().splitlines() or [""])[0].rstrip(" .:")

@@ -1,4 +1,4 @@
-"""The warm start: a tiny model that has read noisy traces of an embedded task, trained once and cached.
+"""The warm start: a tiny model trained once on noisy traces of an embedded task, and cached.
 
 Models are kept as whole folders or not at all, and each file is known by its digest.
 """
@@ -54,7 +54,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class WarmStartSettings:
-    """Everything a warm start depends on, besides difficulty, seed and the traces.
+    """Everything that a warm start depends on, besides task, seed and traces.
 
     Args:
         easy: from random weights, on mildly noisy traces.
@@ -90,7 +90,7 @@ class WarmStartSettings:
 
 
 def shortened(steps: int, settings: WarmStartSettings | None = None) -> WarmStartSettings:
-    """Settings, by default the usual ones, with every phase cut to `steps`: a model that has learned little, in little time."""
+    """Return settings with every phase cut to `steps`, for a model that has learned little in little time."""
     settings = settings or WarmStartSettings()
     return replace(settings, **{name: replace(phase, steps=steps) for name, phase in _phases(settings).items()})
 
@@ -103,7 +103,7 @@ def warm_start(
     progress: Progress | None = None,
     settings: WarmStartSettings | None = None,
 ) -> Path:
-    """The folder of the warm-started model and its tokenizer; trained on the first call, read from the cache afterwards.
+    """Return the folder of the warm-started model and its tokenizer, trained on the first call and then cached.
 
     The hard start continues the easy one and shares its cache; the start with two attempts is its own. A cached folder with a
     missing or altered file is rebuilt, with a notice in the log. Training runs on the CPU with one thread.
@@ -156,7 +156,7 @@ def digits_task(
     progress: Progress | None = None,
     settings: WarmStartSettings | None = None,
 ) -> Task:
-    """An embedded task with its warm-started model: the smudged digit chain, or a JSON object of small answers.
+    """Build an embedded task with its warm-started model: the smudged digit chain, or a JSON object of small answers.
 
     The evaluation prompts are the same for every seed; neither the training prompts nor the warm start contain any of the 512.
 
@@ -249,7 +249,7 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
-    """What the weights depend on: this stretch and those before it; the easy start does not depend on the hard phase."""
+    """Return what the weights depend on: this stretch and those before it."""
     used = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
     skipped = _phases(settings).keys() - used.keys()
     return {
@@ -267,7 +267,7 @@ def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSetti
 
 
 def default_cache_folder() -> Path:
-    """`$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`.
+    """Return `$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`.
 
     Example:
         >>> from unittest import mock
@@ -281,7 +281,7 @@ def default_cache_folder() -> Path:
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether a cached folder is there and every file is as it was written; logs a notice if it is there and is not."""
+    """Whether a cached folder exists with every file as it was written; log a notice if a file is not."""
     if not folder.exists():
         return False
     try:
@@ -299,7 +299,7 @@ def _digest(file: Path) -> str:
 
 
 def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) -> None:
-    """Write beside the target and rename, so that a reader sees the whole folder or none."""
+    """Write the folder beside its place and rename it, so that a reader sees all of it or nothing."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-", ignore_cleanup_errors=True) as scratch:
@@ -323,7 +323,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
 
 
 def load(folder: Path) -> Any:
-    """The model of a cached folder."""
+    """Load the model of a cached folder."""
     from transformers import AutoModelForCausalLM
 
     with _quiet():
@@ -349,7 +349,7 @@ _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    """`torch.optim.Muon` where the processor multiplies bfloat16 quickly (AVX-512 and later), else the same in float32."""
+    """Return `torch.optim.Muon` if the processor multiplies bfloat16 quickly (AVX-512), else the same in float32."""
     quick = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return (torch.optim.Muon if quick else Float32Muon)(list(matrices), lr=lr, weight_decay=0.0)
 
@@ -362,7 +362,7 @@ class Float32Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step; there is no closure to call again."""
+        """Take one step; closures are not supported."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
@@ -375,7 +375,7 @@ class Float32Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """A matrix with the same singular vectors and singular values near 1 (0.7 to 1.2): five steps of Newton and Schulz."""
+    """Return a matrix with the same singular vectors and singular values near 1 (0.7 to 1.2), by Newton and Schulz."""
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide = wide / wide.norm().clamp(min=_EPS)
     for _ in range(_STEPS):

@@ -1,4 +1,4 @@
-"""`CriticConfig`: the value model that methods such as `gae` and `sae` need, and how it is fitted.
+"""`CriticConfig`: the value model that methods such as `gae` and `sae` need, and how to fit it.
 
 Of a trainer that has a critic of its own (verl, SkyRL): what is refused of it, what it is fitted to, how far off it is.
 """
@@ -160,7 +160,7 @@ class CriticConfig(Mode):
         )
 
     def check_scheme(self, scheme: Scheme) -> None:
-        """Refuse a method that reads no values."""
+        """Refuse a scheme whose method reads no values."""
         if not scheme.value_names:
             raise RecipeError(
                 f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave it out, or use 'gae' or 'sae'."
@@ -168,7 +168,7 @@ class CriticConfig(Mode):
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Any:
-        """The configuration that a recipe's `critic:` section says."""
+        """Build the configuration from a recipe's `critic:` section."""
         for name, value in written.items():
             if name in ("gae_lambda_policy", "length_adaptive_alpha"):
                 raise RecipeError(
@@ -180,7 +180,7 @@ class CriticConfig(Mode):
 def critic_faults(
     own: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """The sentences about a method and a critic that do not fit; `option` asks for the engine's, which is `there` or not."""
+    """Return the sentences on a method and a critic that do not fit each other."""
     names, none = scheme.value_names, f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
@@ -198,7 +198,7 @@ def critic_faults(
 
 
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-    """The targets of a critic of one value, and the metrics of its values.
+    """Return the targets of a critic with one value, and the metrics of its values.
 
     Edge cases:
         Where nothing is known of a token the target is its own value, which moves nothing.

@@ -28,7 +28,7 @@ STATE = "optimizer.pt"
 
 
 class Learned(NamedTuple):
-    """What a critic said of a batch before it was fitted to it: values before each token and behind cut-off rows, and metrics."""
+    """A critic's values of a batch before it was fitted to it, and the metrics of the fit."""
 
     value_nts: Float[Tensor, "n t s"]
     bootstrap_ns: Float[Tensor, "n s"]
@@ -75,7 +75,7 @@ class Critic:
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
 
     def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
-        """Say the values of a batch, then fit the critic to it."""
+        """Return the values of a batch, then fit the critic to it."""
         started, n = time.perf_counter(), len(truncated_n)
         self._move(self.accelerator.device)
         try:
@@ -97,7 +97,7 @@ class Critic:
         return Learned(said_nts[:, :-1], batch.bootstrap(said_nts), named)
 
     def _fit(self, batch: _Batch, said_nts: Tensor) -> dict[str, float]:
-        """Fit all epochs and put down what is said of each row before it is first fitted; the mean size of losses and gradients."""
+        """Fit all epochs; store each row's values before its first fit, and return the mean loss and gradient size."""
         self.model.train()
         sizes, n = [], len(said_nts)
         for epoch in range(self.config.epochs):
@@ -115,7 +115,7 @@ class Critic:
             return self.model(batch.rows)
 
     def _update(self, batch: _Batch, row_r: Tensor, said_nts: Tensor, *, first: bool) -> dict[str, float]:
-        """One optimizer step on some rows, its gradients summed over processes; the size of its gradient and its loss."""
+        """Take one optimizer step on some rows, with gradients summed over processes; return gradient size and loss."""
         count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
         total = torch.zeros((), device=count.device)
         for part in row_r.split(self.micro_batch):
@@ -145,7 +145,7 @@ class Critic:
         return {"grad_norm": norm, "loss": float(self._sum(total))}
 
     def _check_finite(self, batch: _Batch, said_nts: Tensor, row_r: Tensor) -> None:
-        """Stop all processes before anything is made of values that are not finite in one of them."""
+        """Stop all processes if a value in any of them is not finite."""
         lost_r = batch.take(row_r).lost_n(said_nts[row_r])
         count = int(self._sum(lost_r.sum()))
         if count:
@@ -161,11 +161,11 @@ class Critic:
         )
 
     def _sum(self, value: Any) -> Any:
-        """The sum over processes."""
+        """Sum over processes."""
         return self.accelerator.reduce(value, reduction="sum")
 
     def _compare(self, batch: _Batch, said_nts: Tensor) -> dict[str, float]:
-        """How good the values were, in all processes together."""
+        """Measure how good the values were, over all processes."""
         held_ntsc = torch.stack([said_nts[:, :-1], batch.targets(said_nts), batch.mask_nts.to(said_nts)], dim=-1)
         if self.accelerator.num_processes > 1:
             wide = self.accelerator.pad_across_processes(held_ntsc.to(self.accelerator.device), dim=1)
@@ -180,21 +180,21 @@ class Critic:
         return figures
 
     def _move(self, device: torch.device | str) -> None:
-        """With `offload`, take the critic and its optimizer to a device."""
+        """Move the critic and its optimizer to a device, if `offload` is set."""
         if self.config.offload:
             self.model.to(device)
             for state in self.optimizer.state.values():
                 state.update({name: x.to(device) for name, x in state.items() if isinstance(x, Tensor) and x.dim()})
 
     def save(self, folder: str | Path, tokenizer: Any = None, *, state: bool = True) -> None:
-        """Write the model and, to go on from, the optimizer."""
+        """Write the model, and the optimizer to resume from."""
         self.model.save(folder, tokenizer)
         if state:
             contents = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
             torch.save({**contents, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
 
     def restore(self, folder: str | Path) -> None:
-        """Go on from what `save` wrote."""
+        """Resume from what `save` wrote."""
         place = Path(folder)
         if not (place / STATE).is_file() or not (place / ABOUT).is_file():
             raise DataError(
@@ -211,7 +211,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What a critic is fitted to, row by row. What it said of it is before each token and behind the last column."""
+    """The rows that a critic is fitted to, with its values before each token and after the last column."""
 
     rows: Sequences
     streams: Streams
@@ -228,23 +228,23 @@ class _Batch:
         return mask_snt.permute(1, 2, 0)
 
     def bootstrap(self, said_nts: Tensor) -> Tensor:
-        """The values after the last token, as the configuration takes truncation."""
+        """The values after the last token, as the configuration treats truncation."""
         options: Any = {"truncated": self.config.truncated}
         ends = (bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in self.ends(said_nts).unbind(1))
         return torch.stack([*ends], 1)
 
     def ends(self, said_nts: Tensor) -> Tensor:
-        """What was said behind the last token of each row."""
+        """The values after the last token of each row."""
         return said_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, said_nts.shape[2])).squeeze(1)
 
     def lost_n(self, said_nts: Tensor) -> Tensor:
-        """How many of the values that are read are not finite, of each row."""
+        """The number of values of each row that are read and not finite."""
         behind_n = self.truncated_n & (self.config.truncated == "bootstrap")
         here_nts = self.streams.mask_snt.permute(1, 2, 0) & ~said_nts[:, :-1].isfinite()
         return here_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(said_nts).isfinite()).sum(dim=1)
 
     def targets(self, said_nts: Tensor) -> Tensor:
-        """What each value should have been; 0 where there is no target. Values that are `lost` count as 1/2: all stop together."""
+        """The target of each value, and 0 without one; `lost` values count as 1/2, so that all processes stop together."""
         said_nts = torch.where(said_nts.isfinite(), said_nts, 0.5)
         rule: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         parts: Iterator[dict[str, Any]] = self.streams.inputs(said_nts[:, :-1], self.bootstrap(said_nts))
@@ -263,7 +263,7 @@ class _Batch:
 
 
 class CriticInTrl(TrlPart):
-    """The `Critic` of TRL's trainer: it says the values of each generation batch and is fitted to it; the policy may wait."""
+    """The critic in TRL's trainer: it values each generation batch and is then fitted to it; the policy may wait for it."""
 
     def __init__(self, mode: CriticConfig, trainer: Any) -> None:
         super().__init__(mode, trainer)
@@ -278,7 +278,7 @@ class CriticInTrl(TrlPart):
         self._ended: float | None = None
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """The values of a critic before it is fitted; what it took as a share of the seconds since the batch before."""
+        """Add the critic's values to a batch before the critic is fitted, and log its share of the time."""
         started, trainer, batch = time.perf_counter(), self.trainer, own.batch
         over, fit = streams(own.reading, batch, trainer.scheme), bool(trainer.model.training)
         learned = self.critic.learn(sequences(output, batch), over, cut_off(batch, self._ends), fit=fit)
@@ -293,20 +293,20 @@ class CriticInTrl(TrlPart):
 
     @property
     def waits(self) -> bool:
-        """Whether the policy waits for its critic still."""
+        """Whether the policy still waits for its critic."""
         return self.critic.batches <= self.mode.policy_training_start_step
 
     def save(self, folder: Path) -> None:
-        """The critic with its optimizer."""
+        """Save the critic with its optimizer."""
         self.critic.save(folder / CRITIC, self.trainer._text_tokenizer)
 
     def restore(self, folder: Path) -> None:
-        """Go on with the critic of a checkpoint."""
+        """Resume with the critic of a checkpoint."""
         self.critic.restore(folder / CRITIC)
 
 
 def megabytes(model: nn.Module) -> float:
-    """Memory that a model and its training take: weights, and gradients and AdamW's two moments of those that are trained.
+    """Return the memory of a model in training: weights, and for trained ones gradients and AdamW's two moments.
 
     >>> megabytes(nn.Linear(1000, 250, bias=False))
     4.0
