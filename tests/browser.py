@@ -46,7 +46,8 @@ class Browser:
         self.size(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        self.driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})  # a window behind others gets no focusin
+        # A window without the focus gets no event of it.
+        self.driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         self.driver.get_log("browser")
         self.driver.get(path.as_uri() + (f"#{fragment}" if fragment else ""))
 
