@@ -106,7 +106,7 @@ def our_file(path):
     return path
 
 
-def test_masked_left_out_failed_and_unscored(tmp_path):
+def test_masked_left_out_timeout_and_unscored(tmp_path):
     file = our_file(tmp_path / "step_000001.parquet")
     options = {"methods": ["rloo"], "overrides": {"layout": {"all": ["answer"]}}}
     found = why(file, console=Console(quiet=True), **options)["rloo"]
@@ -114,7 +114,7 @@ def test_masked_left_out_failed_and_unscored(tmp_path):
         ("CREDITED", ""): (4, 2, (0, 1)),
         ("MASKED", ""): (5, 0, (0, 1, 2)),
         ("LEFT_OUT", ""): (2, 1, (2,)),
-        ("FAILED", "correct"): (2, 1, (3,)),
+        ("TIMEOUT", "correct"): (2, 1, (3,)),
         ("UNSCORED", "correct"): (2, 1, (4,)),
     }
 
