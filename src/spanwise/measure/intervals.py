@@ -67,6 +67,15 @@ class Interval:
         return f"{self.value:.3f}" + ("" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]")
 
 
+def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
+    """The bounds in words; "" where there are none."""
+    if interval is None or math.isnan(interval.low):
+        return ""
+    if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
+        return "unknown, as all prompts agree"
+    return f"{show(interval.low)} to {show(interval.high)}"
+
+
 def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -> tuple[float, float]:
     r"""Wilson's interval of a proportion; never empty, never outside [0, 1], also at 0 and `count` successes.
 
