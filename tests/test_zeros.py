@@ -80,7 +80,7 @@ ONE = Scheme("bae", LAYOUT, [Objective("format", "a", name="right")])
         ([1, 1, 0, 0], [OK] * 4, [0, 0, 1, 1], ["ALL_RIGHT", "ALL_RIGHT", "ALL_WRONG", "ALL_WRONG"]),
         ([0.5, 0.5, 0, 1], [OK] * 4, [0, 0, 1, 1], ["ALL_EQUAL", "ALL_EQUAL", "CREDITED", "CREDITED"]),
         ([1, 0, 0.5, 1], [OK] * 4, [0, 0, 0, 1], ["CREDITED", "CREDITED", "AT_BASELINE", "SINGLETON"]),
-        ([1, NAN, NAN, NAN], [OK, TIMEOUT, ERROR, UNSCORED], [0] * 4, ["SINGLETON", "FAILED", "FAILED", "UNSCORED"]),
+        ([1, NAN, NAN, NAN], [OK, TIMEOUT, ERROR, UNSCORED], [0] * 4, ["SINGLETON", "TIMEOUT", "ERROR", "UNSCORED"]),
         ([1, NAN, NAN, 1], [OK, ABSENT, UNPARSABLE, OK], [0] * 4, ["ALL_RIGHT", "ABSENT", "UNPARSABLE", "ALL_RIGHT"]),
     ],
 )
@@ -108,7 +108,7 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
     reading = reading_of([[1, NAN], [1, 1], [1, 0], [0, 0]], [[OK, ERROR], [OK, OK], [OK, OK], [OK, OK]], [[1, 0, 0]] * 4)
     told, *_ = explained(reading, both, [0, 0, 1, 1])
     assert named(told, told.key_n.tolist()) == [
-        ("FAILED", "said"),
+        ("ERROR", "said"),
         ("SINGLETON", "said"),
         ("CREDITED", ""),
         ("CREDITED", ""),
@@ -157,7 +157,7 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
     names = [[reason_of(key).name for key in row] for row in keys.tolist()]
     wrong, equal = "ALL_WRONG", "ALL_EQUAL"
     assert names == [
-        [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, "FAILED", "UNPAID"],
+        [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, equal, "UNPAID"], [wrong, "ERROR", "UNPAID"],
         ["SINGLETON", "ABSENT", "UNPAID"],
     ]  # fmt: skip
     alone = zero_reasons(credit_batch(reading, Batch(torch.tensor([0, 0, 1, 1, 2]), steps=steps), scheme), scheme)
@@ -225,7 +225,7 @@ def missing(reading, i, m):
     status = Status(int(reading.scores.status_nm[i, m]))
     if status is ABSENT:
         return "TRUNCATED" if int(reading.fault_n[i]) & Fault.TRUNCATED else "ABSENT"
-    return {TIMEOUT: "FAILED", ERROR: "FAILED"}.get(status, status.name)
+    return status.name
 
 
 def by_definition(reading, scheme, group, adv, i, k):

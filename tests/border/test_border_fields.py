@@ -82,7 +82,7 @@ CASES = [
         "completions that were cut off before they write any tag, at the first batch",
         remarked(written=[f"I add {n} and 2" for n in range(4)], layout=Layout({"all": ["answer"]})),
         "<answer> is in 0 of 4 completions; ... The layout asks for it, so what is read there earns nothing. 4 of 4 differ and "
-        "end after 13 tokens, as none is longer. If they were cut off there, set the longest length of a completion up "
+        "end after 13 tokens, as none is longer. If they were cut off, set the longest length of a completion up "
         "(max_completion_length, in verl data.max_response_length), or ask for shorter ones; if not, ask for these tags in the "
         "prompt.",
     ),

@@ -1,17 +1,22 @@
 """Folders, checkpoints, evaluations, comparisons and reports that cannot be what was meant."""
 
+import io
 import json
 import os
 from unittest.mock import patch
 
 import torch
 import yaml
+from rich.console import Console
 
 from border.case import Case, check, command
 from spanwise.commands.report.report import report_folder
+from spanwise.commands.shared.display import interval_table
 from spanwise.commands.shared.samples import Samples
 from spanwise.engines.checkpoints import write_manifest
+from spanwise.measure import mean_interval
 from spanwise.recipe import load, resolved, scheme_of
+from spanwise.report import train_report
 from spanwise.rollouts.folder import metrics_until, sole_writer
 from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer
 from tokenizers_small import byte_model
@@ -73,6 +78,18 @@ def collapsed(folder):
         file.write(json.dumps({"step": 1, "final": final}) + "\n")
     html = report_folder(run).read_text()
     return html.split('aria-label="what is wrong">')[1].split("</ul>")[0]
+
+
+def unanimous(folder):
+    """Mean rewards of three prompts that all got .1 and of three that did not, in the terminal and on the page of a run."""
+    agree, differ = (mean_interval(torch.tensor(reward_n).double()) for reward_n in ([0.1] * 3, [0.1, 0.1, 0.4]))
+    intervals = {"reward/style": agree, "reward/tone": differ}
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(*interval_table("a", intervals))
+    lines = [{"step": 0, "final": {"reward/style": 0.1, "reward/tone": 0.2}}]
+    page = train_report(recipe={}, metrics=lines, summary={}, intervals=intervals, unmeasured={"accuracy": "", "ece": ""})
+    assert page.count("95 %: unknown, as all prompts agree") == 1
+    return console.export_text()
 
 
 def of_secrets(folder, *options, **fields):
@@ -186,6 +203,11 @@ CASES = [
         "`--set stepz=3`",
         lambda folder: command("train", "--set", "stepz=3"),
         "There is no recipe field 'stepz'. Did you mean 'steps'?",
+    ),
+    Case(
+        "a mean reward that is the same for every prompt, evaluated",
+        unanimous,
+        "reward, style ... 0.100 ... unknown, as all prompts agree",
     ),
     Case(
         "`spanwise eval` on a model of something else than the embedded task, without a recipe",

@@ -65,8 +65,8 @@ CASES = [
             "why", verl_file(folder / "1.jsonl", ["<answer>5</answer>", "<answer>6"] * 2, acc=[0.0] * 4), *LAYOUT,
             "--methods", "grpo", code=0,
         ),
-        "unanimous: all wrong ... 4 ... Of the 4 completions whose group is all wrong 4 are malformed, 2 of them because a tag "
-        "never closes.",
+        "unanimous: all wrong ... 4 ... Of the 4 completions whose group is all wrong 4 are malformed; 2 of them end before a "
+        "part of them closes.",
     ),
     Case(
         "`why` for a prompt that has one completion",

@@ -71,8 +71,8 @@ class Rows:
         return self.prices[m] if self.status[i][m] in LEFT_OUT else None
 
     def missing(self, i: int, m: int) -> Zero:
-        found = {Status.UNPARSABLE: Zero.UNPARSABLE, Status.UNSCORED: Zero.UNSCORED, Status.TIMEOUT: Zero.FAILED,
-                 Status.ERROR: Zero.FAILED}  # fmt: skip
+        found = {Status.UNPARSABLE: Zero.UNPARSABLE, Status.UNSCORED: Zero.UNSCORED, Status.TIMEOUT: Zero.TIMEOUT,
+                 Status.ERROR: Zero.ERROR}  # fmt: skip
         return found.get(self.status[i][m], Zero.TRUNCATED if self.cut[i] else Zero.ABSENT)
 
 

@@ -230,6 +230,13 @@ def test_a_field_in_quotes_is_a_string_and_one_without_is_what_it_says():
     same(valid(text, {"type": "string"}, tag="n"), [0, 1, 1, 0, 1, 1, 0], [OK] * 7)
 
 
+def test_whether_a_field_is_in_quotes_is_read_behind_its_own_key():
+    blocks = ['{"a": 3, "b": "3"}', '{"a": "3", "b" : 3}', '{"a": [3, "3"], "b":"3"}']
+    text = [{"all": {"b": "3", "": block}} for block in blocks]
+    same(valid(text, {"type": "string"}, tag="b"), [1, 0, 1], [OK] * 3)
+    same(valid(text, {"type": "integer"}, tag="b"), [0, 1, 0], [OK] * 3)
+
+
 @pytest.mark.parametrize(
     ("schema", "why"),
     [

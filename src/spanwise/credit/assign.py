@@ -31,13 +31,6 @@ from spanwise.objective import Objective
 from spanwise.score import check_discrete, judge_of, judged_column
 from spanwise.types import Comparison, Credit, Scores, Status, Zero
 
-_MISSING = {
-    Status.UNPARSABLE: Zero.UNPARSABLE,
-    Status.UNSCORED: Zero.UNSCORED,
-    Status.TIMEOUT: Zero.FAILED,
-    Status.ERROR: Zero.FAILED,
-}
-
 
 def assign(
     scores: Scores,
@@ -329,8 +322,8 @@ def _missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
     reason_nm = torch.full(scores.status_nm.shape, int(Zero.ABSENT), device=scores.status_nm.device)
     if truncated_n is not None:
         reason_nm[truncated_n] = int(Zero.TRUNCATED)
-    for status, reason in _MISSING.items():
-        reason_nm[scores.status_nm == int(status)] = int(reason)
+    for status in (Status.UNPARSABLE, Status.TIMEOUT, Status.ERROR, Status.UNSCORED):
+        reason_nm[scores.status_nm == int(status)] = int(Zero[status.name])
     return reason_nm
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
+
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from spanwise.credit import length_adaptive_lambda
 from spanwise.explain.alarms import IN_A_ROW, habits
@@ -85,29 +88,36 @@ def _untagged(reading: Reading, scheme: Scheme) -> str:
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or float(missing_n.double().mean()) <= 0.99:
         return ""
-    texts, length_n = [whole_text(text) for text in reading.text], reading.length_nk.sum(dim=1).tolist()
+    texts = [whole_text(text) for text in reading.text]
     censuses = census_of(scheme.layout, texts)
     census = next((census for census in censuses if census.lacking), None)
     if census is None:
         return ""
     it, what = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
     advice = f"Ask for {what} in the prompt, or write the layout of what the model writes."
-    open_ended = int((missing_n & ((reading.fault_n & int(Fault.TRUNCATED)) != 0)).sum())
-    longest = max(length_n)
-    at_longest = len({text for text, length in zip(texts, length_n, strict=True) if length == longest > 0})
-    cut_off, where = max(
-        (open_ended, "end before a part of them closes. If they were cut off"),
-        (
-            at_longest * (at_longest > 1),
-            f"differ and end after {longest} tokens, as none is longer. If they were cut off there",
-        ),
-    )
-    if cut_off * 2 >= len(reading):
+    count, where = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
+    if count * 2 >= len(reading):
         advice = (
-            f"{cut_off} of {len(reading)} {where}, set the longest length of a completion up (max_completion_length, in verl "
-            f"data.max_response_length), or ask for shorter ones; if not, ask for {what} in the prompt."
+            f"{count} of {len(reading)} {where}. If they were cut off, set the longest length of a completion up "
+            f"(max_completion_length, in verl data.max_response_length), or ask for shorter ones; if not, ask for {what} in the prompt."
         )
     return f"{census.sentence} The layout asks for {it}, so what is read there earns nothing. {advice}"
+
+
+def cut_off(
+    fault_n: Int[Tensor, " n"],
+    length_n: Int[Tensor, " n"],
+    text_of: Callable[[int], Hashable],
+    *,
+    among_n: Bool[Tensor, " n"],
+) -> tuple[int, str]:
+    """How many of some completions seem to be cut off, and what shows it: an open part, or the length that none exceeds."""
+    open_ended, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
+    at_longest = len({text_of(n) for n in (among_n & (length_n == longest)).nonzero().flatten().tolist()} if longest else ())
+    return max(
+        (open_ended, "end before a part of them closes"),
+        (at_longest * (at_longest > 1), f"differ and end after {longest} tokens, as none is longer"),
+    )
 
 
 def _unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:

@@ -67,6 +67,15 @@ class Interval:
         return f"{self.value:.3f}" + ("" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]")
 
 
+def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
+    """The bounds in words; "" where there are none."""
+    if interval is None or math.isnan(interval.low):
+        return ""
+    if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
+        return "unknown, as all prompts agree"
+    return f"{show(interval.low)} to {show(interval.high)}"
+
+
 def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -> tuple[float, float]:
     r"""Wilson's interval of a proportion; never empty, never outside [0, 1], also at 0 and `count` successes.
 
@@ -165,9 +174,9 @@ def unseen_interval(
     """Bootstrap interval of a bounded figure, by prompt, that counts on a prompt which nobody saw (docs/intervals.md).
 
     A bound is a quantile of `figure(*columns, weights)` with the entries of its end behind the columns; `ends` are the low one and
-    the high one. An entry is a prompt of average size, rounded up, and every prompt weighs Exp(1). Where prompts are right or
-    wrong as a whole this is the interval of Clopper and Pearson, of means that of Gaffke 2005 (see Learned-Miller and Thomas
-    2019, arXiv 1905.06208).
+    the high one, of as many entries, and see the same draws. An entry is a prompt of average size, rounded up, and every prompt
+    weighs Exp(1). Where prompts are right or wrong as a whole this is the interval of Clopper and Pearson, of means that of Gaffke
+    2005 (see Learned-Miller and Thomas 2019, arXiv 1905.06208).
 
     >>> print(unseen_interval(weighted_mean, [torch.ones(50)], [[[0.0]], [[1.0]]], range(50)))  # .025^(1/50) = .929, but drawn
     1.000 [0.935, 1.000]
@@ -176,14 +185,21 @@ def unseen_interval(
     if math.isnan(plain.low):
         return plain
     dense_n, size = prompt_index(prompts, len(prompts)), math.ceil(len(prompts) / plain.count)
-    bounds = []
-    for end, share in zip(ends, ((1 - plain.level) / 2, (1 + plain.level) / 2), strict=True):
-        pairs = zip(columns, end, strict=True)
-        longer = [torch.cat([column_n.cpu(), column_n.new_tensor(more).cpu().repeat(size)]) for column_n, more in pairs]
-        longer_n = torch.cat([dense_n, plain.count + torch.arange(len(end[0])).repeat(size)])
-        drawn = resampled(partial(figure, *longer), longer_n, resamples=resamples, seed=seed, smooth=True)
-        bounds.append(float(drawn[1].quantile(share)))
-    return replace(plain, low=bounds[0], high=bounds[1])
+    longer_n = torch.cat([dense_n, plain.count + torch.arange(len(ends[0][0])).repeat(size)])
+    longer = [
+        [
+            torch.cat([column_n.cpu(), column_n.new_tensor(more).cpu().repeat(size)])
+            for column_n, more in zip(columns, end, strict=True)
+        ]
+        for end in ends
+    ]
+
+    def of_ends(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r 2"]:
+        return torch.stack([figure(*end, weight_rn) for end in longer], dim=1)
+
+    low_r, high_r = resampled(of_ends, longer_n, resamples=resamples, seed=seed, smooth=True)[1].unbind(dim=1)
+    low, high = low_r.quantile((1 - plain.level) / 2), high_r.quantile((1 + plain.level) / 2)
+    return replace(plain, low=float(low), high=float(high))
 
 
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:

@@ -15,6 +15,7 @@ from spanwise.explain import alarms, batch_alarms, end_alarms
 from spanwise.explain.alarms import CAUSES, OF_REWARD, OF_SCORE, by_sentence, values_of
 from spanwise.layout import any_index
 from spanwise.measure import Curve, Interval
+from spanwise.measure.intervals import bounds_text
 from spanwise.metric import Metric, metrics_in
 from spanwise.mode import Chart, Mode, Page
 from spanwise.modes import MODES
@@ -194,7 +195,8 @@ def _headlines(
 
 def _note(interval: Interval | None, before: float | None, show: Callable[[Any], str], began: str = "at the start") -> str:
     """Return the small print of a figure: its interval, and its value at the start."""
-    notes = [f"95 %: {show(interval.low)} to {show(interval.high)}"] if interval and interval.low == interval.low else []
+    bounds = bounds_text(interval, show)
+    notes = [f"95 %: {bounds}"] if bounds else []
     return "\n".join(notes if before is None else [*notes, f"{show(before)} {began}"])
 
 

@@ -326,18 +326,20 @@ def _field(block: Mapping[str, str | None], tag: str) -> str | None:
     content = block.get(tag)
     if content is None:
         return None
-    return json.dumps(content) if json_value(content) is MISSING or _in_quotes(content, block.get("") or "") else content
+    return json.dumps(content) if json_value(content) is MISSING or _in_quotes(content, block, tag) else content
 
 
-def _in_quotes(content: str, written: str) -> bool:
-    """Whether a field's text is a string: "3" and 3 differ in what stands before them."""
+def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
+    """Whether a field's text is a string, "3" and not 3: by what stands before it behind its own key, else where it comes first."""
+    written, first, key = block.get("") or "", "", f'"{tag.rpartition(".")[2]}"'
     at = written.find(content)
     while at >= 0:
         before = _BEFORE.search(written, max(0, at - 256), at)
-        if before:
+        if before and written[max(0, before.start() - 256) : before.start()].rstrip().endswith(key):
             return before[1] == '"'
+        first = first or (before[0] if before else "")
         at = written.find(content, at + len(content))
-    return False
+    return first.endswith('"')
 
 
 class SchemaChecker(Workers):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import trl_small
+from report_pages import Page
 from rollouts_cases import Case, completion
 from spanwise.commands.credit.credit import credit
 from spanwise.commands.credit.page import credit_page
@@ -85,3 +86,18 @@ def test_the_page_shows_whole_groups_evenly_from_the_file(tmp_path, monkeypatch)
     assert [decoded(data["tokens"], n) for n in range(8)] == [one.pieces for one in [*said[:4], *said[8:]]]
     assert "8 of 12 completions are shown, evenly from the file." in html
     assert ">12</" in html  # the figures are over all of them
+
+
+def test_the_page_has_a_row_for_stopping_and_says_of_no_living_stratum_that_it_is_dead(tmp_path):
+    """By prompt: right and wrong; right, right, right without a confidence, wrong; nothing differs; only stopping differs."""
+    four, three = trl_small.say("", "4", 0.5, 1.0), trl_small.say("", "3", 0.5, 1.0)
+    stops = trl_small.say("", "3", None, 1.0)
+    run(tmp_path, said=[*trl_small.SAID, *[four] * 4, *[three] * 3, stops], methods=["grpo", "bae"])
+    cells = Page((tmp_path / "out" / "report.html").read_text()).cells
+    # Prompt 1: -1 less the mean of -.0625 and -.25, the two that are right; prompt 3: -1 less -.25. Their mean is .796875.
+    assert ["bae: stop", "2", "0.797", "0", "-0.844", "-0.750"] in cells
+    assert not [row for row in cells if row and row[0] == "grpo: stop"]
+    # Of four prompts the last two are all right. The confidences have six strata: right and wrong of prompts 0 and 1, one of
+    # each other prompt. The wrong one of prompt 1 is alone and in prompt 2 all are equal; in prompt 3 stopping is charged.
+    assert ["correct", "0.500", "0.500"] in cells
+    assert ["brier", "not measured", "0.333"] in cells

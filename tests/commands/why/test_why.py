@@ -62,7 +62,9 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     words = [file, "--methods", "grpo,bae_paper", "--set", "layout={solution: [answer], confidence: [confidence]}"]
     seen = shown(*words)
     assert "unanimous: all wrong (correct) 3" in seen
-    assert "Of the 3 completions whose group is all wrong 1 are malformed, 1 of them because a tag never closes." in seen
+    assert (
+        "Of the 3 completions whose group is all wrong 1 are malformed; 1 of them end before a part of them closes." in seen
+    )
     assert "Block 'confidence' is not there in 1 of 3 completions (row 2)" in seen
     assert "Rewards: correct from the file's 'acc', brier from the text." in seen
     one = shown(*words, "--completion", "1")
@@ -75,6 +77,13 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     assert f"confidence {0.385 / length:.4g} credited" in one  # -.04 minus the mean of -.81 and -.04, over its tokens
     assert "Its tags: missing, truncated." in shown(*words, "--completion", "2")
     assert shown(*words, "--completion", "3", code=2).endswith("holds the completions 0 to 2.")
+
+
+def test_completions_cut_off_before_a_tag_opens_are_counted_as_at_the_first_batch(tmp_path):
+    """Two words each but for the last, which is shorter, and one that is written twice: three that differ."""
+    outputs = ["so 1", "so 2", "so 3", "so 3", "so"]
+    seen = shown(verl_file(tmp_path / "1.jsonl", outputs, acc=[0.0] * 5), "--methods", "grpo", "--set", "layout=[answer]")
+    assert "all wrong 5 are malformed; 3 of them differ and end after " in seen
 
 
 def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
@@ -106,7 +115,7 @@ def our_file(path):
     return path
 
 
-def test_masked_left_out_failed_and_unscored(tmp_path):
+def test_masked_left_out_timeout_and_unscored(tmp_path):
     file = our_file(tmp_path / "step_000001.parquet")
     options = {"methods": ["rloo"], "overrides": {"layout": {"all": ["answer"]}}}
     found = why(file, console=Console(quiet=True), **options)["rloo"]
@@ -114,7 +123,7 @@ def test_masked_left_out_failed_and_unscored(tmp_path):
         ("CREDITED", ""): (4, 2, (0, 1)),
         ("MASKED", ""): (5, 0, (0, 1, 2)),
         ("LEFT_OUT", ""): (2, 1, (2,)),
-        ("FAILED", "correct"): (2, 1, (3,)),
+        ("TIMEOUT", "correct"): (2, 1, (3,)),
         ("UNSCORED", "correct"): (2, 1, (4,)),
     }
 

@@ -212,7 +212,7 @@ def test_a_sum_over_turns_says_which_check_failed(method):
     objective = Objective("correct", pays=BLOCKS, scope="turn")
     credit = turns([["failed", 1.0, 0.0, 1.0]], [0] * 4, [0, 0, 1, 2], [0, 1, 0, 0], [objective], method=method)
     reasons = [Zero(reason) for reason in credit.comparison.reason_nm.flatten().tolist()]
-    assert reasons == [Zero.FAILED, Zero.FAILED, Zero.CREDITED, Zero.CREDITED]
+    assert reasons == [Zero.ERROR, Zero.ERROR, Zero.CREDITED, Zero.CREDITED]
     assert credit.block_nk[:2].flatten().tolist() == [0.0] * 4
     assert credit.absent_m.tolist() == [1]
 

@@ -27,6 +27,7 @@ from trl_small import (
     prompts,
     questions,
     scheme,
+    scripted,
     step,
     trainer,
 )
@@ -194,6 +195,16 @@ def test_the_warm_ups_are_counted_in_generation_batches(tmp_path):
     run.train()
     losses = [line.get("laser/loss") for line in run.state.log_history if "loss" in line]
     assert [loss is not None for loss in losses] == [False, True, True]
+
+
+def test_rollouts_that_say_their_turns_are_refused_at_the_first_step_and_not_once_scores_are_mixed(tmp_path):
+    def rollout(batch, trainer):
+        return {**plain(batch, trainer), "turns": [[{"anchor": "0"}] for _ in batch]}
+
+    plain, mine = scripted(), laser(mix=MIX, self_rewarding_warmup=5)
+    run = run_with(tmp_path, mine, extra={"rollout_func": rollout}, max_steps=1)
+    with pytest.raises(RecipeError, match="rollouts have several turns or outputs here"):
+        run.train()
 
 
 # ------------------------------------------------------------------------------------------------ generation

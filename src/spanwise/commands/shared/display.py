@@ -17,6 +17,7 @@ from spanwise.commands.shared.fitted import plain_table
 from spanwise.explain.alarms import OF_REWARD, OF_SCORE, alarms, by_sentence
 from spanwise.fidelity import ScoreName, fixed_point
 from spanwise.measure import Curve, Interval
+from spanwise.measure.intervals import bounds_text
 from spanwise.scheme import Scheme
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -113,7 +114,7 @@ def interval_table(
 ) -> Iterator[RenderableType]:
     """Build a table with one row per figure: its value and its interval."""
     values = {name: None if i is None else i.value for name, i in intervals.items()}
-    bounds = {name: "" if i is None else f"{i.low:.3f} to {i.high:.3f}" for name, i in intervals.items()}
+    bounds = {name: bounds_text(i, "{:.3f}".format) for name, i in intervals.items()}
     return figure_table(title, {"": values, "95 %": bounds}, absent=absent)
 
 

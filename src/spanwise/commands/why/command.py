@@ -20,7 +20,7 @@ def command(
     completion: int | None = None,
     examples: int = 3,
 ) -> None:
-    """Say why tokens of rollouts train with 0: masked, all right or all wrong, alone, absent, failed, ... with counts that add up.
+    """Say why tokens of rollouts train with 0: masked, all right or all wrong, alone, absent, timeout, ... with counts that add up.
 
     Reads what `spanwise credit` reads, under the same methods; writes nothing.
 

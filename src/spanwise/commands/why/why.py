@@ -19,6 +19,7 @@ from spanwise.commands.credit.apply import Applied, CreditResult
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.errors import RecipeError
+from spanwise.explain.remarks import cut_off
 from spanwise.rollouts import RolloutTable
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
@@ -105,8 +106,9 @@ def _all(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> lis
         wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
     faulty_n = wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
-        cut = int((faulty_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
-        inside = f", {cut} of them because a tag never closes" if cut else ""
+        tokens, length_n = result.table.tokens, result.marked.length_nk.sum(dim=1)
+        count, where = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
+        inside = f"; {count} of them {where}" if count else ""
         lines.append(
             f"Of the {int(wrong_n.sum())} completions whose group is all wrong {int(faulty_n.sum())} are malformed{inside}."
         )

@@ -121,6 +121,8 @@ class SelfRewarding(TrlPart):
         trainer, mode, batch, everyone = self.trainer, self.mode, own.batch, own.everyone
         if not trainer.model.training:
             return own, {}
+        if batch.steps is not None:
+            mode.check_turns()
         written_n = self.gather(((output["completion_ids"] == self.token) & output["completion_mask"].bool()).any(dim=1))
         sentences: list[str | None] = []
         if bool(written_n.any()) and not self._written:
