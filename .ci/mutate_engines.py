@@ -33,8 +33,8 @@ ENGINES = {
         ("fold", "conformance", "turns", "estimators", "critic_conformance", "config", "keeping", "laser"),
     ),
     "trl": (("trl", "transformers", "datasets"), ("conformance", "estimators", "turns", "keeping", "gradient", "critic")),
-    "verl": (
-        ("verl.trainer.ppo.core_algos",),
+    "verl": (  # what verl imports, without verl, which would load our plug-in from the copy before it is mutated
+        ("ray", "tensordict", "transformers", "datasets", "transfer_queue", "hydra", "peft"),
         ("carry", "verl_conformance", "verl_estimators", "verl_settings", "verl_weights"),
     ),
 }

@@ -46,6 +46,7 @@ class Browser:
         self.size(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        self.driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})  # a window behind others gets no focusin
         self.driver.get_log("browser")
         self.driver.get(path.as_uri() + (f"#{fragment}" if fragment else ""))
 

@@ -162,7 +162,7 @@ def test_a_share_of_the_batch_needs_the_batch():
     reading, where = reading_of_lengths([1.0, 0.0], [1, 2])
     found = credit_batch(reading, Batch([0, 0]), ONE)
     scheme = Scheme("bae", ONE.layout, ONE.objectives, per="batch")
-    with pytest.raises(RecipeError, match="does not know how long the completions of its batch are"):
+    with pytest.raises(RecipeError, match="mean_length_n"):
         advantages(replace(found, mean_length_n=None), where, scheme)
 
 
@@ -221,7 +221,7 @@ def test_sentences():
 def test_without_spans_there_is_nowhere_to_put_credit():
     reading = reading_of([1.0, 0.0], [[1], [1]], [0, 0])
     assert reading.spans is None  # as after a gather
-    with pytest.raises(DataError, match="spans is None, as in a reading that was unpacked"):
+    with pytest.raises(DataError, match="spans is None"):
         advantages(credit_batch(reading, Batch([0, 0]), ONE), reading.spans, ONE)
 
 

@@ -1,8 +1,8 @@
 """spanwise gives every span of a language model's completion its own credit in reinforcement learning.
 
-A `Batch` of sampled token ids is read (`read`: blocks and rewards), compared (`credit_batch`) and spread over tokens
-(`advantages`) under one `Scheme`. The rooms hold more, as in `from spanwise.credit import grpo`. Trainers live in
-`spanwise.engines` and load only there.
+Under one `Scheme`, `read` finds the blocks and rewards of a `Batch`, `credit_batch` compares its completions and `advantages`
+gives every token its share. The subpackages hold more, as in `from spanwise.credit import grpo`. Trainers are imported only in
+`spanwise.engines`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ __all__ = [
     "spread",
 ]
 
-#: Room -> the names above that it holds. They are loaded when they are asked for, so that the command line starts without torch.
+#: Module -> the names above that it defines. They are imported on first use, so that the command line starts without torch.
 _ROOMS = {
     "batch": "Batch Steps by_turn",
     "credit": "advantage assign bae blended_baseline dr_grpo grpo rlcr rloo spread",

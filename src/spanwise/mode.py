@@ -89,9 +89,9 @@ class Mode:
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Any:
         """The mode that its section of a recipe says."""
-        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in written:
-            check_known(f"field of {cls.name}", name, known)
+            check_known(f"field of {cls.name}", name, names)
         for one in fields(cls):  # type: ignore[arg-type]
             if one.default is MISSING and one.name not in written:
                 raise RecipeError(f"{cls.name} has no {one.name}, which it needs; write {cls.name}: {{{one.name}: ...}}.")

@@ -1,7 +1,7 @@
-"""The one road from a batch of completions to advantages: `read`, `credit_batch`, `advantages`, `metrics`.
+"""From a batch of completions to advantages in four functions: `read`, `credit_batch`, `advantages`, `metrics`.
 
-An engine fills in a `Batch` and takes the advantages to its loss. `read` is local, row by row; `credit_batch` needs whole groups,
-so what `Reading.pack` makes of a reading is gathered first where groups lie on several processes; `advantages` is local again.
+An engine fills in a `Batch` and takes the advantages to its loss. `read` works row by row. `credit_batch` needs whole groups: if
+groups lie on several processes, gather the tables of `Reading.pack` first. `advantages` works row by row again.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from spanwise.types import BlockText, ByCompletion, Credit, Fault, Scores, Spans
 
 @dataclass(frozen=True)
 class Reading(ByCompletion):
-    """What N completions say and what that is worth; everything `credit_batch` needs beside the groups.
+    """The blocks and rewards of N completions: all that `credit_batch` needs beside the groups.
 
     Attributes:
         scores: rewards, statuses and outcomes of the scheme's objectives.
-        length_nk: trainable tokens of each block, 0 where it is absent.
+        length_nk: number of trainable tokens of each block, 0 if it is absent.
         fault_n: `Fault` bits of each completion.
-        spans, text: where the blocks lie and what they hold; None for completions of other processes.
+        spans, text: the tokens and the text of each block; None for completions of other processes.
 
     Example:
         Two completions of two blocks; the second one has no second block.
@@ -57,11 +57,11 @@ class Reading(ByCompletion):
 
     @property
     def present_nk(self) -> Bool[Tensor, "n k"]:
-        """Whether the completion has the block: it holds at least one trainable token."""
+        """Whether the completion has the block, that is, at least one trainable token of it."""
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:
-        """All that other processes must know of these completions as one float64 table: one gather per batch.
+        """Pack scores, block lengths and faults into one float64 table, which other processes need in one gather per batch.
 
         Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, K block lengths, 1 fault.
         """
@@ -80,7 +80,7 @@ class Reading(ByCompletion):
 
     @staticmethod
     def unpack(table_nc: Float[Tensor, "n c"], scheme: Scheme) -> Reading:
-        """Read a table of `pack`, usually after a gather; spans and text stay where they were made.
+        """Turn a table of `pack` back into a reading, usually after a gather; it has no spans and no text.
 
         Raises:
             AlignmentError: the table was packed under another scheme.
@@ -105,12 +105,12 @@ class Reading(ByCompletion):
         return Reading(scores, length_nk.long(), fault.squeeze(1).long())
 
     def take(self, rows: Any) -> Reading:
-        """The scores of some completions (a slice, or indices), without spans and text."""
+        """Return the reading of some completions (a slice, or indices), without spans and text."""
         return super(Reading, replace(self, spans=None, text=None)).take(rows)
 
     @staticmethod
     def joined(parts: Sequence[Reading]) -> Reading:
-        """Several readings under one scheme as one, without spans and text."""
+        """Join readings under one scheme into one, without spans and text."""
         return join_rows([replace(part, spans=None, text=None) for part in parts])
 
 
@@ -122,17 +122,17 @@ def read(
     recorded: Mapping[str, Reward] | None = None,
     located: tuple[Spans, list[BlockText]] | None = None,
 ) -> Reading:
-    """Find the blocks of every completion and score them: local, row by row.
+    """Find the blocks of every completion and score them, row by row.
 
     Args:
-        batch: with token ids, mask and the columns that the rewards read.
-        scheme: the layout and the objectives.
+        batch: has token ids, mask and the columns that the rewards read.
+        scheme: gives the layout and the objectives.
         vocabulary: the bytes of every token id.
-        recorded: rewards that are known already, by objective; they are not computed.
-        located: what `find_blocks` found under the scheme's layout, where several schemes share it.
+        recorded: rewards that were computed before, by objective; they are not computed again.
+        located: result of `find_blocks` under the scheme's layout, if several schemes share it.
 
     Raises:
-        RecipeError: the batch has no token ids; an objective that does not fit.
+        RecipeError: the batch has no token ids; an objective does not fit.
         AlignmentError, DataError, RewardError: see `find_blocks` and `score_all`.
 
     Example:
@@ -163,12 +163,12 @@ def read(
 
 
 def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-    """Compare completions with each other, as the scheme's method does: once per batch, whole groups.
+    """Credit the blocks of every completion by the scheme's method, once per batch of whole groups.
 
     Args:
-        reading: of all N completions.
-        batch: their groups, and the fields that `scheme.needs`.
-        scheme: the rule.
+        reading: the reading of all N completions.
+        batch: has their groups, and the fields that `scheme.needs`.
+        scheme: the rule of credit.
 
     Raises:
         RecipeError: the batch lacks what the method needs.
@@ -184,7 +184,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     """
     if len(reading) != len(batch.group_n):
         raise AlignmentError(f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids.")
-    later = {name for mode in scheme.modes for name in mode.adds}  # what modes add comes once it counts
+    later = {name for mode in scheme.modes for name in mode.adds}  # a mode may add its fields in later batches only
     scheme.check({*batch.provides, *later}, at_read=scheme.reads)  # completions have been read
     inputs: dict[str, Any] = {
         "length_n": reading.length_nk.sum(dim=1),
@@ -205,22 +205,22 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     if batch.steps is not None:
         where = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         inputs["anchor_s"] = batch.steps.anchor_s
-        found = assign_turns(reading.scores, batch.group_n, reading.length_nk, **where, inputs=inputs, **rule)
+        credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **where, inputs=inputs, **rule)
     else:
-        found = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
-        found = replace(found, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
+        credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
+        credit = replace(credit, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
     for stage in scheme.stages:
-        found = stage.credit(found, reading, batch, scheme)
-    return found
+        credit = stage.credit(credit, reading, batch, scheme)
+    return credit
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
-    """What the scheme's recursion runs over, and so what a critic is fitted to: local, row by row.
+    """Lay the rewards on the tokens over which the scheme's recursion runs and a critic is fitted, row by row.
 
     Args:
-        reading: of the completions, with their spans.
-        batch: with their mask; the rewards take the dtype of its values, at least float32.
-        scheme: the rule; its method reads values.
+        reading: the reading of the completions, with spans.
+        batch: has their mask; the rewards take the dtype of its values, at least float32.
+        scheme: the rule of credit; its method reads values.
 
     Raises:
         RecipeError: the method reads no values of a critic; no spans or no mask.
@@ -231,8 +231,8 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
         >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
         >>> batch = Batch.jagged([[0, 1, 3]], [0], columns={"answer": ["4"]}, value_nt=torch.tensor([[.5, .5, .9]]))
         >>> scheme = Scheme.preset("gae", Layout({"all": ["answer"]}))
-        >>> found = streams(read(batch, scheme, vocabulary), batch, scheme)
-        >>> found.names, [value_target(**part).tolist() for part in found.inputs(batch.value_nt)]
+        >>> laid = streams(read(batch, scheme, vocabulary), batch, scheme)
+        >>> laid.names, [value_target(**part).tolist() for part in laid.inputs(batch.value_nt)]
         (('return',), [[[1.0, 1.0, 1.0]]])
     """
     if not scheme.entry.reads_values:
@@ -252,26 +252,26 @@ def advantages(
     mask_nt: Bool[Tensor, "n t"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    """What every token is trained with, so that a plain sum over tokens is the objective: local.
+    """Give every token its share of the credit, such that the objective is a plain sum over tokens; works row by row.
 
     Args:
         found: credit of the completions of `spans`.
-        spans: where their blocks lie.
-        scheme: says what a token's share is counted in.
+        spans: the tokens of their blocks.
+        scheme: its `per` is the length that a credit is divided by.
         mask_nt: the trainer's final mask, as wide or wider; completions that it leaves out get 0 (`restrict`) and change no
             other completion's share.
-        dtype: of the result.
+        dtype: dtype of the result.
 
     Returns:
         (N, T); exactly 0 at tokens outside every block.
 
     Raises:
-        RecipeError: a share is counted in the batch, and the credit is not of a batch.
-        DataError: a reading without spans, of completions that another process read.
-        DivergedError: an advantage is not finite, and of which completion.
+        RecipeError: `per` is "batch" and the credit does not know the lengths of its batch.
+        DataError: `spans` is None, as in a reading that came from another process.
+        DivergedError: an advantage is not finite; the message names the completion.
 
     Example:
-        A block of two tokens shares .5, a block of one token has -.25 for itself.
+        A block of two tokens shares .5, a block of one token gets -.25.
 
         >>> from spanwise import Layout
         >>> nothing = torch.zeros(1)
@@ -282,15 +282,15 @@ def advantages(
     """
     if spans is None:
         raise DataError(
-            "Where the blocks lie is not known: spans is None, as in a reading that was unpacked or joined. Give the spans of the "
-            "reading that `read` made of these completions."
+            "spans is None, as in a reading that came from another process, so the tokens of each block are not known. Pass the "
+            "spans of the reading that `read` returned for these completions."
         )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
     per: Any = found.mean_length_n if scheme.per == "batch" else scheme.per
     if per is None:
         raise RecipeError(
-            "per is 'batch' and this credit does not know how long the completions of its batch are; take it from "
-            "pipeline.credit_batch, or set mean_length_n."
+            "per is 'batch', but this credit does not hold the mean length of its batch. Take the credit from "
+            "pipeline.credit_batch, or set its mean_length_n."
         )
     if found.token_nt is None:
         adv_nt = spread(found, spans, per=per, dtype=dtype)
@@ -298,14 +298,14 @@ def advantages(
         adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
     if found.refined_nt is not None:
         adv_nt = adv_nt + spread_tokens(found.refined_nt, spans, per=per, dtype=dtype)
-    summed_n = adv_nt.sum(dim=1)  # finite if all of a row is: a table of what is finite is as large as the advantages
-    if not summed_n.isfinite().all() and (place := first_of(~adv_nt.isfinite())):  # before anything is trained with it
+    summed_n = adv_nt.sum(dim=1)  # a row of finite numbers has a finite sum, and sums take less memory than a table of flags
+    if not summed_n.isfinite().all() and (place := first_of(~adv_nt.isfinite())):
         n, t = place
         credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
         raise DivergedError(
-            f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}, its blocks are credited with "
-            f"{credits}; no weight has taken that in. Look at the size of this completion's rewards, of weight and if_missing, and "
-            f"of the critic's values."
+            f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are credited with "
+            f"{credits}. Training stopped before the model was updated with it. Check the size of this completion's rewards, of "
+            f"weight and if_missing, and of the critic's values."
         )
     return adv_nt
 
@@ -317,7 +317,7 @@ def metrics(
 
     Args:
         found, reading, scheme: see `credit_batch`.
-        group_n: prompt ids; without them nothing is said of unanimous groups.
+        group_n: prompt ids; without them there are no metrics of unanimous groups.
 
     Returns:
         name -> value; NaN for a block that no completion has.
@@ -328,8 +328,8 @@ def metrics(
         >>> batch = Batch.jagged([[0, 1, 3], [0, 2]], [0, 0], columns={"answer": ["4", "4"]})
         >>> scheme = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
         >>> reading = read(batch, scheme, vocabulary)
-        >>> found = metrics(credit_batch(reading, batch, scheme), reading, scheme)
-        >>> found["credit/malformed"], found["credit/all/mean_abs"]
+        >>> logged = metrics(credit_batch(reading, batch, scheme), reading, scheme)
+        >>> logged["credit/malformed"], logged["credit/all/mean_abs"]
         (0.5, 1.0)
     """
     batch = CreditedBatch(found, reading.fault_n, reading.present_nk, reading.scores.reward_nm, scheme, group_n)

@@ -349,7 +349,7 @@ def _beside(written: Any, folder: Path, field: str = "") -> Any:
 
 def _no_field(key: str) -> str:
     """Say that there is no such field, and where options of methods go."""
-    if any(key in known.of_a_run().options for known in METHODS.values()):
+    if any(key in entry.of_a_run().options for entry in METHODS.values()):
         return f"There is no recipe field '{key}'. Options of a method stand together, as in options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
 
@@ -455,11 +455,11 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
     """Refuse tags that the embedded model does not know: it has learnt its own before, and its prompts name none."""
-    own, known = recipe.own_layout, task_layout.tags
-    strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in known]
+    own, tags = recipe.own_layout, task_layout.tags
+    strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in tags]
     if strange:
         raise RecipeError(
-            f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(known))} and "
+            f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(tags))} and "
             f"nothing else, so no completion would hold {', '.join(strange)}. Use its tags in the layout, or train a --model on a "
             "--dataset."
         )
@@ -512,23 +512,23 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
 
 def _sentence(error: ValidationError) -> str:
     """What is wrong, in our words: field, what it holds, what it must be, what it is for."""
-    said: dict[tuple[str, str], list[str]] = {}
+    faults: dict[tuple[str, str], list[str]] = {}
     sentences = []
     for item in error.errors():
-        kind, held, context = item["type"], item["input"], item.get("ctx", {})
+        kind, value, context = item["type"], item["input"], item.get("ctx", {})
         field = ".".join(str(part) for part in item["loc"] if part not in ("str", "float", "list[str]"))  # parts of a union
         if kind == "invalid_key":
             sentences.append(_no_field(field))
         elif kind == "value_error":
             sentences.append(item["msg"].removeprefix("Value error, "))
         elif kind == "literal_error":
-            sentences.append(unknown(field, held, re.findall(r"'([^']*)'", context["expected"])))
+            sentences.append(unknown(field, value, re.findall(r"'([^']*)'", context["expected"])))
         else:
             bound = next((f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context), None)
             about = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
             must = bound or _KINDS.get(kind.split("_")[0], item["msg"])
-            said.setdefault((f"{field} is {held!r}", about), []).append(must)
-    sentences += [f"{start}, and must be {' or '.join(must)}{about}" for (start, about), must in said.items()]
+            faults.setdefault((f"{field} is {value!r}", about), []).append(must)
+    sentences += [f"{start}, and must be {' or '.join(must)}{about}" for (start, about), must in faults.items()]
     return "; ".join(sentences)
 
 

@@ -1,4 +1,4 @@
-"""`Scheme`: the complete rule of credit, the only place where layout, objectives, method and options meet."""
+"""`Scheme`: the complete rule of credit, made of a layout, objectives, a method and its options."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ from spanwise.objective import BaselineName, Objective, function_name
 from spanwise.score import check_objectives, judge_of, written_out
 from spanwise.segment import SEGMENTERS
 
-#: The task that `recipe.yaml` names of a run which a script drives: it says the rule of credit (`Scheme.plain`), and no prompts.
+#: The task in the `recipe.yaml` of a run that a user's script drives: the file holds the scheme (`Scheme.plain`) and no prompts.
 SCRIPT = "own"
-#: Options that other libraries call otherwise (NeMo-RL, beside its `gae_lambda_value` for the critic).
+#: Names that other libraries have for an option (NeMo-RL, beside its `gae_lambda_value` for the critic).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """The complete rule of credit: what is read, what is rewarded, how it is compared and how it is spread.
+    """The complete rule of credit: the blocks, their rewards, how completions are compared and how tokens share the result.
 
     Attributes:
         method: name of a registered method.
-        layout: the blocks of a completion and what finds them.
-        objectives: the rewards, the blocks each pays and its baseline, in an order in which `given` looks back.
-        per: what a token's share is counted in: "block", "completion" or a number of tokens, see `spread`; or "batch", the mean
-            tokens of a completion of the whole batch, so that the loss is the mean over all of its tokens.
-        options: of the method, those that differ from its defaults (`spanwise methods NAME` lists them).
-        recorded: objectives whose rewards are known already, so that the tags they would read need not be in the layout.
-        values: what the values of a critic are of (`gae`, `sae`). "shared": of all that is still to come, one recursion over all
-            trainable tokens in which each objective's reward lies on the last token of the blocks it pays. "objective": a value
-            per objective, and a recursion over the blocks that it pays alone. None: "objective" if objectives pay different blocks,
-            else "shared". See `spanwise.credit.spread.reward_streams`.
+        layout: the blocks of a completion and the segmenters that find them.
+        objectives: the rewards, the blocks that each pays and its baseline. `given` may name objectives earlier in the list only.
+        per: the length that a credit is divided by: "block", "completion" or a number of tokens, see `spread`; or "batch", the
+            mean length of the batch's completions, so that the loss is the mean over all of its tokens.
+        options: the method's options that differ from its defaults (`spanwise methods NAME` lists them).
+        recorded: objectives whose rewards come from a file, so that the layout need not have the tags they would read.
+        values: what a critic predicts (`gae`, `sae`). "shared": the sum of all rewards still to come, with one recursion over all
+            trainable tokens; each objective's reward lies on the last token of the blocks it pays. "objective": each objective's
+            own reward, with a recursion over the blocks it pays. None: "objective" if objectives pay different blocks, else
+            "shared". See `spanwise.credit.spread.reward_streams`.
         modes: features beside the method, such as a `Laser`, in the order in which they change the credit.
-        refine: what changes the advantages of the tokens once method and modes have credited them, a `Refinement` or the name of
-            one (`ktae`, `oar`); None: nothing.
+        refine: the `Refinement` that changes the advantages of tokens after method and modes; None: no refinement.
 
     Raises:
-        RecipeError: an unknown method, an option or a fact of an objective that the method would not use, objectives that do
-            not fit the layout. Nothing is dropped without a word.
+        RecipeError: an unknown method, an option or a field of an objective that the method would ignore, objectives that do
+            not fit the layout.
 
     Example:
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
@@ -84,11 +83,11 @@ class Scheme:
         vars(self).update(modes=tuple(self.modes))
         for stage in self.stages:
             stage.check_scheme(self)
-        says = {
+        objective_fields = {
             "baseline": [o.baseline or "group" for o in self.objectives],
             "scale_k": [o.scale or "none" for o in self.objectives],
         }
-        self.entry.check_options(self.options, **says)
+        self.entry.check_options(self.options, **objective_fields)
 
     @staticmethod
     def preset(
@@ -106,22 +105,21 @@ class Scheme:
         refine: Refinement | str | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Scheme:
-        """A method as it is meant to be run, with changes.
+        """Build the scheme that a method is meant to be run with, with your changes.
 
         Args:
-            name: of the method.
-            layout: the blocks of the task; a method that credits whole completions takes its tags as one block, unless
-                `objectives` are given.
-            objectives: instead of those of the preset.
+            name: name of the method.
+            layout: the blocks of the task. Without `objectives`, a method that credits whole completions merges them into one.
+            objectives: replace those of the preset.
             calibration: how the preset scores a confidence, `brier` (default) or `log_score`.
-            baseline: what the preset compares its second objective with; `outcome` by default.
-            per: instead of the preset's.
-            longest: tokens of the longest completion there may be, for presets that divide by it.
+            baseline: baseline of the preset's second objective; `outcome` by default.
+            per: replaces the preset's.
+            longest: number of tokens of the longest possible completion, for presets that divide by it.
             recorded, values, modes, refine: see `Scheme`.
-            **options: of the method; or a mode by its name, as in `laser=Laser(...)`, which is one more of `modes`.
+            **options: options of the method; a mode by its name, as in `laser=Laser(...)`, is added to `modes`.
 
         Raises:
-            RecipeError: a change that would change nothing; see `Scheme`.
+            RecipeError: a change that would have no effect; see `Scheme`.
         """
         _check_layout(layout)
         chosen = method(name)
@@ -139,7 +137,7 @@ class Scheme:
         elif calibration is not None or baseline is not None:
             name, value = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
             raise RecipeError(
-                f"{name} is '{value}', but the objectives are given, so it would change nothing; say it in the objectives."
+                f"{name} is '{value}', but the objectives are given, so it would change nothing; set it in the objectives."
             )
         share = chosen.preset.per if per is None else per
         if share == "length":
@@ -150,33 +148,33 @@ class Scheme:
             share = longest
         modes = (*modes, *(value for value in options.values() if isinstance(value, Mode)))
         options = {key: value for key, value in options.items() if not isinstance(value, Mode)}
-        own = None if refine is None else Refinement.of(refine)
-        return Scheme(name, layout, objectives, share, options, _names(recorded), values, modes, own)
+        refinement = None if refine is None else Refinement.of(refine)
+        return Scheme(name, layout, objectives, share, options, _names(recorded), values, modes, refinement)
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """What changes the credit of the method, in order: the modes, then the refinement."""
+        """The modes, then the refinement: they change the method's credit in this order."""
         return (*self.modes, *(() if self.refine is None else (self.refine,)))
 
     @cached_property
     def entry(self) -> Method:
-        """The registered method; what it remembers of earlier batches is this scheme's own."""
+        """The registered method; if it remembers earlier batches, this scheme has its own copy of that memory."""
         return method(self.method).of_a_run()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The objectives' names, in order."""
+        """The names of the objectives, in order."""
         return tuple(objective.name for objective in self.objectives)
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes that baselines are given and that are no objectives, in the order in which `score_all` finds them."""
-        found = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
-        return tuple(dict.fromkeys(found))
+        """The outcomes in `given` that are not objectives, in the order of `Scores.outcome_names`."""
+        names = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
+        return tuple(dict.fromkeys(names))
 
     @property
     def value_names(self) -> tuple[str, ...]:
-        """What each value of the critic is of, in the order of `Batch.value_nt`; none if the method reads no values.
+        """The name of each value that the critic predicts, in the order of `Batch.value_nt`; () if the method needs no critic.
 
         Example:
             >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
@@ -190,30 +188,30 @@ class Scheme:
 
     @property
     def gamma(self) -> float:
-        """The discount between tokens, 1 for a method without one."""
+        """The discount from token to token; 1 if the method has none."""
         return {"gamma": 1.0, **self.entry.options, **self.options}["gamma"]
 
     @property
     def needs(self) -> frozenset[str]:
-        """The fields of a `Batch` that method and layout cannot do without, beside token ids, mask and groups."""
+        """The fields of a `Batch` that the scheme needs beside token ids, mask and groups."""
         turns = any(objective.scope == "turn" for objective in self.objectives)
         refining = frozenset() if self.refine is None else self.refine.entry.fields
         return self.entry.fields | refining | self.reads | (frozenset({"steps"}) if turns else frozenset())
 
     @property
     def reads(self) -> frozenset[str]:
-        """Those of `needs` that finding the blocks needs already: log-probabilities, where a segmenter cuts by them."""
+        """The fields that `read` needs to find the blocks: log-probabilities, if a segmenter cuts by them."""
         return frozenset({"logp_nt"} if any(map(_reads_logp, self.layout.segmenters)) else ())
 
     def check(self, provides: Collection[str], *, at_read: Collection[str] | None = None) -> None:
-        """Refuse to run where the batches lack what method or layout needs.
+        """Refuse to run if the batches lack a field that method, layout or modes need.
 
         Args:
             provides: the fields of `Batch` that an engine fills in.
-            at_read: those that are there when completions are read, where others come later; None: all.
+            at_read: the fields that the engine has when it reads completions; None: all of `provides`.
 
         Raises:
-            RecipeError: what is missing, and methods that do without it; or what a mode lacks.
+            RecipeError: a field is missing; the message names methods or segmenters that do without it.
 
         Example:
             >>> layout = Layout({"segment[*]": "cuts:5"}, most=4)
@@ -235,9 +233,9 @@ class Scheme:
         for stage in self.stages:
             stage.check_provided(provided)
         if missing := self.entry.lacking(provided):
-            there = [name for name, known in sorted(METHODS.items()) if known.preset and not known.lacking(provided)]
+            runnable = [name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(provided)]
             raise RecipeError(
-                f"Method '{self.method}' needs {missing}, which is not there. Methods that can be run: {', '.join(there)}."
+                f"Method '{self.method}' needs {missing}, which is not there. Methods that can be run: {', '.join(runnable)}."
             )
         if "steps" not in provided:
             _refuse(
@@ -248,19 +246,15 @@ class Scheme:
             )
 
     def check_forgets(self, engine: str) -> None:
-        """Refuse a method that remembers earlier batches where nothing would keep what it remembers.
-
-        Raises:
-            RecipeError: it does.
-        """
+        """Refuse a method that remembers earlier batches (`RecipeError`), for engines whose checkpoints cannot hold its memory."""
         if self.entry.stateful:
             raise RecipeError(
-                f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep what it remembers: "
-                f"a resumed run would be another one. Train it with TRL or verl, or use a method without a memory."
+                f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep this memory: "
+                f"a resumed run would start without it. Train with TRL or verl, or use a method without a memory."
             )
 
     def plain(self) -> dict[str, Any]:
-        """The scheme as plain data, ready for YAML; a recipe with these fields is the same scheme."""
+        """Return the scheme as plain data for YAML; a recipe with these fields gives the same scheme."""
         return {
             "method": self.method,
             "layout": {name: list(tags) for name, tags in self.layout.blocks},
@@ -283,7 +277,7 @@ def _check_layout(layout: Any) -> None:
 
 
 def _check_parts(objectives: Any, options: Any) -> None:
-    """Refuse what is no list of objectives and no mapping of options."""
+    """Refuse `objectives` that are no list of `Objective`, and `options` that are no mapping."""
     listed = isinstance(objectives, Sequence) and not isinstance(objectives, str)
     wrong = next((entry for entry in objectives if not isinstance(entry, Objective)), None) if listed else objectives
     if wrong is not None or not listed:
@@ -295,7 +289,7 @@ def _check_parts(objectives: Any, options: Any) -> None:
 
 
 def _names(names: Collection[str]) -> frozenset[str]:
-    """One string is one name."""
+    """Return the names as a set; a single string is one name."""
     return frozenset([names] if isinstance(names, str) else names)
 
 
@@ -308,7 +302,7 @@ def _plain(objective: Objective) -> dict[str, Any]:
 
 
 def _per(per: Any) -> str | float:
-    """A share as one of the words or a positive number of tokens."""
+    """Return `per` as one of its three words or as a positive number."""
     if per in ("block", "completion", "batch"):
         return str(per)
     with suppress(TypeError, ValueError):
@@ -322,14 +316,14 @@ def _reads_logp(segmenter: str) -> bool:
 
 
 def _refuse(objectives: Sequence[Objective], wrong: Callable[[Objective], Any], sentence: str) -> None:
-    """Refuse the first objective that is wrong; in the sentence {o} stands for it, and {wrong} for what the test found."""
+    """Refuse the first objective for which `wrong` is true; the sentence may use {o}, the objective, and {wrong}, the result."""
     for objective in objectives:
         if fault := wrong(objective):
             raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, wrong=fault)}")
 
 
 def _check_objectives_used(scheme: Scheme) -> None:
-    """Refuse what an objective says and the method would not hear."""
+    """Refuse a field of an objective that the method would ignore."""
     chosen, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
     for fact, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
         if fact not in chosen.inputs:
@@ -369,7 +363,7 @@ def _check_objectives_used(scheme: Scheme) -> None:
 
 
 def _check_values(scheme: Scheme) -> None:
-    """Refuse to say what values are of where there are none."""
+    """Refuse `values` if the method reads no values of a critic."""
     if scheme.values is None:
         return
     resolved_values(scheme.objectives, scheme.values)
@@ -381,11 +375,7 @@ def _check_values(scheme: Scheme) -> None:
 
 
 def _named(options: Mapping[str, Any], chosen: Method) -> dict[str, Any]:
-    """The options under their names here.
-
-    Raises:
-        RecipeError: one option under two names.
-    """
+    """Translate option names of other libraries into ours; refuse an option that is given under both names."""
     named = dict(options)
     for other, name in _OTHER_NAMES.items():
         if other in named and name in chosen.options:

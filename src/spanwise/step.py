@@ -1,6 +1,6 @@
-"""One training step's worth of credit, the same for every engine, which drives a `Step` in two calls.
+"""`Step`: the credit of one training step. Every engine drives it in two calls, `read` and `finish`.
 
-Before them the engine fills in a batch, each turn as a row of its own where rollouts say so; after them it places the advantages.
+The engine fills in a batch before them, and puts the advantages where its trainer reads them afterwards.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from spanwise.types import Credit, Spans
 
 __all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "steps_of_turns", "turn_rows"]
 
-#: The field of a rollout function's result that says what each turn is: for each completion a list with one mapping per turn.
+#: The field of a rollout function's result that describes turns: for each completion a list with one mapping per turn.
 TURNS = "turns"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a training; each holds as many completions.
+    """The processes of a training; each holds the same number of completions.
 
     Attributes:
-        rank: of this process.
-        gather: gives what each process has, in the order of ranks; all of them call it alike.
+        rank: number of this process.
+        gather: returns the objects of all processes, in the order of ranks; every process has to call it.
     """
 
     rank: int
@@ -47,15 +47,15 @@ class Ranks:
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """Completions and what was read of them.
+    """A batch with its reading: blocks, rewards and outcomes.
 
     Attributes:
-        batch: a row is what was read as one: a completion, or a turn of it.
-        reading: of the rows; of other processes without text, and without spans where no token is needed.
-        completions: how many there are.
-        turns: where the rows lie in the completions; None: each row is one.
-        gathered: the rows of all processes; None: there is no other process.
-        here: the own rows among them.
+        batch: one row per completion, or one row per turn of a completion.
+        reading: the reading of the rows. For rows of other processes it has no text, and no spans unless the method needs tokens.
+        completions: number of completions.
+        turns: where the rows lie in the completions; None: each row is a completion.
+        gathered: the rows of all processes; None: there is one process.
+        here: the rows of this process among `gathered`.
     """
 
     batch: Batch
@@ -67,32 +67,32 @@ class ReadBatch:
 
     @property
     def everyone(self) -> ReadBatch:
-        """All rows that are compared."""
+        """The rows of all processes, which are compared with each other."""
         return self if self.gathered is None else self.gathered
 
     @property
     def spans(self) -> Spans:
-        """Where the blocks of the rows lie."""
+        """The spans of the rows' blocks."""
         assert self.reading.spans is not None, "what a process reads itself has spans"
         return self.reading.spans
 
     def take(self, value_nt: Shaped[Tensor, "n t"]) -> Shaped[Tensor, "s u"]:
-        """What the tokens of completions hold, laid out as the rows are."""
+        """Cut a table of the completions' tokens into the rows."""
         return value_nt if self.turns is None else self.turns.take(value_nt)
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, width: int | None = None) -> Shaped[Tensor, "n t"]:
-        """What the tokens of the rows hold, at their places in the completions; 0 at every other one."""
+        """Put a table of the rows' tokens back at their places in the completions, with 0 elsewhere."""
         value_nt = value_su if self.turns is None else self.turns.put(value_su, rows=self.completions)
         return value_nt if width is None else wider(value_nt, width)
 
     def repeat(self, values: Sequence[Any]) -> list[Any]:
-        """One value per completion as one per row."""
+        """Repeat the value of each completion for each of its rows."""
         return list(values) if self.turns is None else self.turns.repeat(values)
 
     def worth_nm(self, scheme: Scheme) -> Float[Tensor, "n m"]:
-        """The rewards of the completions as a trainer logs them, float32: what was left out counts as what it stands for.
+        """Return the float32 rewards that a trainer logs, with `if_missing` for rewards that a completion left out.
 
-        Of several turns it is the last one's, the mean where an objective is a fact of the turn.
+        A completion of several turns has the reward of its last turn, or the mean of its turns for an objective of scope "turn".
         """
         worth_sm, steps = completed(self.reading.scores, scheme.objectives).float(), self.batch.steps
         if steps is None:
@@ -107,7 +107,7 @@ class ReadBatch:
 
 
 def gathered(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
-    """What is known of the rows of all processes when they are read; a group may lie on several, states may be anything."""
+    """Gather the readings, groups and turns of all processes, since a group may lie on several of them."""
     steps = own.batch.steps
     where = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
     parts = ranks.gather((own.reading.pack(), own.batch.group_n.cpu(), where))
@@ -117,8 +117,8 @@ def gathered(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     if steps is not None:
         trajectory_s = torch.cat([part[2][0] + rank * own.completions for rank, part in enumerate(parts)])
         anchors = [part[2][2] or [None] * size for part, size in zip(parts, sizes, strict=True)]
-        known = any(part[2][2] is not None for part in parts)
-        states = [state for part in anchors for state in part] if known else None
+        some_known = any(part[2][2] is not None for part in parts)
+        states = [state for part in anchors for state in part] if some_known else None
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat([part[2][1] for part in parts]), states))
     whole = ReadBatch(batch, reading, len(parts) * own.completions)
     first = sum(sizes[: ranks.rank])
@@ -126,60 +126,60 @@ def gathered(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
 
 
 def with_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
-    """The rows of all processes with what a scheme needs of their tokens: blocks, values, log-probabilities."""
+    """Gather blocks, values and log-probabilities of all processes' tokens, if the scheme needs them."""
     whole = own.everyone
     if whole.batch.steps is not None or "mask_nt" not in scheme.needs:
         return own
-    known = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-    parts = ranks.gather((own.spans.block_nt + 1, known))  # padding is 0, and so is a token of no block
+    tokens = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
+    parts = ranks.gather((own.spans.block_nt + 1, tokens))  # 0 is padding or a token of no block
     block_nt = _wide([block_nt for block_nt, _ in parts]) - 1
-    shared = {name: _wide([fields[name] for _, fields in parts]) for name, value in known.items() if value is not None}
+    shared = {name: _wide([fields[name] for _, fields in parts]) for name, value in tokens.items() if value is not None}
     spans = Spans.of_blocks(scheme.layout.names, block_nt, whole.reading.fault_n)
     batch = replace(whole.batch, mask_nt=block_nt >= 0, **shared)
     return replace(own, gathered=replace(whole, reading=replace(whole.reading, spans=spans), batch=batch))
 
 
 def _wide(parts: Sequence[Tensor]) -> Tensor:
-    """What processes have of their tokens, whose number differs, as one table; 0 behind what is shorter."""
+    """Stack tables of different widths, padded with 0 on the right."""
     width = max(part.shape[1] for part in parts)
     return torch.cat([wider(part, width) for part in parts])
 
 
 def wider(value_nt: Tensor, width: int, *, fill: float = 0.0) -> Tensor:
-    """With as many tokens, of which nothing is known."""
+    """Pad a table on the right to `width` tokens."""
     return pad(value_nt, (*(0, 0) * (value_nt.dim() - 2), 0, width - value_nt.shape[1]), value=fill)
 
 
-def says_turns(told: Any) -> bool:
-    """Whether a rollout says of each of its turns what it is."""
-    return isinstance(told, list | tuple) and all(isinstance(one, Mapping) for one in told)
+def says_turns(entry: Any) -> bool:
+    """Whether an entry of the column `turns` is a list with one mapping per turn."""
+    return isinstance(entry, list | tuple) and all(isinstance(turn, Mapping) for turn in entry)
 
 
 def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
-    """Each turn of a batch of completions as a row, with what the rollouts say of it.
+    """Split each completion of a batch into its turns, one row per turn.
 
-    A turn is a run of tokens that the model wrote. Where the completions have a column `turns`, its mappings become columns of the
-    rows (None where a turn does not have one), and their `anchor` is the state that the turn started from; where all completions
-    are one turn, a column `anchor` will do.
+    A turn is a run of tokens that the model wrote. The mappings of a column `turns` become columns of the rows (None if a turn
+    lacks a key); their `anchor` is the state that the turn started from. If every completion is a single turn, a column `anchor`
+    will do.
 
     Args:
-        batch: of completions, or of the outputs that a rollout became (`Batch.steps`); the group of each row is that of its
-            completion.
-        scheme: says whether anchors are needed.
+        batch: one row per completion, or per output of a rollout (`Batch.steps`). A turn keeps its completion's group.
+        scheme: its method may need anchors.
 
     Raises:
-        DataError: the column says more or fewer turns than a completion holds, or no anchors where the method needs them.
+        DataError: the column does not describe turns, or lacks the anchors that the method needs.
+        AlignmentError: the column describes more or fewer turns than a completion has.
     """
-    told = batch.columns.get(TURNS)
+    turns_of_rows = batch.columns.get(TURNS)
     bare = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
     rows, turns = by_turn(bare)
     alone = bool((turns.step_s == 0).all())
-    if told is None:  # a completion of one turn may say its state itself
-        own = rows.columns.get("anchor") if alone else None
-        flat: list[Mapping[str, Any]] = [{}] * len(turns.row_s) if own is None else [{"anchor": state} for state in own]
+    if turns_of_rows is None:  # a completion of one turn may say its state itself
+        states = rows.columns.get("anchor") if alone else None
+        flat: list[Mapping[str, Any]] = [{"anchor": state} for state in states or [None] * len(turns.row_s)]
     else:
-        counts = turns.row_s.bincount(minlength=len(told)).tolist()
-        for n, (one, count) in enumerate(zip(told, counts, strict=True)):
+        counts = turns.row_s.bincount(minlength=len(turns_of_rows)).tolist()
+        for n, (one, count) in enumerate(zip(turns_of_rows, counts, strict=True)):
             if not says_turns(one):
                 raise DataError(
                     f"Completion {n} has {TURNS}: {one!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
@@ -189,7 +189,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                     f"Completion {n} has {len(one)} entries in '{TURNS}' and its mask has {count} runs of tokens that the model "
                     "wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
                 )
-        flat = [one for of_completion in told for one in of_completion]
+        flat = [one for of_completion in turns_of_rows for one in of_completion]
     names = dict.fromkeys(name for one in flat for name in one)
     columns = {name: [one.get(name) for one in flat] for name in names if name != "anchor"}
     anchors = [one.get("anchor") for one in flat]
@@ -203,7 +203,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 
 def steps_of_turns(outer: Steps | None, turns: Turns, anchor_s: Any) -> Steps:
-    """Where the turns of rows stand in their rollouts; `outer` says it of the rows, None: each row is a rollout.
+    """Number the turns of rows within their rollouts; `outer` numbers the rows, None: each row is a rollout.
 
     >>> turns = Turns(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), torch.zeros(3, 1).long(), 4)
     >>> steps = steps_of_turns(Steps(torch.tensor([5, 5]), torch.tensor([1, 0])), turns, None)
@@ -218,16 +218,16 @@ def steps_of_turns(outer: Steps | None, turns: Turns, anchor_s: Any) -> Steps:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the rows of this process are trained with, and what is to be said of the batch.
+    """The advantages of this process's rows, and the metrics and warnings of the batch.
 
     Attributes:
-        own: what was read here; `own.put` takes numbers of rows to the completions.
-        advantages_nt: of the tokens of the rows.
-        spans: of the rows, without those of completions that the trainer left out.
-        credit: of the rows; its counters cover all processes.
-        metrics: of the rows of all processes.
-        warnings: sentences that were not said before.
-        credits: of the rows of all processes.
+        own: the rows of this process; `own.put` takes numbers of rows to the completions.
+        advantages_nt: the advantage of each token of the rows.
+        spans: the blocks of the rows, without those of completions that the trainer left out.
+        credit: the credit of the rows; its counters cover all processes.
+        metrics: over the rows of all processes.
+        warnings: sentences that were not issued before.
+        credits: the credit of the rows of all processes.
     """
 
     own: ReadBatch
@@ -239,7 +239,7 @@ class StepResult:
     credits: Credit
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
-        """The credit of all completions, the mean over turns where rows are turns, and which blocks each has."""
+        """Return the credit of all completions (the mean over their turns), and which blocks each has."""
         whole = self.own.everyone
         if whole.batch.steps is None:
             return self.credits, whole.reading.present_nk
@@ -253,15 +253,15 @@ class StepResult:
 
 
 class Step:
-    """One training step's worth of credit, the same for every engine: read, credit, advantages, metrics, warnings, rollouts.
+    """The credit of one training step, the same for every engine: read, credit, advantages, metrics, warnings, rollouts.
 
     Args:
-        scheme: the rule.
-        vocabulary: the bytes of every token id; None: completions are read elsewhere.
+        scheme: the rule of credit.
+        vocabulary: the bytes of every token id; None: another process reads the completions.
         ranks: the processes of a training; None: there is one.
 
     Attributes:
-        zero_batches: how many training batches had no credit other than 0.
+        zero_batches: number of training batches whose credit was all 0.
 
     Example:
         >>> from spanwise import Layout
@@ -280,23 +280,24 @@ class Step:
         self._noted: dict[str, float] = {}
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """What modes log of a batch after it was credited: looked through for alarms with the metrics of the next one."""
+        """Keep metrics that modes log after a batch was credited, to check them for alarms with the next batch."""
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
-        """Read completions, turn by turn where the scheme or the rollouts ask for it.
+        """Read completions, turn by turn if the scheme or the rollouts ask for it.
 
         Args:
-            batch: of this process; its groups are numbered over all processes.
+            batch: the completions of this process; group ids are shared by all processes.
 
         Raises:
             SpanwiseError: see `turn_rows` and `pipeline.read`.
         """
-        assert self.vocabulary is not None, "who reads has a vocabulary"
+        assert self.vocabulary is not None, "a process that reads has a vocabulary"
         completions, turns = len(batch.group_n), None
-        told = batch.columns.get(TURNS)  # a method that runs over tokens takes a conversation as the one sequence that it is
-        says = told is not None and self.scheme.entry.kind != "token" and all(map(says_turns, told))
-        if "steps" in self.scheme.needs or says:
+        described = batch.columns.get(TURNS)
+        # A method that runs over tokens takes a conversation as one sequence.
+        by_turns = described is not None and self.scheme.entry.kind != "token" and all(map(says_turns, described))
+        if "steps" in self.scheme.needs or by_turns:
             batch, turns = turn_rows(batch, self.scheme)
         own = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), completions, turns)
         return own if self.ranks is None else gathered(own, self.scheme, self.ranks)
@@ -310,14 +311,14 @@ class Step:
         number: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> StepResult:
-        """Credit what was read, once values, log-probabilities and the final mask are there.
+        """Credit the rows that `read` returned, once values, log-probabilities and the final mask are known.
 
         Args:
-            own: what `read` gave, its batch with what the scheme needs of models.
-            mask_nt: the trainer's final mask over the completions (`credit.restrict`); None: it trains on all that was read.
-            learn: False: an evaluation, of which an estimator remembers nothing and no habit is made.
-            number: of the step, for warnings.
-            dtype: of the advantages.
+            own: result of `read`, with the values and log-probabilities that the scheme needs filled into its batch.
+            mask_nt: the trainer's final mask over the completions (`credit.restrict`); None: it trains on every sampled token.
+            learn: False for an evaluation: estimators and warnings then remember nothing of the batch.
+            number: number of the step, for warnings.
+            dtype: dtype of the advantages.
 
         Raises:
             SpanwiseError: see `pipeline.credit_batch` and `pipeline.advantages`.
@@ -329,7 +330,7 @@ class Step:
         credits = credit_batch(whole.reading, whole.batch, self.scheme)
         if before is not None:
             entry.estimator.load_state_dict(before)
-        mine, spans = credits.take(own.here), own.spans
+        own_credit, spans = credits.take(own.here), own.spans
         if mask_nt is not None:
             mask_su = own.take(mask_nt)
             if int(mask_su.sum()) != int(mask_nt.sum()):
@@ -338,11 +339,11 @@ class Step:
                     "mask changed after the turns were found."
                 )
             spans = restrict(spans, mask_su)
-        adv_nt = advantages(mine, spans, self.scheme, dtype=dtype)
-        known = metrics(credits, whole.reading, self.scheme, group_n=whole.batch.group_n)
+        adv_nt = advantages(own_credit, spans, self.scheme, dtype=dtype)
+        values = metrics(credits, whole.reading, self.scheme, group_n=whole.batch.group_n)
         sentences, unscored = self._watch.of_reading(own.reading)
         if learn:
-            sentences += self._watch.of_batch({**self._noted, **known}, step=number)
+            sentences += self._watch.of_batch({**self._noted, **values}, step=number)
             self._noted.clear()
         sentences = sentences if number is None else [f"Step {number}: {sentence}" for sentence in sentences]
         if learn and not credits.has_signal:
@@ -355,7 +356,7 @@ class Step:
                     "it is compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
                     f"{'the warning before this one says why' if unscored else cause}."
                 )
-        return StepResult(own, adv_nt, spans, mine, known, sentences, credits)
+        return StepResult(own, adv_nt, spans, own_credit, values, sentences, credits)
 
     def rollouts(
         self,
@@ -367,24 +368,24 @@ class Step:
         columns: Mapping[str, Sequence[Any]] | None = None,
         learn: bool = True,
     ) -> Rollouts:
-        """The rows of this process with everything that was said of them.
+        """Return the rows of this process as a table of rollouts: tokens, rewards, credit and advantages.
 
         Args:
-            result: of `finish`; its batch has token ids, its reading text.
-            number: of the step.
-            prompts, completions, columns: of the rows.
+            result: result of `finish`; its batch has token ids, its reading has text.
+            number: number of the step.
+            prompts, completions, columns: one entry per row.
             learn: as in `finish`.
         """
         batch, adv_nt = result.own.batch, result.advantages_nt
-        # What is behind their last token.
-        known = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
+        # Padding on the right.
+        fillers = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
-        there = {name: (getattr(batch, name), fill) for name, fill in known.items() if getattr(batch, name) is not None}
-        batch = replace(  # a trainer may have widened what was read
+        tables = {name: (getattr(batch, name), fill) for name, fill in fillers.items() if getattr(batch, name) is not None}
+        batch = replace(  # the trainer's table may be wider than the batch that was read
             batch,
             columns={name: list(values) for name, values in (columns or {}).items()},
-            **{name: wider(value_nt, adv_nt.shape[1], fill=fill) for name, (value_nt, fill) in there.items()},
+            **{name: wider(value_nt, adv_nt.shape[1], fill=fill) for name, (value_nt, fill) in tables.items()},
         )
         return Rollouts(
             mode="train" if learn else "eval",

@@ -72,18 +72,18 @@ def turn_batch(
 
 def _recorded(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
     """The rewards of turns, and those of outcomes at a last turn, by objective; one without a token could hold none."""
-    held: list[Mapping[str, float | Status]] = []
+    rows: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
         last = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
         for t, turn in enumerate(trajectory.turns):
-            held.append({**turn.rewards, **(trajectory.rewards if t == last else {})})
-    found = {}
-    for name in dict.fromkeys(name for row in held for name in row):
-        values = [row.get(name, Status.UNSCORED) for row in held]
+            rows.append({**turn.rewards, **(trajectory.rewards if t == last else {})})
+    rewards = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name, Status.UNSCORED) for row in rows]
         numbers = [None if isinstance(value, Status) else float(value) for value in values]
         status = [value if isinstance(value, Status) else Status.OK for value in values]
-        found[name] = Reward.of(numbers, status=status)
-    return found
+        rewards[name] = Reward.of(numbers, status=status)
+    return rewards
 
 
 def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Tensor, "s t"]) -> list[Trajectory]:

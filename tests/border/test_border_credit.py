@@ -42,7 +42,8 @@ CASES = [
         "and <analysis> is in 0 of 8 completions; they do contain <confidence> (7), <code> (8), <plan> (8). 7 of 8 are made of "
         "<plan> <code> <confidence>, in this order, so the blocks are plan, code, confidence; to have others, give --set ... "
         "recorded is no method: the file's 'score', from which nothing is subtracted, ... "
-        "Rewards: score from the file, correct from the file's 'acc', brier from the text. "
+        "Rewards: score from the file, correct from the file's 'acc', brier from the text. Nothing is paid by the file's format; "
+        "--reward OBJECTIVE=COLUMN would. "
         "One number for a completion is made of, in grpo: score alone; in rlcr: correct + brier.",
     ),
     Case(

@@ -244,14 +244,14 @@ def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapp
     Raises:
         RecipeError: it needs something that is not there, or has no such option.
     """
-    known = {**data, "group_n": group_n, "group_s": group_n}
-    lacking = [name for name in chosen.required if known.get(name) is None]
+    inputs = {**data, "group_n": group_n, "group_s": group_n}
+    lacking = [name for name in chosen.required if inputs.get(name) is None]
     if lacking:
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(lacking)}, which this batch does not have.")
     chosen.check_names(options)
     facts = [*data] if chosen.takes_everything else [name for name in FACTS if name in chosen.settings]
-    asked = {*chosen.required, *(name for name in facts if known.get(name) is not None)}
-    return call_explained(chosen.estimator, **{name: known[name] for name in asked}, **options)
+    asked = {*chosen.required, *(name for name in facts if inputs.get(name) is not None)}
+    return call_explained(chosen.estimator, **{name: inputs[name] for name in asked}, **options)
 
 
 def _check_sizes(

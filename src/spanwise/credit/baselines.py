@@ -176,7 +176,7 @@ def advantage(
         if explained is not None and not bool(open_n.any()):
             break
         stratum_n = refine(who_n, outcome_no[:, :outcomes])
-        found = compare_in_strata(
+        result = compare_in_strata(
             reward_n,
             stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2),  # strata of different levels differ
             leave_one_out=leave_one_out,
@@ -188,10 +188,10 @@ def advantage(
             voter_n=voter_n,
         )
         if 0 < level <= last:
-            level_nm = torch.full_like(found.comparison.level_nm, level)
-            found = Explained(found.advantages, replace(found.comparison, level_nm=level_nm))
-        explained = found if explained is None else found.where(open_n, explained)
-        open_n = open_n & (found.comparison.members_nm[:, 0] < (max(min_stratum, 2) if level < last else 1))
+            level_nm = torch.full_like(result.comparison.level_nm, level)
+            result = Explained(result.advantages, replace(result.comparison, level_nm=level_nm))
+        explained = result if explained is None else result.where(open_n, explained)
+        open_n = open_n & (result.comparison.members_nm[:, 0] < (max(min_stratum, 2) if level < last else 1))
         if level >= last:
             open_n &= ~stand_in_n.isnan()
     assert explained is not None, "there is a first level"

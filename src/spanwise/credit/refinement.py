@@ -43,7 +43,7 @@ class Refinement:
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
-            others = " or ".join(sorted(name for name, known in METHODS.items() if known.kind == "refinement"))
+            others = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
             raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines nothing; use {others}.")
         if not isinstance(self.options, Mapping):
             raise RecipeError(f"refine: the options are {self.options!r}; write them by name, such as {{form: code}}.")
@@ -128,5 +128,5 @@ class Refinement:
 
     def plain(self) -> dict[str, Any]:
         """The refinement as plain data, ready for YAML."""
-        said = {"method": self.method, "options": dict(self.options), "correct": self.correct}
-        return {name: value for name, value in said.items() if value}
+        section = {"method": self.method, "options": dict(self.options), "correct": self.correct}
+        return {name: value for name, value in section.items() if value}

@@ -197,10 +197,10 @@ class Method:
         """Refuse options that it does not have, with a `RecipeError`."""
         for name in options:
             if name not in self.options:
-                said = name in ("baseline", "scale", "back_off") and "baseline" in self.inputs
+                is_of_objective = name in ("baseline", "scale", "back_off") and "baseline" in self.inputs
                 raise RecipeError(
                     f"Method '{self.name}' has no option '{name}'; it has {', '.join(sorted(self.options)) or 'none'}."
-                    f"{' Objectives say it.' if said else ''}"
+                    f"{' Objectives say it.' if is_of_objective else ''}"
                 )
 
     def check_options(self, options: Mapping[str, Any], **says: list[Any]) -> None:
@@ -255,8 +255,8 @@ def outcome_methods() -> tuple[str, ...]:
     >>> {"dr_grpo", "grpo"} <= set(outcome_methods())
     True
     """
-    on_whole = (known for known in METHODS.values() if known.kind == "completion" and not known.needs)
-    return tuple(sorted(known.name for known in on_whole if known.inputs[0] == "reward_n"))
+    on_whole = (entry for entry in METHODS.values() if entry.kind == "completion" and not entry.needs)
+    return tuple(sorted(entry.name for entry in on_whole if entry.inputs[0] == "reward_n"))
 
 
 # What a completion without a confidence is taken to have scored: the worst the rule can give (log_score clips at .01).

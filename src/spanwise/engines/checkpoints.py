@@ -41,8 +41,8 @@ def write_manifest(
     for file in sorted(
         path for path in place.rglob("*") if path.is_file() and not path.name.lstrip(".").startswith(MANIFEST)
     ):
-        with file.open("rb") as held:
-            os.fsync(held.fileno())
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
         name = file.relative_to(place).as_posix()
         sizes[name], digests[name] = file.stat().st_size, _digest(file)
     about = {
@@ -92,9 +92,9 @@ def checkpoint_fault(place: Path) -> str | None:
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
     """The newest whole checkpoint of a folder, None if there is none; and what is wrong with each newer one, by name."""
     steps = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
-    found = sorted((path for path, step in steps.items() if step.isdecimal()), key=lambda path: -int(steps[path]))
+    newest_first = sorted((path for path, step in steps.items() if step.isdecimal()), key=lambda path: -int(steps[path]))
     faults: dict[str, str] = {}
-    for path in found:
+    for path in newest_first:
         fault = checkpoint_fault(path)
         if fault is None:
             return path, faults

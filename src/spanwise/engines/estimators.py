@@ -46,13 +46,14 @@ def outcome_advantages(
                 [-1., -1.],
                 [ 0.,  0.]])
     """
-    own = (config.get("spanwise") if hasattr(config, "get") else None) or {}
+    asked = config if hasattr(config, "get") else {}
+    own = asked.get("spanwise") or {}
     kept = next((option for option in ("folder", "keep_rollouts", "report") if option in own), None)
     refuse(
         {
             f"The estimator 'spanwise_{name}' compares completions of one prompt, and there is no uid.": index is None,
-            "grpo_norm_by_std=false does nothing to 'spanwise_grpo'; use advantage_estimator=spanwise_dr_grpo.": (
-                name == "grpo" and rest.get("grpo_norm_by_std") is False
+            "grpo_norm_by_std or norm_adv_by_std_in_grpo of false does nothing to 'spanwise_grpo'; use spanwise_dr_grpo.": (
+                name == "grpo" and rest.get("grpo_norm_by_std", asked.get("norm_adv_by_std_in_grpo")) is False
             ),
             f"algorithm.spanwise.{kept} keeps the run of algorithm.adv_estimator=spanwise with a recipe, and an estimator of one "
             f"reward sees no completion; leave it out.": kept,

@@ -222,9 +222,9 @@ class RunRecord:
                 if self._recipe is not None and ended:
                     about = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
                     share = self.own_seconds / self.seconds if self.seconds else None
-                    known = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
+                    own = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
                     seconds = time.perf_counter() - started
-                    self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **known})
+                    self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **own})
                 if self._recipe is not None and self.report:
                     _make_report(self.folder.path)
                 self._recipe = None

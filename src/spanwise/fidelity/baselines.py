@@ -222,8 +222,8 @@ def measure_fidelity(
         drawn = {name: column[row_n] for name, column in data.items()}
         reward_n, prompt_n = drawn["reward_n"], drawn["prompt_n"]
         for b, options in enumerate(baselines.values()):
-            known = {"outcome_no": drawn["outcome_n"], "by_outcome_n2": drawn["by_outcome_n2"]}
-            advantage_n = advantage(reward_n, prompt_n, **known, **options).advantage_n
+            outcomes = {"outcome_no": drawn["outcome_n"], "by_outcome_n2": drawn["by_outcome_n2"]}
+            advantage_n = advantage(reward_n, prompt_n, **outcomes, **options).advantage_n
             sums[b, g].index_add_(0, prompt_n, _terms(drawn, advantage_n))
     drawn_rx = torch.multinomial(torch.ones(x), draws * x, True, generator=generator).reshape(draws, -1)
     weight_rx = torch.nn.functional.one_hot(drawn_rx, x).sum(dim=1).double()

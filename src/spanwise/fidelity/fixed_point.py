@@ -196,10 +196,10 @@ def fixed_point_rows(
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":
             copies = max(1, 512 // (size * len(p_b)))
-            found = simulated_fixed_point(
+            point = simulated_fixed_point(
                 p_b, group_size=size, rule=rule, copies=copies, batches=batches, seed=seed, **options
             )
-            q_b, error_b = (x.tolist() for x in found)
+            q_b, error_b = (x.tolist() for x in point)
         else:
             q_b, error_b = fixed_point(p_b, group_size=size, **options).tolist(), [None] * len(p_b)
         columns = zip(probabilities, q_b, error_b, strict=True)

@@ -110,13 +110,13 @@ class ArmComparison:
 
     def row(self, method: str, most: int) -> list[str]:
         """The cells of a method, as "0.5 ± 0.1 (n=2)"; "!" beside a figure that is in `wrong`."""
-        shown = []
+        cells = []
         for figure in self.figures:
             i, mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
             half = "" if math.isnan(i.low) else f" ± {(i.high - i.low) / 2:.3f}"
             seeds = "" if i.count == most else f" (n={i.count})"
-            shown.append(("-" if i.count == 0 else f"{i.value:.3f}{half}{seeds}") + mark)
-        return shown
+            cells.append(("-" if i.count == 0 else f"{i.value:.3f}{half}{seeds}") + mark)
+        return cells
 
     def warnings(self) -> list[str]:
         """What is wrong with which method, in sentences; what the figures marked with "!" must be read with."""
@@ -125,12 +125,12 @@ class ArmComparison:
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """A sentence for each difference, with what is wrong on either side; of these verdicts only if any are given."""
-        said = []
+        sentences = []
         for d in self.differences:
             wrong = [f"{method}: {why}" for method in (d.a, d.b) if (why := self.wrong.get((method, d.figure)))]
             if not verdicts or d.verdict in verdicts:
-                said.append(d.sentence() + (f" ({'; '.join(wrong)})" if wrong else ""))
-        return said
+                sentences.append(d.sentence() + (f" ({'; '.join(wrong)})" if wrong else ""))
+        return sentences
 
     def summary(self) -> str:
         """How many differences are beyond the noise, and which."""
@@ -187,20 +187,22 @@ def compare_arms(
         raise RecipeError("There is nothing to compare: give at least one method with one seed.")
     if reference is not None:
         check_known("method", reference, runs)
-    found = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
-    chosen = tuple(found) if figures is None else tuple(figures)
+    names = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
+    chosen = tuple(names) if figures is None else tuple(figures)
     for name in chosen:
-        check_known("figure", name, found)
+        check_known("figure", name, names)
     pairs = list(combinations(runs, 2)) if reference is None else [(m, reference) for m in runs if m != reference]
     cells: dict[tuple[str, str], Interval] = {}
     differences: list[Difference] = []
     for name in chosen:
-        known = {
+        numbers = {
             method: {s: math.nan if (value := values.get(name)) is None else value for s, values in seeds.items()}
             for method, seeds in runs.items()
         }
-        cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in known.items()}
-        intervals = [_over_seeds([known[a][s] - known[b][s] for s in known[a] if s in known[b]], level) for a, b in pairs]
+        cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in numbers.items()}
+        intervals = [
+            _over_seeds([numbers[a][s] - numbers[b][s] for s in numbers[a] if s in numbers[b]], level) for a, b in pairs
+        ]
         p_values = [_p(interval) for interval in intervals]
         for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
             takes, verdict = None, "borderline" if interval.excludes(0.0) else "noise"
@@ -227,15 +229,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def _wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
     """By method and figure what is wrong in some seed, and in how many of them."""
-    found: dict[tuple[str, str], str] = {}
+    sentences: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         raised = [alarms(values) for values in seeds.values()]
         for figure in figures:
             whys = [wrong[figure] for wrong in raised if figure in wrong]
             if whys:
                 times = f"{len(whys)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
-                found[method, figure] = f"{max(dict.fromkeys(whys), key=whys.count)} in {times}"
-    return found
+                sentences[method, figure] = f"{max(dict.fromkeys(whys), key=whys.count)} in {times}"
+    return sentences
 
 
 def _over_seeds(values: Iterable[float], level: float) -> Interval:

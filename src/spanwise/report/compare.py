@@ -162,24 +162,24 @@ def _of_figure(comparison: ArmComparison, name: str) -> str:
     differences = [d for d in comparison.differences if d.figure == name]
     solid, called = [d for d in differences if not _hollow(comparison, d)], parts.figure_name(name)
     clear = sorted((d for d in solid if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
-    said = [_better(d) for d in clear[:2]]
+    sentences = [_better(d) for d in clear[:2]]
     if len(clear) > 2:
-        said.append(f"{len(clear) - 2} more differences in {called} are beyond the noise.")
+        sentences.append(f"{len(clear) - 2} more differences in {called} are beyond the noise.")
     if len(solid) < len(differences):
         arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
-        said.append(f"The {called} of {' and '.join(arms)} means nothing.")
+        sentences.append(f"The {called} of {' and '.join(arms)} means nothing.")
     if solid and not clear:
         nearest = [d for d in solid if d.verdict == "borderline"][:2]
         if len(solid) == 1 or {d.verdict for d in solid} in ({"unknown"}, {"same"}):
             nearest = [max(solid, key=lambda d: d.interval.count)]
-        said += [d.sentence() for d in nearest] or [f"In {called} all differences are inside the noise."]
-    return " ".join(said)
+        sentences += [d.sentence() for d in nearest] or [f"In {called} all differences are inside the noise."]
+    return " ".join(sentences)
 
 
 def _hollow(comparison: ArmComparison, d: Difference) -> bool:
     """The figure of an arm means nothing; but that its accuracy is low is the finding, unless nobody could judge it."""
-    why = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
-    return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or said.startswith("most answers could not") for said in why)
+    whys = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
+    return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in whys)
 
 
 def _better(d: Difference) -> str:

@@ -115,8 +115,8 @@ def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> li
     rows = []
     for method in methods:
         for name, shares in together(dead.get(method, {})).items():
-            if known := [share for share in shares if share == share]:
-                rows.append({"name": name, "series": method, "value": fsum(known) / len(known)})
+            if numbers := [share for share in shares if share == share]:
+                rows.append({"name": name, "series": method, "value": fsum(numbers) / len(numbers)})
     if not rows:
         return []
     table = _by_objective(rows)
@@ -168,5 +168,5 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         return f"{left} and {right} push in opposite directions in none of {count:,} completions."
     most = max(against, key=lambda name: int(against[name].sum()))
     where = f", most often in the block {most} ({int(against[most].sum()):,})" if len(against) > 1 else ""
-    said = f"{opposed:,} of {count:,} completions ({parts.percent(opposed / count)})"
-    return f"{left} and {right} push in opposite directions in {said}{where}."
+    sentence = f"{opposed:,} of {count:,} completions ({parts.percent(opposed / count)})"
+    return f"{left} and {right} push in opposite directions in {sentence}{where}."

@@ -155,10 +155,10 @@ def _binned(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
     """The bins of each series that has a number, and an empty one behind the last."""
     rows: list[Row] = []
     for series, value_n in values.items():
-        known = value_n[value_n.isfinite()].double().cpu()
-        counts = [*np.histogram(known, edges)[0].tolist(), 0]
-        for low, high, count in zip(edges, [*edges[1:], edges[-1]], counts, strict=True) if len(known) else ():
-            rows.append({"series": series, "low": low, "high": high, "share": count / len(known), "count": count})
+        finite_n = value_n[value_n.isfinite()].double().cpu()
+        counts = [*np.histogram(finite_n, edges)[0].tolist(), 0]
+        for low, high, count in zip(edges, [*edges[1:], edges[-1]], counts, strict=True) if len(finite_n) else ():
+            rows.append({"series": series, "low": low, "high": high, "share": count / len(finite_n), "count": count})
     return rows
 
 

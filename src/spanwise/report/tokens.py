@@ -185,8 +185,8 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     if all(column is None for column in columns):
         return None
     exact = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
-    known = np.nan_to_num(exact)
-    digits = FEW if np.count_nonzero(known[1:] != known[:-1]) > MANY else digits
+    finite = np.nan_to_num(exact)
+    digits = FEW if np.count_nonzero(finite[1:] != finite[:-1]) > MANY else digits
     distinct, index = np.unique(exact, return_inverse=True)
     rounded = [_number(value, digits) for value in distinct.tolist()]
     numbers = iter([rounded[place] for place in index.tolist()])

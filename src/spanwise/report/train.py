@@ -220,17 +220,17 @@ def train_finding(
     clauses = [_moved("accuracy", last, first, intervals.get("accuracy"))]
     if (refused := figure(last, "refusal_rate")) is not None:
         clauses.append(f"the refusal rate {percent(refused)}")
-    said = f"{after} {' and '.join(clauses)}"
+    sentence = f"{after} {' and '.join(clauses)}"
     if "ece" in wrong:
-        said += ". Its ECE means nothing"
+        sentence += ". Its ECE means nothing"
     elif (ece := figure(last, "ece")) is not None and "ece" not in unmeasured:
-        said += f"; ECE is {ece:.3f}"
+        sentence += f"; ECE is {ece:.3f}"
     elif "ece" not in unmeasured:
-        said += "; ECE was not measured"
+        sentence += "; ECE was not measured"
     causes = dict.fromkeys(wrong.values())
     alarm = f"Alarm: {' and '.join(causes)}. " if causes else ""
     alone = "" if len(points) > 1 else " There is no other evaluation to compare it with."
-    return f"{alarm}{said}.{alone} This is one seed."
+    return f"{alarm}{sentence}.{alone} This is one seed."
 
 
 def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interval: Interval | None) -> str:
@@ -254,12 +254,12 @@ def _mean_reward(
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
     """Mean rewards from the first to the last."""
-    said = [
+    sentences = [
         f"{name} {means[-1]:.3f}" + (f" (was {means[0]:.3f})" if len(means) > 1 else "")
         for name, means in rewards.items()
         if means[-1] is not None
     ]
-    return f" Mean rewards {where}: {', '.join(said)}." if said else ""
+    return f" Mean rewards {where}: {', '.join(sentences)}." if sentences else ""
 
 
 def _count(number: int, noun: str) -> str:
@@ -346,9 +346,9 @@ def mode_headlines(batches: Lines) -> list[Headline]:
         for value, start in _values(mode, page, batches).items():
             numbers = values_of(batches, start + end)
             note = f"{numbers[0]:.2f} in the first batch" if len(numbers) > 1 else ""
-            said = ("no batch tells" if not numbers else alarm) if start + end in wrong else ""
+            state = ("no batch tells" if not numbers else alarm) if start + end in wrong else ""
             last = f"{numbers[-1]:.2f}" if numbers else None
-            headlines.append(Headline(label + (f": {value}" if value else ""), last, note, said))
+            headlines.append(Headline(label + (f": {value}" if value else ""), last, note, state))
     return headlines
 
 
@@ -360,8 +360,8 @@ def _pages() -> list[tuple[type[Mode], Page]]:
 def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
     """Each value that the batches have the headline's metric of ("" is the only one) -> what its metrics start with."""
     end = page.headline[0]
-    known = metrics_in(batches, [Metric(f"{mode.name}/[value/]{end}")])
-    return {value: key.removesuffix(end) for key, value, _ in known}
+    numbers = metrics_in(batches, [Metric(f"{mode.name}/[value/]{end}")])
+    return {value: key.removesuffix(end) for key, value, _ in numbers}
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:

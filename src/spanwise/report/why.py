@@ -151,12 +151,12 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
 
 def clause(row: TokenRow, method: str, rule: Rule) -> str:
     """What one method makes of a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
-    known = [float(value) for value in row.advantages[method] if not math.isnan(value)]
+    numbers = [float(value) for value in row.advantages[method] if not math.isnan(value)]
     credit, stop = credits(row, method), row.stop.get(method)
-    if not known:
+    if not numbers:
         return f"{method} trains none of its tokens"
     if not credit and not stop:
-        return f"{method} gives its tokens {_range(min(known), max(known))}"
+        return f"{method} gives its tokens {_range(min(numbers), max(numbers))}"
     parts = []
     for verb, sign in (("praises", 1), ("blames", -1)):
         blocks = {block: value for block, value in credit.items() if value * sign > 0}

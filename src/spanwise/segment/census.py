@@ -29,7 +29,7 @@ class Census:
     @property
     def lacking(self) -> tuple[str, ...]:
         """The marks of the layout that fewer than one completion in a hundred has."""
-        return tuple(tag for tag, held in self.wanted.items() if held * 100 < self.size)
+        return tuple(tag for tag, count in self.wanted.items() if count * 100 < self.size)
 
     @property
     def sentence(self) -> str:
@@ -41,9 +41,9 @@ class Census:
         if not self.lacking:
             return ""
         lack = " and ".join(f"{self._shown(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
-        present = {mark: held for mark, held in self.wanted.items() if mark not in self.lacking}
+        present = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
         seen = list({**present, **self.others}.items())
-        there = ", ".join(f"{self._shown(mark)} ({held})" for mark, held in seen[:6]) + (", ..." if len(seen) > 6 else "")
+        there = ", ".join(f"{self._shown(mark)} ({count})" for mark, count in seen[:6]) + (", ..." if len(seen) > 6 else "")
         nothing = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
         return f"{lack} of {self.size} completions; " + (f"they do contain {there}." if seen else nothing)
 
@@ -81,8 +81,8 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     if prefilled is not None:
         seen[prefilled] = size
     wanted = {mark: seen[mark] for mark in plain} if says is not None or holds is not None else {}
-    others = sorted((-held, mark) for mark, held in seen.items() if mark not in wanted)
-    return Census(size, wanted, {mark: -held for held, mark in others}, segmenter)
+    others = sorted((-count, mark) for mark, count in seen.items() if mark not in wanted)
+    return Census(size, wanted, {mark: -count for count, mark in others}, segmenter)
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:

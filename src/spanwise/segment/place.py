@@ -126,12 +126,12 @@ def _segment_rows(
     token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     byte_edge = np.concatenate(([0], end_t))[token_edge]
     edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
-    held = [data[start:stop] for _, (start, stop) in edges]
+    chunks = [data[start:stop] for _, (start, stop) in edges]
     samples = (
         Sample(text, id_t[low:high], end_t[low:high] - start, column_t[low:high], logp_t[low:high], vocabulary)
-        for text, ((low, high), (start, _)) in zip(held, edges, strict=True)
+        for text, ((low, high), (start, _)) in zip(chunks, edges, strict=True)
     )
-    pieces = cutter(held, samples)
+    pieces = cutter(chunks, samples)
 
     row = np.repeat(np.arange(n), [len(one.starts) for one in pieces])
     block = np.array([k for one in pieces for k in one.blocks], dtype=np.int64)
@@ -153,7 +153,7 @@ def _segment_rows(
     fault_n = np.array([one.fault for one in pieces], dtype=np.int64)
     fault_n[row[(size > 0) & (length_nk[row, block] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
-    texts = [_text(*each, layout.keys) for each in zip(held, pieces, (length_nk > 0).tolist(), strict=True)]
+    texts = [_text(*each, layout.keys) for each in zip(chunks, pieces, (length_nk > 0).tolist(), strict=True)]
     return (np.where(length_nk > 0, start_nk, 0), end_nk, block_nt, fault_n, length_nk), texts
 
 

@@ -353,13 +353,13 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
     traces = []
     for value, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
         lines = ""
-        for place, shown in enumerate(steps):
-            step = shown.replace("~", "+" if rng.random() < noise.plus else "-")
+        for place, written in enumerate(steps):
+            step = written.replace("~", "+" if rng.random() < noise.plus else "-")
             asked, slip, careful = f"{value}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
             slipped = rng.random() < slip * (noise.relief if careful else 1)
             value = int(rng.integers(0, 10)) if slipped else taken(value, step)
-            read = "" if shown == step else step.replace("-", "?-")
-            lines += f"{place}.{shown}{read}_{asked}{f'_{asked}' if careful else ''}={value}_"
+            read = "" if written == step else step.replace("-", "?-")
+            lines += f"{place}.{written}{read}_{asked}{f'_{asked}' if careful else ''}={value}_"
         traces.append(f"<reasoning>{lines}</reasoning><answer>{value}</answer>")
     return traces
 

@@ -117,8 +117,8 @@ def load_task(
         held_out = held_out.select(range(min(eval_limit, len(held_out))))
     if limit is not None:
         rows = rows.select(range(min(limit, len(rows))))
-    said = INSTRUCTIONS[prompt_format] if instruction is None else instruction
-    train, evaluation = (_prompts(part, columns, said, style) for part in (rows, held_out))
+    text = INSTRUCTIONS[prompt_format] if instruction is None else instruction
+    train, evaluation = (_prompts(part, columns, text, style) for part in (rows, held_out))
     own = layout or LAYOUTS[prompt_format]
     seen = [shown(prompt, tokenizer) for prompt in train["prompt"][:_LOOKED_AT]]
     _check_told(own, seen, instruction=instruction, whole=columns.whole, usual=prompt_format)
@@ -158,12 +158,12 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
 
 def _prompts(part: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
     """The rows with `prompt` and `answer` beside what they have."""
-    made = ["prompt"] if columns.answer is None else ["prompt", "answer"]
+    added = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     whole = [columns.prompt] if columns.whole else []
-    kept = [name for name in part.column_names if name not in (*made, *whole, *_TAKEN)]
+    kept = [name for name in part.column_names if name not in (*added, *whole, *_TAKEN)]
     options = {"columns": columns, "instruction": instruction, "style": style}
     gone = [name for name in part.column_names if name not in kept]
-    return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*made, *kept])
+    return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*added, *kept])
 
 
 def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
@@ -329,8 +329,8 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
             empty = cell is None or not str(cell).strip()
             fault = "fill it in or remove the row." if empty else _fault(cell, option, columns, template=template)
             if fault:
-                shown = "nothing" if empty else f"{cell!r:.80}"
-                raise DataError(f"Row {row} of the dataset '{dataset}' has {shown} in column '{name}'; {fault}")
+                content = "nothing" if empty else f"{cell!r:.80}"
+                raise DataError(f"Row {row} of the dataset '{dataset}' has {content} in column '{name}'; {fault}")
 
 
 def _fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:

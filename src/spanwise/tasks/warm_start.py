@@ -135,12 +135,12 @@ def warm_start(
     total = sum(_phases(settings)[stretch.name].steps for stretch in stretches[done:])
     tokenizer = course.tokenizer()
     model = load(folders[done - 1]) if done else build_model(tokenizer, seed, **course.shape)
-    made = 0
+    step = 0
     for index in range(done, len(stretches)):
         for loss in _train(model, tokenizer, stretches[index], seed, settings):
-            made += 1
+            step += 1
             if progress is not None:
-                progress(made, total, loss)
+                progress(step, total, loss)
         save(model, tokenizer, folders[index], record=_identity(course, index, seed, settings))
     return folders[-1]
 
@@ -335,12 +335,12 @@ def _quiet() -> Iterator[None]:
     """Hide the progress bars of transformers, which would cut through ours."""
     from transformers.utils import logging as transformers_logging
 
-    shown = transformers_logging.is_progress_bar_enabled()
+    enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if enabled:
             transformers_logging.enable_progress_bar()
 
 

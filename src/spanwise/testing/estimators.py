@@ -89,9 +89,9 @@ def check_estimator(
         method = Method(name, method, kind, "", None, dict(exceptions or {}))
     entries = {**(dict.fromkeys(_REWARD_NAMES, _NOT_NEGATIVE) if "negative" in method.exceptions else {}), **(inputs or {})}
     spec = read_inputs(method.estimator, optional=optional, entries=entries)
-    known = (*BY_KIND[method.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
-    sentences = {name: _SAYS[name] for name in known}
-    declared = {name: why for name, why in method.exceptions.items() if name in known}
+    checked = (*BY_KIND[method.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
+    sentences = {name: _SAYS[name] for name in checked}
+    declared = {name: why for name, why in method.exceptions.items() if name in checked}
     suite = _Estimator(
         who=f"Method '{method.name}'",
         function=partial(method.estimator, **(options or {})),

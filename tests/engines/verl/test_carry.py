@@ -145,6 +145,18 @@ def test_outputs_of_a_rollout_are_its_steps():
     assert float(found_nt[2].abs().sum()) > 0
 
 
+@pytest.mark.parametrize("state", [torch.Tensor.numpy, torch.Tensor.tolist, lambda one: tuple(map(tuple, one.tolist()))])
+def test_states_are_told_apart_by_all_that_is_in_them(state):
+    """A board of 40 by 40, which differs in the middle."""
+    boards = torch.zeros(3, 40, 40, dtype=torch.long)
+    boards[2, 20, 20] = 1
+    (length,) = {read_one(TEXTS[0])[1]}
+    texts = [pack(read_one(TEXTS[0])[0], [length], masked=True, anchor=[state(board)]) for board in boards]
+    first, second, third = unpack(texts, SCHEME, length).anchor
+    assert hash(first) == hash(second)
+    assert first == second != third
+
+
 def test_rejected_tokens_get_nothing_and_change_no_share():
     ids = [TOKENIZER(text)["input_ids"] for text in TEXTS]
     mask_nt = Batch.jagged(ids, [0] * 5).mask_nt

@@ -150,6 +150,13 @@ def test_options_of_the_method():
     assert dr_grpo(torch.tensor([1.0, 0.0]), torch.tensor([0, 0])).tolist() == [0.5, -0.5]  # without the option
 
 
+def test_what_verl_tells_its_own_grpo_alone_is_refused():
+    """verl hands `norm_adv_by_std_in_grpo` to no other estimator."""
+    with pytest.raises(RecipeError, match=r"norm_adv_by_std_in_grpo of false does nothing.*spanwise_dr_grpo"):
+        run("spanwise_grpo", data_of(), OmegaConf.create({"norm_adv_by_std_in_grpo": False}))
+    run("spanwise_rloo", data_of(), OmegaConf.create({"norm_adv_by_std_in_grpo": False}))  # it divides by nothing
+
+
 def test_the_signature_takes_what_verl_may_pass():
     """An open change of verl passes the batch to any estimator whose signature asks for it."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "cpu"))
 import pyarrow.parquet as pq
 import torch
 import transfer_queue as tq
+import yaml
 from legacy_small import batch_of, credited
 from legacy_small import trainer_of as v0_trainer_of
 from queue_small import filled, trainer_of
@@ -147,13 +148,15 @@ class TestV1:
         """`separate_async` may update several times between two broadcasts of its weights; none of it is written over."""
         config = kept(tmp_path)
         trainer, manager = made(config)
-        batch, trainer.parameter_sync_step = filled(manager, [[[RIGHT], [WRONG]]]), 2
+        batch, trainer.parameter_sync_step, trainer.total_training_steps = filled(manager, [[[RIGHT], [WRONG]]]), 2, 3
         with trainer.spanwise.training(trainer, done=0):
             for trainer.global_steps in (1, 2):
                 for trainer.local_trigger_step in (0, 1):
                     trainer._compute_advantage(batch, {})
         assert [line["step"] for line in lines_of(tmp_path / "run")] == [1, 2, 3, 4]
         assert len(list((tmp_path / "run" / "rollouts").iterdir())) == 4
+        recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+        assert (recipe["steps"], recipe["prompts"]) == (6, 1)  # of two prompts a step, half in each batch
 
     def test_a_folder_that_holds_a_run_is_refused_before_anything_is_sampled(self, tmp_path):
         config = kept(tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from legacy_small import batch_of, credited, trainer_of
-from verl_small import TEXT, config_of, manager_of
+from verl_small import TEXT, WHOLE, config_of, manager_of
 
 from spanwise import Batch, DataError, RecipeError, advantages, credit_batch, read
 
@@ -54,6 +54,24 @@ def test_without_readings_it_says_which_trainer_carries_them(config):
     del batch.non_tensor_batch["spanwise"]
     with pytest.raises(RecipeError, match=r"trainer\.v1\.trainer_mode sync"):
         credited(config, batch)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_verl_divides_by_the_tokens_that_rejection_left(tmp_path, mode):
+    """Its loss at a ratio of 1 is the mean over rollouts of the sum of their advantages, 0 where it rejected a token."""
+    from verl.trainer.ppo.core_algos import agg_loss
+    from verl.workers.utils.padding import left_right_2_no_padding
+
+    more = ["trainer.use_v1=False", "data.dataloader_num_workers=0", f"actor_rollout_ref.actor.loss_agg_mode={mode}"]
+    config = config_of(tmp_path, *more, recipe=WHOLE)
+    trainer_of(config)
+    batch = batch_of(manager_of(config), [("a", f"<answer>{digit}</answer>") for digit in (4, 5, 5)])
+    batch.batch["response_mask"][1:] = 0  # rewards 1, 0, 0: rloo pays the first rollout 1
+    batch = credited(config, batch)
+    given = left_right_2_no_padding(batch.to_tensordict())
+    how = {"batch_num_tokens": int(given["loss_mask"].sum()), "global_batch_size": 3}
+    loss = agg_loss(-batch.batch["advantages"], batch.batch["response_mask"], mode, **how)
+    assert float(loss) == pytest.approx(-1 / 3)
 
 
 def test_a_conversation_is_credited_turn_by_turn(tmp_path):

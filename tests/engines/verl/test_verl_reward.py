@@ -1,5 +1,6 @@
 """The reward manager, loaded and called as verl's reward workers do."""
 
+import asyncio
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ from verl_small import TEXT, config_of, manager_of, outputs_of, scored
 
 from spanwise import DataError, RecipeError, Status
 from spanwise.engines.verl import carry
+from spanwise.engines.verl.reward import SpanRewardManager as RewardManager
 from spanwise.engines.verl.settings import prepare, scheme_in
 
 
@@ -98,6 +100,38 @@ def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
 def prepared(config):
     prepare(config)
     return config
+
+
+def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
+    """verl asks for many at once, and a function that keeps something of its own need not be safe in two threads."""
+    (tmp_path / "mine.py").write_text(
+        "import threading, time\nbusy = threading.Lock()\n\ndef alone(blocks):\n"
+        "    free = busy.acquire(blocking=False)\n    time.sleep(0.1)\n    if free:\n        busy.release()\n"
+        "    return [float(free)]\n"
+    )
+    recipe = f"layout: {{a: [answer]}}\nobjectives: [{{reward: '{tmp_path}/mine.py:alone', pays: a}}]\n"
+    manager, seen = manager_of(prepared(config_of(tmp_path, recipe=recipe))), []
+    manager.run_single = lambda data: seen.append(data) or RewardManager.run_single(manager, data)
+    scored(manager.config, outputs_of(manager.tokenizer, ["<answer>4</answer>"]), manager)
+
+    async def several():
+        return await asyncio.gather(*(RewardManager.run_single(manager, seen[0]) for _ in range(4)))
+
+    assert [one["reward_score"] for one in manager.loop.run_until_complete(several())] == [1.0] * 4
+
+
+def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
+    """There is no turn that could be read: its number is absent, and other rollouts are compared without it."""
+    recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
+    manager = manager_of(prepared(config_of(tmp_path, recipe=recipe)))
+    (empty,), (right,) = (
+        scored(manager.config, outputs_of(manager.tokenizer, [t]), manager) for t in ("", "<answer>4</answer>")
+    )
+    assert math.isnan(info_of(empty)["correct"])
+    assert empty.reward_score == 0.0
+    both = carry.unpack([info_of(one)[carry.KEY] for one in (empty, right)], manager.scheme, 9)
+    assert both.reading.scores.reward_nm.tolist() == [[1.0]]
+    assert both.turns.row_s.tolist() == [1]
 
 
 def test_a_missing_column_says_so(config, manager):

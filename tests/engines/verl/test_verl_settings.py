@@ -21,6 +21,7 @@ REFUSED = {
     "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "averages advantages",
     "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "picks tokens by their size",
     "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov": "picks tokens by their size",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=dro": "adds a term that does not grow with them",
     "actor_rollout_ref.actor.policy_loss.loss_mode=sapo": "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
     "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm": "loss_scale_factor to the longest",
     "actor_rollout_ref.actor.loss_agg_mode=mean": "no loss_agg_mode",

@@ -129,8 +129,8 @@ def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> l
     there = dict.fromkeys(name for figures in values for name, value in figures.items() if value is not None)
     unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in values)
     scored = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
-    shown = [*FIGURES, *(["verdict_rate"] if unjudged else []), *scored]
-    return [name for name in shown if name in there] + [n for n in there if "@" in n or n.endswith("_accuracy")]
+    figures_shown = [*FIGURES, *(["verdict_rate"] if unjudged else []), *scored]
+    return [name for name in figures_shown if name in there] + [n for n in there if "@" in n or n.endswith("_accuracy")]
 
 
 def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
@@ -148,11 +148,11 @@ def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None,
         left = (time.perf_counter() - started) / done * (len(waiting) - done)
         if status == 0:
             final = read_fields(run.folder / "summary.json")["final"]
-            shown = "  ".join(f"{name} {final[name]:.3f}" for name in FIGURES if final.get(name) is not None)
+            outcome = "  ".join(f"{name} {final[name]:.3f}" for name in FIGURES if final.get(name) is not None)
         else:
             failed[run.folder.name] = _why(run, status)
-            shown = f"failed: {failed[run.folder.name]}"
-        say(console, f"{done}/{len(waiting)}  {run.folder.name}  {shown}  left {left / 60:.0f} min")
+            outcome = f"failed: {failed[run.folder.name]}"
+        say(console, f"{done}/{len(waiting)}  {run.folder.name}  {outcome}  left {left / 60:.0f} min")
 
     side_by_side(waiting, beside, start=lambda run: _start(run, console), ended=ended)
     if failed:
@@ -176,9 +176,9 @@ def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     secrets = {name: value for name, value in asked.items() if hidden({name: value}) != {name: value}}
     checkpoint, faults = newest_checkpoint(run.folder / "checkpoints")
     if faults:
-        said = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+        unreadable = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
         goes_on = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
-        say(console, f"{run.folder.name} {goes_on}; not readable are {said}.")
+        say(console, f"{run.folder.name} {goes_on}; not readable are {unreadable}.")
     environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
     with _log(run).open("ab") as file:  # an earlier attempt, and another process that writes it, keep their lines
         return subprocess.Popen(
@@ -194,10 +194,10 @@ def _log(run: ArmRun) -> Path:
 def _why(run: ArmRun, status: int) -> str:
     """Why a run failed: the signal that ended it, or its last line."""
     lines = _log(run).read_text(errors="replace").strip().splitlines()
-    said = lines[-1] if lines else f"exit status {status}"
+    reason = lines[-1] if lines else f"exit status {status}"
     if status < 0:
-        said = f"it was ended by signal {-status} ({signal.strsignal(-status)})"
-    return f"{said} (all of it: {_log(run)})"
+        reason = f"it was ended by signal {-status} ({signal.strsignal(-status)})"
+    return f"{reason} (all of it: {_log(run)})"
 
 
 def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:

@@ -153,7 +153,7 @@ def apply_arms(
     worth, of_score = _score_figures(table, schemes.values(), scores)
     modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
     sentences = [
-        *arms.notes, about_recorded, *dict.fromkeys(setup), table.note, *notes, _origins(arms), _sums(schemes), of_score,
+        *arms.notes, about_recorded, *dict.fromkeys(setup), table.note, *notes, _origins(table, arms), _sums(schemes), of_score,
         *(mode.note(table) for mode in modes),
     ]  # fmt: skip
     widest = max((one.marked for one in applied), key=lambda marked: len(marked.names))
@@ -206,15 +206,21 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     return worth, f"{sentence}." + "".join(f" {why[:1].upper()}{why[1:]}." for why in reasons)
 
 
-def _origins(arms: Arms) -> str:
-    """Where each reward comes from."""
-    places = []
-    for name in dict.fromkeys(objective.name for objective in arms.objectives):
+def _origins(table: RolloutTable, arms: Arms) -> str:
+    """Say where each reward comes from, and which recorded numbers pay nothing."""
+    places, names = [], list(dict.fromkeys(objective.name for objective in arms.objectives))
+    for name in names:
         column = arms.taken.get(name)
         places.append(
             f"{name} from " + ("the text" if column is None else "the file" if column == name else f"the file's '{column}'")
         )
-    return f"Rewards: {', '.join(places)}." if places else ""
+    used = {arms.taken.get(name) for name in names}
+    unused = [name for name in table.rewards if name not in used] if places else []
+    more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+    idle = (
+        f" Nothing is paid by the file's {', '.join(unused[:3])}{more}; --reward OBJECTIVE=COLUMN would." if unused else ""
+    )
+    return f"Rewards: {', '.join(places)}.{idle}" if places else ""
 
 
 def _sums(schemes: Mapping[str, Scheme]) -> str:

@@ -118,8 +118,8 @@ def left_out(names: Sequence[str], reason: str) -> str:
     >>> left_out(["rlcr", "bae", "recipe"], "There is no confidence.")
     'rlcr and bae are left out: There is no confidence.'
     """
-    shown = [name for name in names if name != "recipe"] or ["the recipe's own method"]
-    return f"{' and '.join(shown)} {'is' if len(shown) == 1 else 'are'} left out: {reason}"
+    methods = [name for name in names if name != "recipe"] or ["the recipe's own method"]
+    return f"{' and '.join(methods)} {'is' if len(methods) == 1 else 'are'} left out: {reason}"
 
 
 def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
@@ -143,8 +143,8 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
 
 def _summed(table: RolloutTable, taken: Mapping[str, str]) -> tuple[str, ...]:
     """The recorded rewards that the trainer compared the sum of; none where that is what says right and wrong."""
-    known = [table.rewards[name].value_n.nan_to_num() for name in (taken.get("correct"), *table.trained) if name is not None]
-    return () if "correct" in taken and len(known) == 2 and torch.equal(*known) else table.trained
+    pair = [table.rewards[name].value_n.nan_to_num() for name in (taken.get("correct"), *table.trained) if name is not None]
+    return () if "correct" in taken and len(pair) == 2 and torch.equal(*pair) else table.trained
 
 
 def _check_answers(scheme: Scheme, taken: Mapping[str, str], table: RolloutTable) -> None:
@@ -262,11 +262,11 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         raise RecipeError(
             f"refine changes the tokens of whole completions, and rollouts of '{table.path}' are several rows. Leave it out."
         )
-    asked, held = token_columns(scheme), table.token_values
-    missing = [need for need, names in asked.items() if any(name not in held for name in names)]
+    asked, columns_there = token_columns(scheme), table.token_values
+    missing = [need for need, names in asked.items() if any(name not in columns_there for name in names)]
     if not missing:
         return
-    streams = [name.partition("/")[2] for name in held if name.startswith(schema.VALUES)]
+    streams = [name.partition("/")[2] for name in columns_there if name.startswith(schema.VALUES)]
     wanted, there = "", "none of them" if table.has_ids else "no token ids"
     columns = " and ".join(name for names in asked.values() for name in names)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {columns}"
@@ -293,19 +293,19 @@ def _compared(
             f"Method '{chosen.name}' adds up several objectives, and there is only '{objectives[0].name}'; use grpo."
         )
     by_block, compares = chosen.kind == "block", "baseline" in chosen.inputs
-    made = []
+    compared = []
     for objective in objectives:
         judge = judge_of(objective)
         against = ((baseline or "outcome") if objective.given else "group") if compares else None
         judged = tuple(entry for entry in objective.given if entry == judge)
         given = objective.given if against in ("outcome", "blended") else judged
         pays = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *names)))
-        made.append(replace(objective, pays=pays, given=given, baseline=against, scale=None, back_off=None))
+        compared.append(replace(objective, pays=pays, given=given, baseline=against, scale=None, back_off=None))
     if baseline and not any(objective.given for objective in objectives):
         raise RecipeError(
             f"No objective of the recipe is given an outcome, so the baseline '{baseline}' would change nothing."
         )
-    return tuple(made)
+    return tuple(compared)
 
 
 def _leave_out_tagless(
@@ -338,8 +338,8 @@ def _leave_out_tagless(
 def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
     """What to do where the tags are not there; it must run as it stands."""
     records = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
-    made = f" (most are made of {layout})" if (layout := made_of(texts)) else ""
-    whole = f"{records} Give the layout they were sampled with{made}, or credit whole completions with"
+    most = f" (most are made of {layout})" if (layout := made_of(texts)) else ""
+    whole = f"{records} Give the layout they were sampled with{most}, or credit whole completions with"
     if table.rewards:
         return f"{whole} --methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     objective = '{reward: correct, pays: [completion], options: {tag: ""}}'

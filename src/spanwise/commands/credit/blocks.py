@@ -58,20 +58,20 @@ def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequenc
     """
     if table.folder is not None or _NAMING & recipe.model_fields_set:
         return usual
-    tags, held = usual_tags(texts)
-    shown = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
+    tags, count = usual_tags(texts)
+    blocks = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
     seen = census(texts, usual.layout.tags)
     fits = any if not tags else all
     opens = fits(any(seen.wanted[tag] for tag in own) for _, own in usual.layout.blocks)
-    if shown is None or (opens and set(tags) <= set(usual.layout.tags)):
+    if blocks is None or (opens and set(tags) <= set(usual.layout.tags)):
         return usual
     if not tags:
-        return shown
+        return blocks
     why = f"No layout is given, and the usual one is not that of the file. {seen.sentence}".strip()
-    made = f"{held} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so"
+    majority = f"{count} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so"
     answer = census(texts, ["answer"]).sentence
     lack = f"Nothing says which completions of '{table.path}' are right: {answer}" if answer else ""
-    return replace(shown, note=f"{why} {made} {shown.note}", lack=lack)
+    return replace(blocks, note=f"{why} {majority} {blocks.note}", lack=lack)
 
 
 def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:
@@ -109,10 +109,10 @@ def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
     >>> usual_fields(['{"a": 1, "b": {"c": 2}}', 'So {"b": 3, "a": 1}', '{"a": '])
     ('a', 'b')
     """
-    held = Counter[str]()
+    counts = Counter[str]()
     for text in texts:
-        held.update(path for path in paths(text) if not set(path) & set(".["))
-    fields = tuple(name for name in held if 2 * held[name] > len(texts))
+        counts.update(path for path in paths(text) if not set(path) & set(".["))
+    fields = tuple(name for name in counts if 2 * counts[name] > len(texts))
     return fields if len(fields) <= _MOST_TAGS else ()
 
 
@@ -124,10 +124,10 @@ def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
     >>> usual_tags(["<plan>a</plan><code><b>c</b></code>", "hm <plan>a</plan> <code>c</code>", "<plan>a</plan>"])
     (('plan', 'code'), 2)
     """
-    found = Counter(_pairs(text) for text in texts)
-    tags, held = found.most_common(1)[0] if found else ((), 0)
+    counts = Counter(_pairs(text) for text in texts)
+    tags, count = counts.most_common(1)[0] if counts else ((), 0)
     fits = 0 < len(tags) <= _MOST_TAGS and len(set(tags)) == len(tags)
-    return (tags, held) if fits and 2 * held > len(texts) else ((), 0)
+    return (tags, count) if fits and 2 * count > len(texts) else ((), 0)
 
 
 def _pairs(text: str) -> tuple[str, ...]:

@@ -31,10 +31,10 @@ def credit_page(folder: Path) -> str:
     credit = recorded_credit(table)
     group_n = numbers(table, schema.GROUP).long()
     chosen = choose_rows(group_n, options.get("rows", MOST))
-    shown = read_rows(file, chosen)
+    chosen_rows = read_rows(file, chosen)
     view = credited_view(
-        table, shown, chosen, paying=summary.get("paid") or {}, outcome=summary.get("outcome"), own=summary.get("own"),
-        tokenizer=schema.tokenizer_of(shown.schema),
+        table, chosen_rows, chosen, paying=summary.get("paid") or {}, outcome=summary.get("outcome"), own=summary.get("own"),
+        tokenizer=schema.tokenizer_of(chosen_rows.schema),
     )  # fmt: skip
     left_out = (
         "" if len(chosen) == len(table) else f" {len(chosen)} of {len(table)} completions are shown, evenly from the file."

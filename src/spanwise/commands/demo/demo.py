@@ -107,7 +107,7 @@ def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
     for arm in DIGITS.arms:
         rows = [arms[arm] for arms in seeds.values()]
         values = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0]}
-        means[arm] = {name: sum(known) / len(known) if known else None for name, known in values.items()}
+        means[arm] = {name: sum(numbers) / len(numbers) if numbers else None for name, numbers in values.items()}
     return {
         "arms": means,
         "seeds": seeds,

@@ -42,16 +42,16 @@ def command(
     place, loaded = run_or_model(model, recipe, {**recipe_fields(set_), "eval_prompts": prompts})
     console = Console()
     with sole_writer(model):
-        found, absent = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
-        found.write(model)
-    there = len(found.prompt_n.unique())
+        drawn, absent = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
+        drawn.write(model)
+    there = len(drawn.prompt_n.unique())
     fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
     title = f"{model}: {there} prompts x {samples} samples{fewer}"
-    say(console, *interval_table(title, found.intervals(), absent=absent), *unmeasured_sentences(absent))
-    votes = {block: found.votes(block) for block in found.correct if found.most_votes(block)}
-    if votes and found.score_n is not None and not found.stated:
+    say(console, *interval_table(title, drawn.intervals(), absent=absent), *unmeasured_sentences(absent))
+    votes = {block: drawn.votes(block) for block in drawn.correct if drawn.most_votes(block)}
+    if votes and drawn.score_n is not None and not drawn.stated:
         say(console, VOTES_BY_SCORE)
     say(console, *(vote_table(f"accuracy of a vote, block '{block}'", curves) for block, curves in votes.items()))
     for block in list(votes)[1:]:
-        gain = curve_difference(votes[block]["majority"], votes[found.first]["majority"])
-        say(console, gain_table(f"majority of '{block}' minus majority of '{found.first}', paired by prompt", gain))
+        gain = curve_difference(votes[block]["majority"], votes[drawn.first]["majority"])
+        say(console, gain_table(f"majority of '{block}' minus majority of '{drawn.first}', paired by prompt", gain))

@@ -35,10 +35,10 @@ def command(
     check_sizes(prompts=prompts, samples=samples)
     given = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
     console = Console()
-    found = measure(load(recipe, {**recipe_fields(set_), **given}), prompts=prompts, samples=samples, console=console)
+    measured = measure(load(recipe, {**recipe_fields(set_), **given}), prompts=prompts, samples=samples, console=console)
     console.print(
-        f"Over {found['completions']} of {prompts * samples} completions, those that ended, log pi('{found['token']}') is "
-        f"{found['mean']:.4g} +- {found['std']:.2g} at temperature {found['temperature']:g}. Write in the recipe:\n"
-        f"laser: {{token: '{found['token']}', reference: {found['mean']:.4g}, ...}}",
+        f"Over {measured['completions']} of {prompts * samples} completions, those that ended, log pi('{measured['token']}') is "
+        f"{measured['mean']:.4g} +- {measured['std']:.2g} at temperature {measured['temperature']:g}. Write in the recipe:\n"
+        f"laser: {{token: '{measured['token']}', reference: {measured['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip

@@ -114,22 +114,22 @@ def fidelity_page(folder: Path) -> str:
     """The report of `fidelity.json`."""
     written = read_fields(folder / FIDELITY)
     try:
-        shown = {name: value for name, value in written.items() if name != "options"}
+        fields = {name: value for name, value in written.items() if name != "options"}
         command = again_command("fidelity", written["source"], folder=folder, options=written.get("options"))
-        return fidelity_report(**shown, command=command)
+        return fidelity_report(**fields, command=command)
     except (TypeError, KeyError) as error:
         raise DataError(f"'{folder / FIDELITY}' is not what spanwise fidelity writes: {error}.") from error
 
 
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
     """One curve per way of choosing: the mean over seeds of each seed's accuracy, with Student's t interval."""
-    made = {}
+    curves_by_way = {}
     for way, first in {way: curve for curves in votes.values() for way, curve in curves.items()}.items():
         # A seed without any confidence has no weighted vote.
         there = {s: found for s, curves in votes.items() if (found := curves.get(way)) and found.budgets == first.budgets}
         value_sb = torch.tensor([[i.value for i in curve.intervals] for curve in there.values()], dtype=torch.float64)
-        made[way] = Curve(first.budgets, value_sb, tuple(there), tuple(map(mean_interval, value_sb.T)))
-    return made
+        curves_by_way[way] = Curve(first.budgets, value_sb, tuple(there), tuple(map(mean_interval, value_sb.T)))
+    return curves_by_way
 
 
 def _columns(samples: Samples) -> dict[str, Tensor]:
@@ -169,9 +169,9 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     if methods:
         of_run = {"objectives": asked, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         paying = {methods[0]: of_run, **paying}
-    credit, shown = recorded_credit(table), table.slice(0, MOST)
+    credit, first_rows = recorded_credit(table), table.slice(0, MOST)
     view = credited_view(
-        table, shown, range(len(shown)), paying=paying,
+        table, first_rows, range(len(first_rows)), paying=paying,
         outcome=outcome_of(schema.behind(table.column_names, "reward"), judging),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
@@ -181,12 +181,12 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
 def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
     """Rollouts with what another method would have credited them with and what pays there, if they tell enough for that."""
     try:
-        found = credit_rollouts(file, methods=[method])
+        result = credit_rollouts(file, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not found.table.has_ids:  # its tokens are not those of the file
+    if not result.table.has_ids:  # its tokens are not those of the file
         return table, {}
-    other = pa.concat_tables(credited_parts(found))
+    other = pa.concat_tables(credited_parts(result))
     for name in schema.made_by(method, other.column_names):
         table = table.append_column(name, other[name])
-    return table, {method: found.arms.schemes[method].plain()}
+    return table, {method: result.arms.schemes[method].plain()}

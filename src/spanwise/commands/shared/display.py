@@ -124,15 +124,15 @@ _OF_SCORE = "laser: of the score that the model gives its own answer, by one res
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     """A row per way of choosing among n samples, a column per n (1, 2, 4, ... of the budgets there are)."""
     budgets = next(iter(votes.values())).budgets
-    shown = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
+    places = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
     rows = [
         [
             f"{name.removeprefix(OF_SCORE)} by score" if name.startswith(OF_SCORE) else name,
-            *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in shown),
+            *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in places),
         ]
         for name, curve in votes.items()
     ]
-    headings = (Column(name, no_wrap=True) for name in ("n", *(str(budgets[i]) for i in shown)))
+    headings = (Column(name, no_wrap=True) for name in ("n", *(str(budgets[i]) for i in places)))
     return plain_table(*headings, rows=rows, title=title, padding=(0, 1, 0, 0))
 
 

@@ -72,9 +72,9 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
         parts[-1].append(c)
     if table.title:
         yield _line(table.title, "table.title", console)
-    for shown in parts:
-        widths = [widest[c] for c in shown]
-        yield _part(table, shown, _shrunk(widths, [least[c] for c in shown], room - _between(table, len(shown))))
+    for columns in parts:
+        widths = [widest[c] for c in columns]
+        yield _part(table, columns, _shrunk(widths, [least[c] for c in columns], room - _between(table, len(columns))))
     if table.caption:
         yield _line(table.caption, "table.caption", console)
 

@@ -29,9 +29,9 @@ def new_folder(name: str) -> Path:
 
 def newest_folder(name: str) -> Path | None:
     """The `runs/<name>-<n>` of the largest n; None if there is none."""
-    found = {place: place.name.removeprefix(f"{name}-") for place in RUNS.glob("*") if place.name.startswith(f"{name}-")}
-    numbered = [place for place, number in found.items() if number.isdecimal() and place.is_dir()]
-    return max(numbered, key=lambda place: int(found[place]), default=None)
+    suffixes = {place: place.name.removeprefix(f"{name}-") for place in RUNS.glob("*") if place.name.startswith(f"{name}-")}
+    numbered = [place for place, number in suffixes.items() if number.isdecimal() and place.is_dir()]
+    return max(numbered, key=lambda place: int(suffixes[place]), default=None)
 
 
 def check_no_run(path: str | Path) -> None:

@@ -136,13 +136,13 @@ class Samples:
         if scored is not None and not self.stated:
             return scored.votes(block, budgets=budgets, resamples=resamples)
         prompts = self.prompt_n.tolist()
-        found = voting(
+        curves = voting(
             self.answers[name], self.confidence_n, self.correct[name], prompts=prompts, budgets=budgets, resamples=resamples
         )
         if scored is not None:
             by_score = scored.votes(block, budgets=budgets, resamples=resamples)
-            found |= {f"{OF_SCORE}{way}": by_score[way] for way in ("weighted", "maxconf") if way in by_score}
-        return found
+            curves |= {f"{OF_SCORE}{way}": by_score[way] for way in ("weighted", "maxconf") if way in by_score}
+        return curves
 
     def figures_and_votes(self) -> dict[str, float | None]:
         """The figures, and the accuracy of a vote over all samples of a prompt, at most 16, as `majority@16`."""
@@ -215,8 +215,8 @@ def read_samples(folder: str | Path) -> Samples:
     place = Path(folder) / FILE
     try:
         table = pq.read_table(place)
-        known = {one.name: table[one.name] for one in table.schema if not one.name.startswith("answer/")}
-        columns = {name: torch.tensor(column.to_numpy()) for name, column in known.items()}
+        plain = {one.name: table[one.name] for one in table.schema if not one.name.startswith("answer/")}
+        columns = {name: torch.tensor(column.to_numpy()) for name, column in plain.items()}
         blocks = [name.removeprefix("correct/") for name in columns if name.startswith("correct/")]
         return Samples(
             columns["prompt"],

@@ -84,11 +84,11 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
     start = task_start(recipe)
     if start is None:
         return model, tokenizer, make_task(recipe, console, model=folder)
-    known = embedded(start).course.tokenizer()
-    if tokenizer.get_vocab() != known.get_vocab():
+    expected = embedded(start).course.tokenizer()
+    if tokenizer.get_vocab() != expected.get_vocab():
         raise DataError(
             f"The model in '{folder}' is not of the embedded task '{recipe.task}': its tokenizer has {len(tokenizer)} ids and not "
-            f"the {len(known)} of its own. Say what it is to be asked: --recipe FILE, or --set dataset=FILE."
+            f"the {len(expected)} of its own. Say what it is to be asked: --recipe FILE, or --set dataset=FILE."
         )
     return model, tokenizer, make_task(recipe, console)
 

@@ -88,8 +88,8 @@ class HistoryWeight:
             self._rates = [*self._rates, rate][-history:]
             self._anchors = [sum(self._rates) / len(self._rates)]
             return
-        known = torch.tensor(self._anchors[-window:], dtype=torch.float64)
-        eta *= float(known.std()) if len(known) >= window else 1.0
+        past = torch.tensor(self._anchors[-window:], dtype=torch.float64)
+        eta *= float(past.std()) if len(past) >= window else 1.0
         self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * rate][-window:]
 
     def state_dict(self) -> dict[str, list[float]]:

@@ -230,10 +230,10 @@ class SaeSegments:
         >>> SaeSegments.of("gae", {}), SaeSegments.of("sae", {"threshold": 0.5})
         (None, SaeSegments(threshold=0.5, boundary='start'))
         """
-        known = METHODS[method].options if method is not None and method in METHODS else {}
-        if not {"threshold", "boundary"} <= set(known):
+        defaults = METHODS[method].options if method is not None and method in METHODS else {}
+        if not {"threshold", "boundary"} <= set(defaults):
             return None
-        given = {**known, **(options or {})}
+        given = {**defaults, **(options or {})}
         return SaeSegments(float(given["threshold"]), given["boundary"])
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:

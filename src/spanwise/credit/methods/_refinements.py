@@ -133,10 +133,10 @@ def _tables(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b
             p_ab += torch.where(other_ab <= probability_ab * (1 + 1e-7), other_ab, 0.0)
     fisher_ab = torch.where(p_ab > 1 - 1e-9, 0.0, (-2 * p_ab).exp())
     total = right + wrong
-    held = (a_ab + b_ab) / total * (_entropy(a_ab, b_ab))
+    left = (a_ab + b_ab) / total * (_entropy(a_ab, b_ab))
     free = (total - a_ab - b_ab) / total * _entropy(right - a_ab, wrong - b_ab)
     prior = _entropy(torch.tensor(float(right)).double(), torch.tensor(float(wrong)).double())
-    return fisher_ab, (prior - held - free).clamp(min=0.0)
+    return fisher_ab, (prior - left - free).clamp(min=0.0)
 
 
 def _log_choose(n: int, k: Tensor) -> Tensor:

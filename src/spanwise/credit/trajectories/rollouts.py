@@ -200,29 +200,29 @@ def assign_turns(
     rule: dict[str, Any] = {"block_names": block_names, "method": chosen, **options}
     if chosen.kind == "token":
         _refuse_split(line, chosen)
-        found = assign(scores, group_s, present_sk, objectives=objectives, inputs=data, **rule)
+        credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=data, **rule)
     elif chosen.kind == "step":
         data |= {"trajectory_s": line.index_s, "step_s": step_s}
         at_turns = _step_scores(scores, line, objectives)
-        found = assign(at_turns, group_s, present_sk, objectives=objectives, inputs=data, **rule)
+        credit = assign(at_turns, group_s, present_sk, objectives=objectives, inputs=data, **rule)
         # A step gets nothing because of what its rollout is worth.
         at_rollouts = _rollout_scores(scores, line, objectives, add_turns=True)
         whole = compare_in_strata(summed(at_rollouts, objectives), group_j).comparison
         whole = sum_reasons(whole, at_rollouts, objectives, group_j, grouped=True, truncated_n=cut_j).take(line.index_s)
-        adv_nm, comparison = found.explained
+        adv_nm, comparison = credit.explained
         comparison = replace(comparison, reason_nm=whole.reason_nm, about_nm=whole.about_nm)
-        found = replace(found, comparison=comparison.fitting(adv_nm))
+        credit = replace(credit, comparison=comparison.fitting(adv_nm))
     else:
         turn_m = torch.tensor([o.scope == "turn" and chosen.kind == "block" for o in objectives])
         at_rollouts = _rollout_scores(scores, line, objectives, add_turns=chosen.kind == "completion")
         data = {"length_n": length_jk.sum(dim=1), "truncated_n": cut_j}
-        found = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
-        found, filled_s = found.take(line.index_s), length_sk.sum(dim=1) > 0
+        credit = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
+        credit, filled_s = credit.take(line.index_s), length_sk.sum(dim=1) > 0
         last_s = torch.zeros_like(filled_s).index_fill(0, line.last_with(filled_s), True) & filled_s  # decides to stop
-        found = replace(
-            found,
-            block_nk=torch.where(present_sk, found.block_nk, 0.0),
-            stop_n=torch.where(last_s, found.stop_n, 0.0),
+        credit = replace(
+            credit,
+            block_nk=torch.where(present_sk, credit.block_nk, 0.0),
+            stop_n=torch.where(last_s, credit.stop_n, 0.0),
             count_m=torch.full(turn_m.shape, len(group_j)),
         )
         if bool(turn_m.any()):
@@ -233,9 +233,9 @@ def assign_turns(
             data = {"voter_n": line.index_s, "truncated_n": cut_s}
             own = assign(at_turns, group_s, present_sk, objectives=_weighing(objectives, turn_m), inputs=data, **rule)
             counts = torch.where(turn_m, len(group_s), len(group_j))
-            found = replace(_added(found, own, turn_m), count_m=counts)
+            credit = replace(_added(credit, own, turn_m), count_m=counts)
     mean_length = length_jk.sum(dim=1).double().mean()
-    return replace(found, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
+    return replace(credit, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
 
 def _refuse_split(line: Timeline, chosen: Method) -> None:

@@ -255,10 +255,10 @@ class Trajectory:
                 continue
             size = min(len(prompt), len(whole[p]))
             at = next((i for i in range(size) if prompt[i] != whole[p][i]), size)
-            shown = [_shown(ids, at, vocabulary) for ids in (prompt, whole[p])]
+            words = [_shown(ids, at, vocabulary) for ids in (prompt, whole[p])]
             raise AlignmentError(
                 f"Turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens, so they cannot be "
-                f"one sequence: token {at} is {shown[0]} in its prompt, and was {shown[1]}. Pass sampled tokens on as ids, not as "
+                f"one sequence: token {at} is {words[0]} in its prompt, and was {words[1]}. Pass sampled tokens on as ids, not as "
                 f"text that is tokenised again; or merge without a vocabulary, and the turn opens a sequence of its own."
             )
 
@@ -266,12 +266,12 @@ class Trajectory:
         """The sequences to train on: a path of turns to each that nothing goes on from, less what an earlier path holds."""
         inner = {turn.parent for turn in self.turns}
         taken: set[int] = set()
-        found = []
+        branches = []
         for leaf in (t for t in range(len(self.turns)) if t not in inner):
             path = self._path(leaf, taken)
             taken.update(path)
-            found.append(self._branch(path))
-        return found
+            branches.append(self._branch(path))
+        return branches
 
     def _branch(self, path: Sequence[int]) -> Branch:
         response: list[int] = []

@@ -26,7 +26,7 @@ _ENTRYPOINT = "trainer.override_entrypoint=spanwise.engines.skyrl.main trainer.a
 
 def register() -> None:
     """Put `spanwise` and `spanwise_<method>` of every method with a preset into SkyRL's registry; again does nothing."""
-    presets = (name for name, known in METHODS.items() if known.preset is not None)
+    presets = (name for name, entry in METHODS.items() if entry.preset is not None)
     refused = {f"spanwise_{name}": partial(_refused, name) for name in presets}
     for name, function in {"spanwise": _by_recipe, **refused, **outcome_estimators()}.items():
         if name not in AdvantageEstimatorRegistry._functions:
@@ -56,8 +56,8 @@ def _with_mode(
     own = copy.copy(config)
     own.policy_loss_type = kind  # which some losses look at
     more: dict[str, Any] = {"config": own, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
-    loss, shown = PolicyLossRegistry._functions[kind](log_probs, old_nt, adv_nt, **more)
-    return loss + error_nt.sum(), shown
+    loss, metrics = PolicyLossRegistry._functions[kind](log_probs, old_nt, adv_nt, **more)
+    return loss + error_nt.sum(), metrics
 
 
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:

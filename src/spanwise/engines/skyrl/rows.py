@@ -52,11 +52,11 @@ class SampledRows:
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
             whole, end, trajectory = [*prompt, *response], len(prompt), turns[len(place_s)][2]
             while len(place_s) < len(turns):
-                context, said, own = turns[len(place_s)]
-                if own != trajectory or len(context) < end or whole[: len(context) + len(said)] != [*context, *said]:
+                context, sampled, own = turns[len(place_s)]
+                if own != trajectory or len(context) < end or whole[: len(context) + len(sampled)] != [*context, *sampled]:
                     break
                 place_s.append((n, len(context) - len(prompt)))
-                end = len(context) + len(said)
+                end = len(context) + len(sampled)
         return SampledRows(output, uids, place_s, lengths, stepwise)
 
     @cached_property
@@ -82,7 +82,7 @@ class SampledRows:
         """The rows that SkyRL trains on, right-aligned as they are; a reward is that of their last turn."""
         taken = self.last_n
         paid = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
-        told = {**self.extra, "environment": paid}
+        extra = {**self.extra, "environment": paid}
         uids, size, width = [self.uids[s] for s in taken], len(taken), data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:size] > 0
         values, logp = data.get("values"), data.get("action_log_probs")
@@ -93,7 +93,7 @@ class SampledRows:
             uids,
             data["sequences"][:size, -width:],
             trained_nt | (left_out_n1 & data["response_mask"][:size].bool()),
-            columns={**columns(uids), **{name: [values[s] for s in taken] for name, values in told.items()}},
+            columns={**columns(uids), **{name: [values[s] for s in taken] for name, values in extra.items()}},
             steps=Steps(*steps) if self.stepwise else None,
             value_nt=None if values is None else values[:size],
             logp_nt=None if logp is None else logp[:size],

@@ -63,8 +63,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         except OSError:
             generation = None
         algorithm, size = cfg.trainer.algorithm, size or len(self.tokenizer)
-        known = {"size": size, "generation": generation, "temperature": algorithm.temperature}
-        self.parts: dict[str, RowPart] = parts_of(self.scheme.modes, "skyrl", self.tokenizer, **known)
+        sampler = {"size": size, "generation": generation, "temperature": algorithm.temperature}
+        self.parts: dict[str, RowPart] = parts_of(self.scheme.modes, "skyrl", self.tokenizer, **sampler)
         for name, part in self.parts.items():  # the workers are made later, by the name of their loss
             algorithm.policy_loss_type = register_loss(name, algorithm.policy_loss_type, part.parted)
         self._ended: dict[str, Tensor] = {}
@@ -140,7 +140,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         result = self.step.finish(own, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = own.put(result.advantages_nt)
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
-        shown, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
+        metrics, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
         factor_n1 = fold_factor(
             data["loss_mask"],
             pad(rollout_n, (0, len(mask_nt) - real), value=-1),  # rows of padding have no token in the loss
@@ -153,7 +153,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         if batch.value_nt is not None and self.scheme.value_names:
             # SkyRL multiplies errors by the loss mask, which a NaN survives, so masked tokens hold 0.
             return_nt, error = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
-            shown |= error
+            metrics |= error
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
                 data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - real)), 0.0)
         for name, part in self.parts.items():
@@ -161,11 +161,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             weight_n = weight_n * factor_n1[:real, 0]
             for field, value_n in (("advantages", weight_n), ("action_log_probs", target_n)):
                 data[field] = with_token(data[field], column_n[name], value_n)
-            shown |= of_mode
+            metrics |= of_mode
         self.last_advantages = adv_nt[:real]
         if self._record is not None:
-            self._keep(self._record, replace(result, metrics=shown), rows)
-        self.all_metrics.update({name: value for name, value in shown.items() if value == value})
+            self._keep(self._record, replace(result, metrics=metrics), rows)
+        self.all_metrics.update({name: value for name, value in metrics.items() if value == value})
         trained = adv_nt[mask_nt]
         for name, values in (("", trained), ("_abs", trained.abs())):
             self.all_metrics[f"loss/avg_raw_advantages{name}"] = float(values.mean())
@@ -179,9 +179,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         A prompt's id is the number of its row (`PromptDataset`); of a dataset with ids of its own nothing is known here.
         """
         dataset: Any = self.train_dataset
-        known = {uid: _flat(dataset[int(uid)][2]) if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
-        names = dict.fromkeys(name for row in known.values() for name in row)
-        return {name: [known[uid].get(name) for uid in uids] for name in names}
+        by_uid = {uid: _flat(dataset[int(uid)][2]) if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
+        names = dict.fromkeys(name for row in by_uid.values() for name in row)
+        return {name: [by_uid[uid].get(name) for uid in uids] for name in names}
 
     def _keep(self, record: RunRecord, result: StepResult, sampled: SampledRows) -> None:
         """Keep a batch in the folder of the run."""
@@ -202,8 +202,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             temperature=float(generator.sampling_params.temperature),
             seed=trainer.seed,
         )
-        known: dict[str, Any] = {"recipe": recipe, "tokenizer": self.tokenizer, "rollouts": rollouts}
-        record.add_batch(self.global_step, result, self.scheme, **known)
+        keeping: dict[str, Any] = {"recipe": recipe, "tokenizer": self.tokenizer, "rollouts": rollouts}
+        record.add_batch(self.global_step, result, self.scheme, **keeping)
 
 
 def fold_factor(
@@ -253,7 +253,7 @@ def fold_factor(
 
 def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """A mapping without mappings in it."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in row.items():
-        found |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
-    return found
+        flat |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+    return flat

@@ -112,13 +112,13 @@ class SpanGRPOConfig(GRPOConfig):
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
     """The scheme, if it is one that this trainer can call, with its critic and beside options that the trainer knows."""
     parts = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
-    known = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
+    taken = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
     if parts:
         raise RecipeError(f"{' and '.join(parts)} of a run stand in its scheme, not beside it. Write {_SCHEME}.")
     if not isinstance(scheme, Scheme):
         raise RecipeError(f"The scheme is {scheme!r}; it says what is read, rewarded and compared. Write {_SCHEME}.")
     faults: dict[str, Any] = {
-        **{unknown("argument of SpanGRPOTrainer called", name, known): True for name in options if name not in known},
+        **{unknown("argument of SpanGRPOTrainer called", name, taken): True for name in options if name not in taken},
         **{
             f"Objective '{one.name}' has a model as reward; pass a function that calls it and returns one number per completion.": (
                 isinstance(one.reward, nn.Module)
@@ -278,8 +278,8 @@ def check_prefilled(prompt: str, layout: Layout) -> None:
     opening = {
         mark: tuple(sign.strip() for sign in of(mark) if sign.strip()) for mark, of in opens.items() if of is not None
     }
-    found = ((mark, sign) for mark, signs in opening.items() for sign in signs if end.endswith(sign))
-    mark, sign = next(found, ("", ""))
+    opened = ((mark, sign) for mark, signs in opening.items() for sign in signs if end.endswith(sign))
+    mark, sign = next(opened, ("", ""))
     signs = opening.get(prefilled, ())
     faults = {
         f"The prompt already opens {sign}, so no completion will hold that {_noun(mark, sign)}. Write Layout(..., "

@@ -264,8 +264,8 @@ class GradientGuard(TrainerCallback):
             return
         norm = torch.nn.utils.get_total_norm(gradients)
         if not bool(norm.isfinite()):
-            known = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
-            wrong = [name for name, gradient in known if not bool(gradient.isfinite().all())]
+            named = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+            wrong = [name for name, gradient in named if not bool(gradient.isfinite().all())]
             raise DivergedError(
                 f"Step {state.global_step}: the gradient is not finite (norm {float(norm)}), in {len(wrong)} of {len(gradients)} "
                 f"parameters, {wrong[0] if wrong else 'by its size'} first. {_ADVICE} the prompts of this batch (last_rollouts)."

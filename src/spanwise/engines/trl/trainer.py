@@ -275,12 +275,12 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        started, told = time.perf_counter(), self._told
-        extras = {key: told.pop(key) for key in _TRL_KWARGS if key in told}
+        started, columns = time.perf_counter(), self._told
+        extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
         # TRL puts the completions of a prompt together, and those of a process.
         count, size = len(completion_ids_list), self.num_generations if self.model.training else self.num_generations_eval
         group_n = (self.accelerator.process_index * count + torch.arange(count)) // size
-        batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=told, extras=extras)
+        batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=extras)
         self._own = self.step.read(batch)
         # What a completion left out is logged as what it stands for; a mean over the rest would praise leaving it out.
         value_nm = self._own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
@@ -333,8 +333,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         logp_nt = output.get("old_per_token_logps")
         if logp_nt is None:
             size = self.args.per_device_train_batch_size
-            found = self._get_per_token_logps_and_entropies(self.model, rows.ids_nl, rows.attention_nl, rows.width, size)
-            logp_nt, self._logps = found[0], None
+            scored = self._get_per_token_logps_and_entropies(self.model, rows.ids_nl, rows.attention_nl, rows.width, size)
+            logp_nt, self._logps = scored[0], None
         return logp_nt[:, : rows.width].float().cpu()
 
     def _first(self, what: str) -> bool:

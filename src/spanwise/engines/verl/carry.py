@@ -79,7 +79,7 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
         outputs[n]["table"].append(line)
         outputs[n]["anchor"].append(None if anchor is None else anchor[s])
     rollout = {"masked": masked, "split": turns is not None, "outputs": outputs}
-    return json.dumps(rollout, separators=(",", ":"), default=str)
+    return json.dumps(rollout, separators=(",", ":"), default=lambda state: getattr(state, "tolist", state.__str__)())
 
 
 class Carried(NamedTuple):
@@ -130,7 +130,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int
         block_nt = turns.take(block_nt, fill=-1)
     table = torch.tensor([line for output in outputs for line in output["table"]], dtype=torch.float64)
     reading = Reading.unpack(table, scheme)
-    states = [tuple(one) if isinstance(one, list) else one for output in outputs for one in output["anchor"]]
+    states = [_hashable(one) for output in outputs for one in output["anchor"]]
     return Carried(
         replace(reading, spans=Spans.of_blocks(scheme.layout.names, block_nt, reading.fault_n)),
         sampled_nt,
@@ -138,6 +138,11 @@ def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int
         turns,
         states if any(state is not None for state in states) else None,
     )
+
+
+def _hashable(state: Any) -> Any:
+    """A state as JSON has it, with tuples for its lists, however deep."""
+    return tuple(map(_hashable, state)) if isinstance(state, list) else state
 
 
 class Credited(NamedTuple):

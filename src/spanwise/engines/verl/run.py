@@ -97,7 +97,9 @@ class VerlRun:
             say(sentence)
         reading = result.own.reading
         rollouts = len(real if rows.session is None else {rows.session[n] for n in real})
-        adv_nt = adv_nt * loss_factor(mask_nt, rollouts=rollouts, tokens=int(reading.length_nk.sum()), **self.reduction)
+        # V0's loss divides by the tokens that rejection left, V1's by all that were sampled.
+        trained = mask_nt if rows.session is None else reading.length_nk
+        adv_nt = adv_nt * loss_factor(mask_nt, rollouts=rollouts, tokens=int(trained.sum()), **self.reduction)
         return_nt = adv_nt if return_nt is None else return_nt
         for name, part in self.parts.items():
             weight_n, self.targets[name], of_mode = part.lesson(reading, self.scheme, number, rows=len(mask_nt))

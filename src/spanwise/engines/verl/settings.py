@@ -163,9 +163,8 @@ def _faults(config: Any) -> dict[str, Any]:
         f"reward.reward_manager is {manager.name}, which carries no reading; leave it out, spanwise sets its own.": (
             (manager.source, manager.name) not in (("register", "naive"), (MANAGER[0], MANAGER[2]))
         ),
-        f"policy_loss.loss_mode '{loss}' averages advantages, or picks tokens by their size; use vanilla, cispo, gspo or sapo.": (
-            loss in ("geo_mean", "clip_cov", "kl_cov")
-        ),
+        f"policy_loss.loss_mode '{loss}' averages advantages, picks tokens by their size or adds a term that does not grow with "
+        f"them; use vanilla, cispo, gspo or sapo.": loss in ("geo_mean", "clip_cov", "kl_cov", "dro"),
         f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": loss == "sapo" and by != MODES[0],
         "rollout_correction.bypass_mode with rollout_rs rejects tokens inside the loss, after their shares were counted. Use "
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (

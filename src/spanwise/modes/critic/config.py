@@ -214,5 +214,5 @@ def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tu
     (part,) = streams(reading, batch, scheme).inputs(batch.value_nt)
     value_nt, there_nt = part["value_nt"], part["mask_nt"]
     target_nt = value_target(**part, gamma=scheme.gamma, lam=lam)
-    known = critic_error(value_nt, target_nt, there_nt)
-    return torch.where(there_nt, target_nt, value_nt), {f"critic/{name}": number for name, number in known.items()}
+    error = critic_error(value_nt, target_nt, there_nt)
+    return torch.where(there_nt, target_nt, value_nt), {f"critic/{name}": number for name, number in error.items()}

@@ -190,8 +190,8 @@ class Critic:
         """Write the model and, to go on from, the optimizer."""
         self.model.save(folder, tokenizer)
         if state:
-            held = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
-            torch.save({**held, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
+            contents = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+            torch.save({**contents, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
 
     def restore(self, folder: str | Path) -> None:
         """Go on from what `save` wrote."""
@@ -203,10 +203,10 @@ class Critic:
             )
         saved = ValueModel.load(str(place), self.model.names, self.config)
         self.model.load_state_dict(saved.state_dict())
-        held = torch.load(place / STATE, map_location=next(self.model.parameters()).device, weights_only=True)
-        self.optimizer.load_state_dict(held["optimizer"])
-        self.schedule.load_state_dict(held["schedule"])
-        self.updates, self.batches = held["updates"], held["batches"]
+        state = torch.load(place / STATE, map_location=next(self.model.parameters()).device, weights_only=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.updates, self.batches = state["updates"], state["batches"]
 
 
 @dataclass(frozen=True)

@@ -91,23 +91,23 @@ class ValueModel(nn.Module):
             _check_tokenizer(place, saved, tokenizer)
         try:
             settings = _settled(AutoConfig.from_pretrained(place, trust_remote_code=False), names, config)
-            model, found = AutoModelForTokenClassification.from_pretrained(
+            model, report = AutoModelForTokenClassification.from_pretrained(
                 place, config=settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
                 trust_remote_code=False,
             )  # fmt: skip
         except Exception as error:  # transformers, safetensors and json each raise their own
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
-        if found["missing_keys"] or found["mismatched_keys"]:
+        if report["missing_keys"] or report["mismatched_keys"]:
             _zero_head(model)
-        known, needed = model.get_input_embeddings().num_embeddings, 0 if tokenizer is None else len(tokenizer)
+        size, needed = model.get_input_embeddings().num_embeddings, 0 if tokenizer is None else len(tokenizer)
         with torch.no_grad():
             ids = torch.tensor([[0, 1, 2], [0, 1, 3]], device=model.device)
             state_nlc = model.eval().base_model(input_ids=ids).last_hidden_state[:, :2]
         refuse(
             {
-                f"The critic '{place}' knows {known} token ids and the policy's tokenizer has {needed}: it reads other tokens. "
-                "Use a critic of the policy's tokenizer.": known < needed,
+                f"The critic '{place}' knows {size} token ids and the policy's tokenizer has {needed}: it reads other tokens. "
+                "Use a critic of the policy's tokenizer.": size < needed,
                 f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
                 "would give away what the policy is about to write. Use a model that reads forwards only.": bool(
                     (state_nlc[0] - state_nlc[1]).abs().max() > 1e-4 * state_nlc.abs().max()
