@@ -4,7 +4,10 @@ import textwrap
 
 import pytest
 
+from spanwise.score.rewards import CodeRunner
 from spanwise.score.worker import run
+from spanwise.score.workers import Verdict
+from spanwise.types import Status
 
 LIMITS = {"deadline": 5.0, "clock": 20.0, "memory": 2**30}
 
@@ -109,6 +112,11 @@ HONEST = {
     ),
     "an array": ("assert (f([1, 2]) == [2, 4])", "import numpy\nf = lambda a: 2 * numpy.array(a)", "f = lambda a: 2 * a"),
     "functions both ways": ("assert f(lambda n: n + 1)(3) == 5", "def f(g): return lambda n: g(g(n))", "def f(g): return g"),
+    "what an object says of itself": (
+        "assert repr(f(1)) == 'P1' and str(f(2)) == 'P2' and f(1) == f(1) and len({f(1), f(1)}) == 1 and not callable(f(1))",
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int\n    __repr__ = lambda self: f'P{self.x}'\nf = P",
+        "class P:\n    def __init__(self, x): pass\n    __repr__ = lambda self: 'P1'\nf = P",
+    ),
     "a name that Python has": ("assert sum([1, 2]) == 3 and len([1]) == 1", "", "def sum(a): return 4"),
     "unittest": (
         "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(f(2), 4)\n"
@@ -253,3 +261,18 @@ FORGED = {
 def test_code_cannot_judge_itself(case):
     code, tests = FORGED[case]
     assert run(code, tests, **{**LIMITS, "deadline": 1.0, "clock": 10.0}) is False
+
+
+def test_a_verdict_that_the_code_writes_into_the_pipe_of_the_worker_is_none():
+    code = """
+    import os
+    for end in os.listdir(f"/proc/{os.getppid()}/fd"):
+        try:
+            pipe = os.open(f"/proc/{os.getppid()}/fd/{end}", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b'{"value": true}\\n')
+        except OSError:
+            pass
+    """
+    with CodeRunner(workers=1, deadline=5.0) as runner:
+        forged, right = runner.check([(textwrap.dedent(code), "assert f() == 5"), ("f = lambda: 5", "assert f() == 5")])
+    assert (forged.status, right) == (Status.ERROR, Verdict(Status.OK, 1.0))

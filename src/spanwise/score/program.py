@@ -174,7 +174,7 @@ class Line:
             return self.space[one]
         if what == "plain":
             return one
-        do = getattr(builtins, what) if attribute else getattr(operator, what, None) or getattr(type(one), what)
+        do = getattr(builtins, what) if attribute else vars(operator).get(what) or getattr(type(one), what)
         return do(one, *values, **named)
 
     def encode(self, value: Any, *, whole: bool = False) -> Any:
@@ -213,7 +213,7 @@ class Line:
                 if b"__main__" not in data:
                     return ["pickle", data.hex()]
         self.ours[id(value)] = value
-        return ["object", id(value), [name for name in sorted(_UNARY) if getattr(kind, name, None)]]
+        return ["object", id(value), [name for name in sorted(_UNARY) if any(name in vars(base) for base in kind.__mro__)]]
 
     def decode(self, value: Any) -> Any:
         """The value that `encode` of the other process had, or a stand-in."""

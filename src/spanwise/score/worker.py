@@ -280,9 +280,10 @@ def main() -> None:
         print(_reply(check, "", None, deadline=30.0, clock=60.0, memory=0), file=out, flush=True)
     for line in sys.stdin:
         _limit_time(deadline, patience)
-        reply = _reply(check, *json.loads(line), **limits)
+        secret, *request = json.loads(line)
+        reply = _reply(check, *request, **limits)
         _limit_time(0.0, 0.0)
-        print(reply, file=out, flush=True)
+        print(secret + reply, file=out, flush=True)
 
 
 if __name__ == "__main__":
