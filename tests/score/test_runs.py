@@ -114,7 +114,8 @@ HONEST = {
     "functions both ways": ("assert f(lambda n: n + 1)(3) == 5", "def f(g): return lambda n: g(g(n))", "def f(g): return g"),
     "what an object says of itself": (
         "assert repr(f(1)) == 'P1' and str(f(2)) == 'P2' and f(1) == f(1) and len({f(1), f(1)}) == 1 and not callable(f(1))",
-        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int\n    __repr__ = lambda self: f'P{self.x}'\nf = P",
+        "from dataclasses import *\n@dataclass(frozen=True)\n"
+        "class P:\n    x: int\n    __repr__ = lambda self: f'P{self.x}'\nf = P",
         "class P:\n    def __init__(self, x): pass\n    __repr__ = lambda self: 'P1'\nf = P",
     ),
     "a name that Python has": ("assert sum([1, 2]) == 3 and len([1]) == 1", "", "def sum(a): return 4"),

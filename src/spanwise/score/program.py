@@ -21,7 +21,7 @@ from typing import Any
 
 _MOST = 2**26
 _SCALARS = (type(None), bool, float, str)
-_CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _PARTS = {
     **dict.fromkeys(("bool", "int", "float", "str", "bytes", "bytearray", "complex", "range"), "builtins"),
     **dict.fromkeys(("date", "datetime", "time", "timedelta"), "datetime"),
@@ -186,7 +186,7 @@ class Line:
             return ["yours", value._number]
         if isinstance(value, ModuleType):
             return ["module", value.__name__]
-        if isinstance(value, type) and issubclass(value, BaseException):
+        if type in kind.__mro__ and BaseException in value.__mro__:
             if getattr(builtins, value.__name__, None) is value:
                 return ["error", value.__name__]
             self.ours[id(value)] = value
@@ -248,7 +248,7 @@ class Line:
         return getattr(import_module(_PARTS[tag]), tag)(*map(self.decode, rest))
 
 
-def _parts(kind: type, value: Any) -> tuple[Any, ...]:
+def _parts(kind: Any, value: Any) -> tuple[Any, ...]:
     """What the constructor of a plain kind makes a value of."""
     if kind is int:
         return hex(value), 16

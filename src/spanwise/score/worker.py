@@ -199,7 +199,7 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
     """Whether the code runs to its end and exits with 0, or, in a process of their own, the tests that use it do."""
     with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
 
-        def start(*words: str, **ends: Any) -> subprocess.Popen[bytes]:
+        def start(*words: str, **ends: Any) -> subprocess.Popen[Any]:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", str(_PROGRAM), *words],
                 stdout=subprocess.DEVNULL,
@@ -226,7 +226,7 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
         return judge.poll() == 0
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[Any]) -> None:
     """Kill a process and what it started and left behind."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
