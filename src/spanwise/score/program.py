@@ -32,12 +32,11 @@ _PLAIN = {f"{module}.{name}" for name, module in _PARTS.items()} | {f"builtins.{
 #: What the owner of an object is asked, where its class has it: nothing that sees a value to be compared with.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
-    "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__pos__", "__invert__", "__int__", "__float__", "__complex__",
-    "__index__", "__round__", "__trunc__", "__floor__", "__ceil__", "__enter__", "__exit__", "__instancecheck__",
-    "__subclasscheck__",
+    "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
+    "__instancecheck__",
 }  # fmt: skip
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _BINARY = {f"__{name}__" for name in _COMPARE + _ARITHMETIC}
 #: Methods that judge a text, a set or a float: what is none of them does not judge itself.
 _JUDGES = {one for kind in (str, set, float) for one in dir(kind) if one.startswith(("is", "startswith", "endswith"))}
