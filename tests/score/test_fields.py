@@ -318,7 +318,7 @@ CODE = {
     "while True: pass": 0.0,
     "import mmap\nx = mmap.mmap(-1, 2**30)\ntwo = lambda: 2": 0.0,
     "two = lambda: open('x', 'wb').write(b'0' * 2**27) and 2": 0.0,
-    "import os\nassert 'SPANWISE_SECRET' not in os.environ and os.listdir() == ['program.py']\ntwo = lambda: 2": 1.0,
+    "import os\nassert 'SPANWISE_SECRET' not in os.environ and os.listdir() == []\ntwo = lambda: 2": 1.0,
     "import sys\nassert sys.stdin.read() == ''\nprint('x' * 2**20)\ntwo = lambda: 2": 1.0,
     "\ud800": 0.0,
     " ": 0.0,

@@ -256,7 +256,7 @@ def _report(text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Ca
 
 
 class CodeRunner(Workers):
-    """Run programs, each in a process of its own, see `worker.py`."""
+    """Run programs and their tests, each in a process of its own, see `worker.py` and `program.py`."""
 
     kind = "code"
     what = "Python"
@@ -290,11 +290,12 @@ def runs(
 ) -> Reward:
     """1 if the Python code in a block runs to its end and exits with 0, 0 if not.
 
-    Rule: the code is what the tag holds; of Markdown in it, the last fenced code. With `tests` the code of that column runs after
-    it in the same names, and must come to its end, so that a program which exits before it is judged is wrong. What
-    `assert tested == literal` tests there is compared outside of that process, so it must be a plain value. No code, an
-    exception, any other exit status, a program that runs into its deadline or its memory: 0. No paid block: ABSENT. No test code:
-    ERROR, and so is a process that did not start. SECURITY.md says what is contained.
+    Rule: the code is what the tag holds; of Markdown in it, the last fenced code. With `tests` the code of that column runs in a
+    process of its own, sees the names of the code, and must come to its end. Plain values (numbers, texts, lists, dicts, ...)
+    cross as copies; any other object is a stand-in that asks for its methods, and equals no plain value. Async functions,
+    subclasses of the code's classes, its operators with plain values, and what it prints cannot be tested. No code, an exception,
+    any other exit status, a program that runs into its deadline or its memory: 0. No paid block: ABSENT. No test code: ERROR, and
+    so is a process that did not start. SECURITY.md says what is contained.
 
     Args:
         text, pays, columns, scored: see the module.

@@ -6,26 +6,23 @@ holds no torch; `workers.py` starts it, watches the clock and kills it. KIND is 
 session of its own, which is killed as a whole when the program ends, and without this process's environment.
 """
 
-import ast
-import inspect
+import builtins
 import json
 import logging
 import math
 import os
 import re
-import secrets
 import signal
+import socket
 import subprocess
+import symtable
 import sys
 import tempfile
-from collections.abc import Callable, Set
-from contextlib import suppress
-from decimal import Decimal
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from fractions import Fraction
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
-from numbers import Rational
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +33,7 @@ except ImportError:  # on Windows
 
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
-# Code and tests are compiled one by one: what the code leaves open (a quote, a bracket) cannot swallow the tests. What the harness
-# needs is bound before the code runs, which may replace it, and the sign of the end stands neither in its source nor in its names.
-_PROGRAM = """\
-from __future__ import annotations
-import os
-from collections.abc import Set
-from decimal import Decimal
-from fractions import Fraction
-from numbers import Rational
-{plain}
-def main(run=exec, read=os.read, write=os.write, plain=plain):
-    space = {{"__name__": "__main__"}}
-    code, tests = compile({code}, "completion", "exec"), compile({tests}, "tests", "exec")
-    run(code, space)
-    space["{report}"] = lambda number, value: write({end}, f"{{number}} {{plain(value)}}\\n".encode())
-    run(tests, space)
-    write({end}, read({key}, 16))
-main()
-"""
-_REPORT = "_spanwise_report"
+_PROGRAM = Path(__file__).with_name("program.py")
 _FILE_BYTES = 2**26
 #: A text is no JSON.
 MISSING = object()
@@ -202,96 +180,57 @@ def read_schema(text: str) -> tuple[Any, bool]:
     return kind(schema, registry=registry), keywords <= _LINEAR
 
 
-def plain(value: Any) -> str:
-    """A text that plain values share which are equal: numbers, texts, None, lists, tuples, sets and dicts; else a TypeError."""
-    if value is None or isinstance(value, complex):
-        return repr(value)
-    if isinstance(value, (str, bytes)):
-        return ascii(value[:])
-    if isinstance(value, (Rational, float, Decimal)):
-        try:
-            number = Fraction(value)
-        except (OverflowError, ValueError):  # infinite, or NaN
-            return str(float(value))
-        return f"{int(number.numerator):x}/{int(number.denominator):x}"
-    if isinstance(value, dict):
-        return "{" + ",".join(sorted(f"{plain(key)}:{plain(one)}" for key, one in value.items())) + "}"
-    if isinstance(value, Set):
-        return "<" + ",".join(sorted(map(plain, value))) + ">"
-    if isinstance(value, (list, tuple)):
-        return ("[%s]" if isinstance(value, list) else "(%s)") % ",".join(map(plain, value))
-    if hasattr(value, "item"):  # a number of numpy
-        return plain(value.item())
-    raise TypeError(f"{type(value)} is no plain value")
-
-
-def without_values(tests: str) -> tuple[str, set[bytes]]:
-    """Tests whose `assert tested == literal` reports what is tested, and the reports of right code: the literals stay outside.
-
-    Each of these must be reached: they are statements of the module, and of its functions that it calls and that do not return.
-    """
-    reports: set[bytes] = set()
+def builtins_of_code(tests: str) -> list[str]:
+    """The builtins that the code may define for its tests: all that they use, if they use no other name that they do not define."""
     try:
-        tree = ast.parse(tests)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the code fails with them
-        return tests, reports
-    always = [one for one in tree.body if isinstance(one, ast.Expr | ast.Assign | ast.Assert)]
-    nodes = chain.from_iterable(map(ast.walk, always))
-    calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    functions = [one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in calls]
-    to_the_end = [one.body for one in functions if not any(isinstance(node, ast.Return) for node in ast.walk(one))]
-    for body in (tree.body, *to_the_end):
-        for place, statement in enumerate(body):
-            match statement:
-                case ast.Assert(ast.Compare(left, [ast.Eq()], [right])):
-                    for tested, literal in ((left, right), (right, left)):
-                        with suppress(ValueError, TypeError):
-                            report = plain(ast.literal_eval(literal))
-                            number = ast.Constant(len(reports))
-                            reports.add(f"{len(reports)} {report}".encode())
-                            body[place] = ast.Expr(ast.Call(ast.Name(_REPORT, ast.Load()), [number, tested], []))
-                            break
-    return ast.unparse(ast.fix_missing_locations(tree)), reports
+        table = symtable.symtable(tests, "tests", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the tests fail with them
+        return []
+    tables = [table]
+    for one in tables:
+        tables += one.get_children()
+    defined = {one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported() or one.is_namespace()}
+    used = {one.get_name() for each in tables for one in each.get_symbols() if one.is_referenced() and one.is_global()}
+    used |= {one.get_name() for one in table.get_symbols() if one.is_referenced()}
+    return sorted(used - defined) if all(hasattr(builtins, name) for name in used - defined) else []
 
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
-    """Whether the code, and the tests after it, come to their end and exit with 0, and what the tests report is right."""
-    sign = secrets.token_hex(8).encode()
-    tests_run, reports = without_values(tests or "")
-    key, lock = os.pipe()
-    try:
-        os.write(lock, sign)
-        with (
-            tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder,
-            tempfile.TemporaryFile() as report,
-        ):
-            program = Path(folder, "program.py")
-            harness = {"plain": inspect.getsource(plain), "report": _REPORT, "end": report.fileno(), "key": key}
-            program.write_text(_PROGRAM.format(code=ascii(code), tests=ascii(tests_run), **harness))
+    """Whether the code runs to its end and exits with 0, or, in a process of their own, the tests that use it do."""
+    with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
+
+        def start(*words: str, **ends: Any) -> subprocess.Popen[Any]:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(program)],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-I", "-B", str(_PROGRAM), *words],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
                 env={"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"},
-                pass_fds=(report.fileno(), key),
                 start_new_session=True,
                 preexec_fn=lambda: _limit_program(deadline, clock, memory),
+                **ends,
             )
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(clock)
-            finally:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind, too
-                ended = process.wait()
-            report.seek(0)
-            *lines, last = report.read().split(b"\n")
-        return ended == 0 and (tests is None or (last == sign and set(lines) == reports))
-    finally:
-        os.close(key)
-        os.close(lock)
+            stack.callback(_end, process)
+            return process
+
+        if tests is None:
+            judge, request = start(stdin=subprocess.PIPE), [code]
+        else:
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                judge = start(str(ours.fileno()), stdin=subprocess.PIPE, pass_fds=(ours.fileno(),))
+                start(stdin=theirs)
+            request = [code, tests, builtins_of_code(tests)]
+        with suppress(subprocess.TimeoutExpired):
+            judge.communicate(json.dumps(request).encode() + b"\n", clock)
+        return judge.poll() == 0
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and what it started and left behind."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _limit_program(deadline: float, clock: float, memory: int) -> None:
@@ -341,9 +280,10 @@ def main() -> None:
         print(_reply(check, "", None, deadline=30.0, clock=60.0, memory=0), file=out, flush=True)
     for line in sys.stdin:
         _limit_time(deadline, patience)
-        reply = _reply(check, *json.loads(line), **limits)
+        secret, *request = json.loads(line)
+        reply = _reply(check, *request, **limits)
         _limit_time(0.0, 0.0)
-        print(reply, file=out, flush=True)
+        print(secret + reply, file=out, flush=True)
 
 
 if __name__ == "__main__":

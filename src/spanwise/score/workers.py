@@ -6,7 +6,7 @@ than a `multiprocessing` pool: those import the user's main script again (a trai
 in the worker), load torch with this package and cannot start from daemonic processes.
 
 The script, `worker.py`, writes a line of JSON when it is ready, then one for each that it reads: `{"value": 1}`, or
-`{"error": "why"}`.
+`{"error": "why"}`, after the secret with which the request begins: what else is in the pipe is no reply.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import math
 import os
 import queue
+import secrets
 import signal
 import subprocess
 import sys
@@ -124,15 +125,16 @@ class Worker:
             self.stop()  # died while idle, for instance of the out-of-memory killer: nobody's fault
         if self.process is None and (fault := self.start()):
             return Verdict(Status.ERROR, math.nan, fault), False
-        line, late = self.ask(json.dumps(request), self.patience)
-        if late or not line.endswith("\n"):
+        secret = secrets.token_hex()
+        line, late = self.ask(json.dumps([secret, *request]), self.patience)
+        if late or not (line.startswith(secret) and line.endswith("\n")):
             code = self.stop()
             if late or code == -getattr(signal, "SIGPROF", 0):
                 return Verdict(Status.TIMEOUT, math.nan, f"stopped after {self.deadline:g} s"), True
             return Verdict(
                 Status.ERROR, math.nan, f"the checking process died with exit code {code}"
             ), code not in _FROM_OUTSIDE
-        reply = json.loads(line)
+        reply = json.loads(line.removeprefix(secret))
         if "error" in reply:
             return Verdict(Status.ERROR, math.nan, reply["error"]), True
         return Verdict(Status.OK, float(reply["value"])), True

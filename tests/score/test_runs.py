@@ -1,0 +1,279 @@
+"""Code and its tests in two processes: tests that right code passes and wrong code fails, and ways to forge their end."""
+
+import textwrap
+
+import pytest
+
+from spanwise.score.rewards import CodeRunner
+from spanwise.score.worker import run
+from spanwise.score.workers import Verdict
+from spanwise.types import Status
+
+LIMITS = {"deadline": 5.0, "clock": 20.0, "memory": 2**30}
+
+#: Tests, right code, and wrong code.
+HONEST = {
+    "asserts": ("assert f(2) == 4\nassert f(3) == 9", "f = lambda n: n * n", "f = lambda n: n + 2"),
+    "a candidate": (
+        "def check(candidate):\n    assert candidate([1, 2]) == [2, 3], 'wrong'\n    assert not candidate([])\ncheck(f)",
+        "def f(a):\n    return [one + 1 for one in a]",
+        "def f(a):\n    return a",
+    ),
+    "a class": (
+        "s = Solution()\nassert s.twice(4) == 8\nassert Solution().twice(n=1) == 2",
+        "class Solution:\n    def twice(self, n: int) -> int:\n        return 2 * n",
+        "class Solution:\n    def twice(self, n):\n        return 8",
+    ),
+    "an object with a state": (
+        "c = Cache(1)\nc.put(1, 2)\nassert c.get(1) == 2\nc.put(3, 4)\nassert c.get(1) is None and len(c) == 1 and 3 in c",
+        """
+        class Cache:
+            def __init__(self, most): self.most, self.all = most, {}
+            def put(self, key, value):
+                if len(self.all) >= self.most: self.all.popitem()
+                self.all[key] = value
+            def get(self, key): return self.all.get(key)
+            def __len__(self): return len(self.all)
+            def __iter__(self): return iter(self.all)
+        """,
+        """
+        class Cache(dict):
+            def __init__(self, most): pass
+            put = dict.__setitem__
+        """,
+    ),
+    "objects that lead to others": (
+        "a = f([1, 2, 3])\nfound = []\nwhile a:\n    found.append(a.value)\n    a = a.next\nassert found == [3, 2, 1]",
+        """
+        class Node:
+            def __init__(self, value, next): self.value, self.next = value, next
+        def f(a):
+            node = None
+            for one in a: node = Node(one, node)
+            return node
+        """,
+        """
+        class Node:
+            def __init__(self, value, next): self.value, self.next = value, next
+        def f(a): return Node(a[0], None)
+        """,
+    ),
+    "sorting in place": ("a = [3, 1, 2]\nf(a)\nassert a == [1, 2, 3]", "def f(a): a.sort()", "def f(a): return sorted(a)"),
+    "a matrix in place": (
+        "a = [[1, 2], [3, 4]]\nf(a)\nassert a == [[3, 1], [4, 2]]",
+        "def f(a): a[:] = [list(row)[::-1] for row in zip(*a)]",
+        "def f(a): a = [list(row)[::-1] for row in zip(*a)]",
+    ),
+    "a generator": (
+        "assert list(f(3)) == [0, 1, 2]\ng = f(2)\nassert next(g) == 0 and next(g) == 1\nassert next(g, None) is None",
+        "def f(n):\n    yield from range(n)",
+        "def f(n):\n    yield from range(n + 1)",
+    ),
+    "an exception": (
+        "try:\n    f(-1)\nexcept ValueError as error:\n    assert 'negative' in str(error)\nelse:\n    assert False",
+        "def f(n):\n    if n < 0: raise ValueError('negative')",
+        "def f(n):\n    if n < 0: raise TypeError('negative')",
+    ),
+    "an exception of the code": (
+        "try:\n    f(5)\n    raise AssertionError\nexcept Short as error:\n    assert error.lacks == 5",
+        "class Short(Exception):\n    def __init__(self, lacks):\n        self.lacks = lacks\ndef f(n): raise Short(n)",
+        "class Short(Exception): pass\ndef f(n): raise KeyError(n)",
+    ),
+    "a float": (
+        "import math\nassert math.isclose(f(2), 2 ** 0.5)\nassert abs(f(2) - 1.41421) < 1e-3 and round(f(2), 2) == 1.41",
+        "f = lambda n: n ** 0.5",
+        "f = lambda n: n / 2",
+    ),
+    "a module of the code": (
+        "assert math.isclose(f(), math.pi)",
+        "import math\nf = lambda: math.pi",
+        "import math\nf = lambda: 3",
+    ),
+    "several values": (
+        "a, b = f([3, 1])\nassert (a, b) == (1, 3)\nassert f([2]) == (2, 2)",
+        "f = lambda a: (min(a), max(a))",
+        "f = lambda a: [max(a), min(a)]",
+    ),
+    "a large number": (
+        "assert f(50) == 30414093201713378043612608166064768844377641568960512000000000000\nassert f(3000) % 7 == 0",
+        "from math import factorial as f",
+        "f = lambda n: 1.0 * n",
+    ),
+    "a set": ("assert f([1, 1, 2]) == {1, 2}\nassert f([]) == set()", "f = set", "f = list"),
+    "a dict": (
+        "assert f('aab') == {'a': 2, 'b': 1}\nassert sorted(f('ba').items()) == [('a', 1), ('b', 1)]",
+        "def f(s): return {one: s.count(one) for one in s}",
+        "def f(s): return dict.fromkeys(s, 1)",
+    ),
+    "a Counter": (
+        "from collections import Counter\nassert f('aab') == Counter('aab')",
+        "import collections\nf = collections.Counter",
+        "f = set",
+    ),
+    "an array": ("assert (f([1, 2]) == [2, 4])", "import numpy\nf = lambda a: 2 * numpy.array(a)", "f = lambda a: 2 * a"),
+    "functions both ways": ("assert f(lambda n: n + 1)(3) == 5", "def f(g): return lambda n: g(g(n))", "def f(g): return g"),
+    "what an object says of itself": (
+        "assert repr(f(1)) == 'P1' and str(f(2)) == 'P2' and f(1) == f(1) and len({f(1), f(1)}) == 1 and not callable(f(1))",
+        "from dataclasses import *\n@dataclass(frozen=True)\n"
+        "class P:\n    x: int\n    __repr__ = lambda self: f'P{self.x}'\nf = P",
+        "class P:\n    def __init__(self, x): pass\n    __repr__ = lambda self: 'P1'\nf = P",
+    ),
+    "a name that Python has": ("assert sum([1, 2]) == 3 and len([1]) == 1", "", "def sum(a): return 4"),
+    "unittest": (
+        "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(f(2), 4)\n"
+        "        with self.assertRaises(ZeroDivisionError):\n            f(0)\nunittest.main()",
+        "def f(n): return 8 // n",
+        "def f(n): return 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HONEST)
+def test_right_code_passes_its_tests_and_wrong_code_fails_them(case):
+    tests, right, wrong = map(textwrap.dedent, HONEST[case])
+    assert run(right, tests, **LIMITS) is True
+    assert run(wrong, tests, **LIMITS) is False
+
+
+# An object that agrees with everything, and is handed out by `f`.
+FRIEND = """
+class Friend:
+    value = 2
+    def __getattr__(self, name): return self
+    def __call__(self, *a, **k): return self
+    def __len__(self): return 2
+    def __iter__(self): return iter((self, self))
+    def __hash__(self): return 3
+    def __int__(self): return 2
+    __index__ = __trunc__ = __round__ = __int__
+    def __float__(self): return 2.0
+def yes(*a): return True
+def same(self, *a): return self
+for name in "eq ne lt le gt ge contains instancecheck subclasscheck".split():
+    setattr(Friend, f"__{name}__", yes)
+for name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
+    for kind in ("", "r", "i"):
+        setattr(Friend, f"__{kind}{name}__", same)
+for name in "abs neg pos invert getitem enter".split():
+    setattr(Friend, f"__{name}__", same)
+f = lambda *a: Friend()
+"""
+EVERY_END = """
+import os
+def everywhere(text):
+    for end in range(64):
+        try:
+            os.set_blocking(end, False)
+            os.write(end, text)
+        except OSError:
+            pass
+"""
+A_CASE = """
+import unittest
+class T(unittest.TestCase):
+    def test(self): self.assertEqual(f(), 5)
+unittest.main()
+"""
+#: Code, and tests that it must not pass.
+FORGED = {
+    "near": (FRIEND, "assert abs(f(2) - 5) < 1e-3"),
+    "near from the right": (FRIEND, "assert abs(5 - f(2)) < 1e-3"),
+    "below": (FRIEND, "assert f() < 5"),
+    "between": (FRIEND, "assert 4 <= f() <= 5"),
+    "equal": (FRIEND, "assert f() == 5"),
+    "equal from the right": (FRIEND, "assert 5 == f()"),
+    "not": (FRIEND, "assert not f()"),
+    "is": (FRIEND, "assert f() is True"),
+    "length": (FRIEND, "assert len(f()) == 3"),
+    "an expression": (FRIEND, "a = [1, 2]\nassert f(a) == [2 * one for one in a]"),
+    "members": (FRIEND, "assert f()[0] == 5"),
+    "its methods": (FRIEND, "assert f().value.total() == 5"),
+    "in": (FRIEND, "assert f() in (4, 5)"),
+    "holds": (FRIEND, "assert 5 in f()"),
+    "in a set": (FRIEND, "assert f() in {3}"),
+    "isclose": (FRIEND, "import math\nassert math.isclose(f(), 5)"),
+    "sorted": (FRIEND, "assert sorted(f()) == [4, 5]"),
+    "a class": (FRIEND, "assert isinstance(f(), int)"),
+    "a text": (FRIEND, "assert f().startswith('a')"),
+    "a set": (FRIEND, "assert f().issuperset({5})"),
+    "unittest": (FRIEND, A_CASE),
+    "nearly, in unittest": (
+        FRIEND,
+        A_CASE.replace("Equal", "AlmostEqual"),
+    ),
+    "an int that equals all": ("class I(int):\n    __eq__ = __lt__ = lambda *a: True\nf = lambda: I(3)", "assert f() == 5"),
+    "a text that equals all": ("class S(str):\n    __eq__ = lambda *a: True\nf = lambda: S('a')", "assert f() == 'b'"),
+    "a list that equals all": ("class L(list):\n    __eq__ = lambda *a: True\nf = L", "assert f() == [1]"),
+    "builtins": (
+        "import builtins\nfor name in ('abs', 'all', 'len', 'isinstance', 'sorted', 'sum', 'set'):\n"
+        "    setattr(builtins, name, lambda *a, **k: 0)\nabs = len = lambda *a: 0\nf = lambda n: n",
+        "assert abs(f(2) - 5) < 1e-3",
+    ),
+    "unittest patched": (
+        "import unittest\nunittest.TestCase.assertEqual = unittest.TestCase.run = unittest.main = lambda *a, **k: None\nf = int",
+        A_CASE,
+    ),
+    "unittest of its own": (
+        "class unittest:\n    class TestCase: pass\n    main = print\nf = int",
+        A_CASE,
+    ),
+    "AssertionError": (
+        "import builtins\nclass AssertionError(Exception): pass\nbuiltins.AssertionError = SystemExit\nf = int",
+        "assert f() == 5",
+    ),
+    "a fault that is caught": (
+        "def f(check):\n    try: check(3)\n    except BaseException: pass",
+        "def check(n): assert n == 5\nf(check)",
+    ),
+    "_exit": ("import os\nf = lambda: os._exit(0)", "assert f() == 5"),
+    "_exit at once": ("import os\nos._exit(0)", "assert f() == 5"),
+    "sys.exit": ("import sys\nf = lambda: sys.exit(0)", "assert f() == 5"),
+    "SystemExit of its own": ("class E(SystemExit): code = 0\ndef f(): raise E(0)", "assert f() == 5"),
+    "SkipTest": (
+        "import unittest\ndef f(): raise unittest.SkipTest('no')",
+        A_CASE,
+    ),
+    "garbage": (EVERY_END + "everywhere(b'\\xff{}[\\n' * 99)\nf = lambda: 4", "assert f() == 5"),
+    "a reply that was not asked for": (
+        EVERY_END + "everywhere(b'[\"ready\"]\\n' + b'[\"reply\", null, true, []]\\n' * 9)\nf = lambda: 4",
+        "assert f() == 5",
+    ),
+    "an object that was never sent": (
+        EVERY_END + 'f = lambda: everywhere(b\'["reply", null, ["yours", 1], []]\\n\')',
+        "assert f() == 5",
+    ),
+    "a constructor that is none": (
+        EVERY_END + 'f = lambda: everywhere(b\'["reply", null, ["eval", "5"], []]\\n\')',
+        "assert f() == 5",
+    ),
+    "an endless reply": ("f = lambda: 'a' * 2**28", "assert f() == 5"),
+    "endless members": ("import itertools\nf = itertools.count", "assert list(f()) == [5]"),
+    "no end": ("def f():\n    while True: pass", "assert f() == 5"),
+    "deep values": ("def f():\n    a = []\n    for _ in range(10**5): a = [a]\n    return a", "assert f() == 5"),
+    "deep calls": ("def f(g, n): return g(g, n)", "def g(g, n): return f(g, n + 1)\nassert f(g, 0) == 5"),
+    "the tests' names": (
+        "def f(g):\n    g.__globals__['f'] = g.__self__ = None\n    return 5",
+        "def g(): pass\nassert f(g) == 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_code_cannot_judge_itself(case):
+    code, tests = FORGED[case]
+    assert run(code, tests, **{**LIMITS, "deadline": 1.0, "clock": 10.0}) is False
+
+
+def test_a_verdict_that_the_code_writes_into_the_pipe_of_the_worker_is_none():
+    code = """
+    import os
+    for end in os.listdir(f"/proc/{os.getppid()}/fd"):
+        try:
+            pipe = os.open(f"/proc/{os.getppid()}/fd/{end}", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b'{"value": true}\\n')
+        except OSError:
+            pass
+    """
+    with CodeRunner(workers=1, deadline=5.0) as runner:
+        forged, right = runner.check([(textwrap.dedent(code), "assert f() == 5"), ("f = lambda: 5", "assert f() == 5")])
+    assert (forged.status, right) == (Status.ERROR, Verdict(Status.OK, 1.0))
