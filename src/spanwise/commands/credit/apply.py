@@ -25,22 +25,23 @@ from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.rows import charged
 from spanwise.rollouts.schema import RECORDED, STOP
-from spanwise.rollouts.table import at, fitting_runs
+from spanwise.rollouts.table import Ragged, at, fitting_runs
 from spanwise.scheme import Scheme
 from spanwise.score import Reward, as_scores
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
 
 #: Places of a padded table that are worked on at a time.
-AT_A_TIME = 1_000_000
+AT_A_TIME = 250_000
 _OF_A_SCORE = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
 
 
 @dataclass(frozen=True)
 class Marked:
-    """The spans of one layout over all completions; `block` lies flat, as the tokens of the table do.
+    """The spans of one layout over all completions.
 
-    Some block is in several pieces where they are `interleaved`.
+    Between its edges every trainable token is of the block. Where some block is in several pieces, `pieces` holds 1 + the block
+    of each token, flat as the tokens of the table are, and 0 where the edges say it.
     """
 
     names: tuple[str, ...]
@@ -48,12 +49,25 @@ class Marked:
     end_nk: Int[Tensor, "n k"]
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
-    block: Int[np.ndarray, " v"]
-    interleaved: bool = False
+    trainable: Ragged
+    pieces: Int[np.ndarray, " v"] | None = None
 
     def spans(self, rows: Tensor | slice, places: Int[np.ndarray, "r t"]) -> Spans:
         """The spans of some rows, whose tokens lie at `places`."""
-        return Spans(self.names, self.start_nk[rows], self.end_nk[rows], at(places, self.block, -1), self.fault_n[rows])
+        mask_nt, place_t = at(places, self.trainable.values, False), torch.arange(places.shape[1])
+        start_nk, end_nk = self.start_nk[rows], self.end_nk[rows]
+        block_nt = torch.full(places.shape, -1, dtype=torch.int8 if len(self.names) < 128 else torch.int16)
+        for k in range(len(self.names)):
+            block_nt[mask_nt & (place_t >= start_nk[:, k, None]) & (place_t < end_nk[:, k, None])] = k
+        if self.pieces is not None:
+            piece_nt = at(places, self.pieces, 0)
+            block_nt = torch.where(piece_nt > 0, piece_nt - 1, block_nt)
+        return Spans(self.names, start_nk, end_nk, block_nt, self.fault_n[rows])
+
+    def blocks(self, first: int, last: int) -> Int[np.ndarray, " s"]:
+        """The block of each token of the rows first..last - 1, end to end; -1 where it is not trainable."""
+        places = self.trainable.places(slice(first, last))
+        return self.spans(slice(first, last), places).block_nt.numpy()[places >= 0]
 
 
 @dataclass(frozen=True)
@@ -243,10 +257,9 @@ def read_file(
     reward, is computed from the text.
     """
     spans_of: dict[Layout, list[tuple[Tensor, ...]]] = {}
-    blocks: dict[Layout, np.ndarray] = {}
+    pieces: dict[Layout, np.ndarray] = {}
     for layout in (*(scheme.layout for scheme in arms.schemes.values()), *also):
         spans_of[layout] = []
-        blocks[layout] = np.full(len(table.tokens.values), -1, np.int8 if len(layout.names) < 128 else np.int16)
     readings: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         rows = slice(first, last)
@@ -256,8 +269,11 @@ def read_file(
         recorded = {name: table.rewards[column].take(rows) for name, column in arms.taken.items()}
         for layout, parts in spans_of.items():
             spans, texts = located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
-            blocks[layout][places[places >= 0]] = spans.block_nt.numpy()[places >= 0]
-            parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n, torch.tensor([spans.interleaved])))
+            if spans.interleaved:
+                block_nt = spans.block_nt.numpy()
+                flat_v = pieces.setdefault(layout, np.zeros(len(table.tokens.values), block_nt.dtype))
+                flat_v[places[places >= 0]] = block_nt[places >= 0] + 1
+            parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
                     asked = _for_functions(table, rows, texts, scheme)
@@ -266,8 +282,9 @@ def read_file(
                     readings[name].append(reading.take(slice(None)))
     marked = {}
     for layout, parts in spans_of.items():
-        *edges, pieces_c = (torch.cat(column) for column in zip(*parts, strict=True))
-        marked[layout] = Marked(layout.names, *edges, block=blocks[layout], interleaved=bool(pieces_c.any()))
+        edges = (torch.cat(column) for column in zip(*parts, strict=True))
+        trainable = table.tokens.with_values(table.trainable)
+        marked[layout] = Marked(layout.names, *edges, trainable=trainable, pieces=pieces.get(layout))
     return marked, {name: Reading.joined(parts) for name, parts in readings.items()}
 
 
@@ -379,14 +396,15 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
             )
         block_nk, stop_n = block_nk.double().nan_to_num(), recorded.by_block.get(STOP, stop_n).nan_to_num()
     elif recorded.by_token:
-        sums = list[Tensor]()
+        sums, inside = list[Tensor](), list[np.ndarray]()
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
             places = table.tokens.places(slice(first, last))
-            place_nt = at(places, marked.block, -1).long() + 1
+            place_nt = marked.spans(slice(first, last), places).block_nt.long() + 1
+            inside.append(place_nt.numpy()[places >= 0] > 0)
             sum_nk = torch.zeros(last - first, len(marked.names) + 1).double()
             sums.append(sum_nk.scatter_add_(1, place_nt, at(places, recorded.value, 0.0))[:, 1:])
         block_nk = torch.cat(sums)
-        flat_v = np.where(np.isnan(recorded.value) | (marked.block >= 0), recorded.value, 0.0).astype(np.float32)
+        flat_v = np.where(np.isnan(recorded.value) | np.concatenate(inside), recorded.value, 0.0).astype(np.float32)
         if not recorded.shares:
             block_nk = block_nk / marked.length_nk.clamp(min=1)
             flat_v /= np.repeat(shared_n.numpy(), table.tokens.lengths)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spanwise.commands.credit.apply import AT_A_TIME, CreditResult
+from spanwise.commands.credit.apply import CreditResult
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import EXPORT, MOST, write_page
 from spanwise.errors import lacking
@@ -26,6 +26,9 @@ from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.rollouts.table import fitting_runs
 from spanwise.score import judge_of
 from spanwise.types import Status
+
+#: Tokens that are written at a time: a row group of the file, which grows where these are fewer.
+AT_A_TIME = 1_000_000
 
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
@@ -50,7 +53,6 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
     """The completions of a file as the writer takes them, as many at a time as fit."""
     table, marked = result.table, result.marked
     per_token = {schema.IDS: table.tokens.values, schema.TRAINABLE: table.trainable}
-    per_token |= {schema.BLOCK: marked.block} if marked.interleaved else {}
     per_token |= table.token_values
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         rows, edges = slice(first, last), table.tokens.offsets[first : last + 1]
@@ -68,6 +70,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             schema.SCORE: None if table.score_n is None else table.score_n[rows],
             **score_columns(result.scores.take(rows)),
             **{name: values[edges[0] : edges[-1]] for name, values in per_token.items()},
+            schema.BLOCK: None if marked.pieces is None else marked.blocks(first, last),
         }
         for one, advantages in zip(result.applied, trained, strict=True):
             present_nk = one.marked.length_nk[rows] > 0

@@ -69,7 +69,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
         zeros[one.name] = tally_zeros(
             keys_nk,
             torch.from_numpy(one.advantages(table, 0, len(table))),
-            torch.from_numpy(one.marked.block),
+            torch.from_numpy(one.marked.blocks(0, len(table))),
             row_v,
             names=(name,) if one.credit.comparison is None else schemes[one.name].names,
             trainable_v=torch.from_numpy(table.trainable),
@@ -144,7 +144,7 @@ def _runs(table: RolloutTable, one: Applied, tally: Zeros, n: int) -> Table:
     first, last = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     ids = table.tokens.slice(n, n + 1).astype(np.int64)
     advantages = one.advantages(table, n, n + 1).tolist()
-    blocks, keys = one.marked.block[first:last].tolist(), tally.key_v[first:last].tolist()
+    blocks, keys = one.marked.blocks(n, n + 1).tolist(), tally.key_v[first:last].tolist()
     rows = []
     for (block, key, _), places in groupby(range(last - first), key=lambda t: (blocks[t], keys[t], f"{advantages[t]:.6g}")):
         run = list(places)
