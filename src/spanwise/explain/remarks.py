@@ -99,7 +99,8 @@ def _untagged(reading: Reading, scheme: Scheme) -> str:
     if count * 2 >= len(reading):
         advice = (
             f"{count} of {len(reading)} {where}. If they were cut off, set the longest length of a completion up "
-            f"(max_completion_length, in verl data.max_response_length), or ask for shorter ones; if not, ask for {what} in the prompt."
+            f"(max_completion_length, in verl data.max_response_length), or ask for shorter ones; if not, "
+            f"ask for {what} in the prompt."
         )
     return f"{census.sentence} The layout asks for {it}, so what is read there earns nothing. {advice}"
 
