@@ -37,7 +37,7 @@ class CreditedBatch:
         if self.group_n is None or self.scheme.value_names:
             return {}
         index_n, reward_nm = group_index(self.group_n).cpu(), self.reward_nm.cpu().double()
-        shape, index_nm = (int(index_n.max()) + 1, reward_nm.shape[1]), index_n[:, None].expand_as(reward_nm)
+        shape, index_nm = (len(index_n.unique()), reward_nm.shape[1]), index_n[:, None].expand_as(reward_nm)
         low_gm, high_gm = (
             torch.full(shape, worst).double().scatter_reduce(0, index_nm, reward_nm.nan_to_num(nan=worst), end)
             for end, worst in (("amin", torch.inf), ("amax", -torch.inf))

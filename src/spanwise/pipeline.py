@@ -87,6 +87,8 @@ class Reading(ByCompletion):
         """
         m, k, outcomes = len(scheme.objectives), len(scheme.layout.names), scheme.outcome_names
         sizes = [m, m, 2 * m, m, len(outcomes), k, 1]
+        if len(table_nc) == 0:  # without a row nobody knows how many columns there would be
+            table_nc = table_nc.new_zeros(0, sum(sizes))
         if table_nc.shape[1] != sum(sizes):
             raise AlignmentError(
                 f"The packed table has {table_nc.shape[1]} columns and the scheme's objectives and blocks make {sum(sizes)}; "

@@ -48,15 +48,15 @@ def outcome_advantages(
     """
     asked = config if hasattr(config, "get") else {}
     own = asked.get("spanwise") or {}
-    kept = next((option for option in ("folder", "keep_rollouts", "report") if option in own), None)
+    idle = next((option for option in own if option != "options"), None)
     refuse(
         {
             f"The estimator 'spanwise_{name}' compares completions of one prompt, and there is no uid.": index is None,
             "grpo_norm_by_std or norm_adv_by_std_in_grpo of false does nothing to 'spanwise_grpo'; use spanwise_dr_grpo.": (
                 name == "grpo" and rest.get("grpo_norm_by_std", asked.get("norm_adv_by_std_in_grpo")) is False
             ),
-            f"algorithm.spanwise.{kept} keeps the run of algorithm.adv_estimator=spanwise with a recipe, and an estimator of one "
-            f"reward sees no completion; leave it out.": kept,
+            f"algorithm.spanwise.{idle} is read under algorithm.adv_estimator=spanwise alone, and 'spanwise_{name}' sees one "
+            f"reward and no completion; leave it out.": idle,
         }
     )
     ids = index.tolist() if hasattr(index, "tolist") else list(index)

@@ -413,6 +413,7 @@ def write_rollouts(
                     writer.close()
                 finally:  # on a full disk that fails, and would again when the writer goes
                     writer.is_open = False
+    pa.default_memory_pool().release_unused()  # it keeps what the parts took, for others that never come
 
 
 @dataclass(frozen=True)

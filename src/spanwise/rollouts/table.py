@@ -362,8 +362,9 @@ def cut_text(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
                 changed += vocabulary.join(numbers)[0] != text.encode()
         note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
         note += f", which changes {changed} of {len(lengths)} texts." if changed else "."
-    trainable = np.repeat(np.array(sampled, np.bool_), lengths)
     edges = np.cumsum([0, *lengths])[np.cumsum([0, *counts])]
+    # Where the model wrote every token, which is usual, one flag speaks for all of them.
+    trainable = np.broadcast_to(np.True_, edges[-1]) if all(sampled) else np.repeat(np.array(sampled, np.bool_), lengths)
     return Cut(Ragged(np.frombuffer(ids, np.int32), edges), trainable, vocabulary, note)
 
 

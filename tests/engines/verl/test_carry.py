@@ -18,6 +18,7 @@ from spanwise import (
     credit_batch,
     read,
 )
+from spanwise.credit import split_turns
 from spanwise.engines.verl.carry import Rows, credited, pack, unpack
 from spanwise.pipeline import Reading
 from spanwise.step import Step
@@ -40,6 +41,19 @@ TEXTS = [
     "<answer>4</answer><confidence>high</confidence>",
     "So",
 ]
+
+
+def test_a_batch_of_turns_without_any_sampled_token_gets_nothing():
+    """A rejected batch: every rollout was read turn by turn, and none has a token that was sampled."""
+    scheme = Scheme("bae", SCHEME.layout, [Objective("correct", pays="solution", scope="turn")])
+    ids = TOKENIZER("tool says 4")["input_ids"]
+    batch = Batch.jagged([ids], [0], sampled=[[False] * len(ids)], columns={"answer": ["4"]})
+    turns = split_turns(batch.mask_nt)
+    nobody_su = turns.take(batch.ids_nt)
+    reading = read(Batch(turns.row_s, nobody_su, nobody_su.bool(), columns={"answer": []}), scheme, VOCABULARY)
+    text = pack(reading, [len(ids)], masked=True, turns=turns)
+    got = credited(Rows([text, text]), ["u", "u"], torch.zeros(2, len(ids)).bool(), Step(scheme))
+    assert torch.equal(got.adv_nt, torch.zeros(2, len(ids)))
 
 
 def read_one(text, *, sampled=None):

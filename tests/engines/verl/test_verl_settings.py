@@ -145,6 +145,12 @@ def test_what_is_said(tmp_path, capsys, case):
     assert sentence in capsys.readouterr().err  # Ray's workers may have their warnings filtered
 
 
+def test_one_rollout_of_each_prompt_is_no_trouble_for_a_mean_of_the_batch(tmp_path, capsys):
+    recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], baseline: batch}]\n"
+    prepare(config_of(tmp_path, "actor_rollout_ref.rollout.n=1", recipe=recipe))
+    assert "alone in its group" not in capsys.readouterr().err
+
+
 def test_the_page_names_everything_that_is_refused():
     page = (Path(__file__).parents[3] / "docs" / "verl.md").read_text(encoding="utf-8")
     for override in REFUSED:

@@ -176,6 +176,12 @@ def test_our_mode_with_another_estimator_is_refused(tmp_path):
         trainer_of(config_of(tmp_path, "trainer.v1.trainer_mode=spanwise_sync", name="grpo"), "spanwise_sync")
 
 
+def test_a_recipe_under_another_estimator_is_refused(tmp_path):
+    config = config_of(tmp_path, f"+algorithm.spanwise.recipe={tmp_path / 'recipe.yaml'}", name="grpo")
+    with pytest.raises(RecipeError, match=r"algorithm.spanwise.recipe is read under .* and it is 'grpo'"):
+        trainer_of(config, "sync")
+
+
 def test_a_subclass_of_what_verl_hands_out_is_verls(tmp_path):
     from verl.trainer.ppo.v1 import get_trainer_cls
 

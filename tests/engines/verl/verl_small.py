@@ -31,7 +31,7 @@ def config_of(folder, *overrides, recipe=RECIPE, name="spanwise"):
         tokenizer.save_pretrained(folder / "model")
     ours = [
         f"algorithm.adv_estimator={name}",
-        f"+algorithm.spanwise.recipe={path}",
+        *([f"+algorithm.spanwise.recipe={path}"] if name == "spanwise" else []),
         f"actor_rollout_ref.model.path={folder / 'model'}",
         "actor_rollout_ref.rollout.name=vllm",
         "actor_rollout_ref.rollout.n=4",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from spanwise.commands.credit.apply import Applied, CreditResult
+from spanwise.commands.credit.apply import AT_A_TIME, Applied, CreditResult
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.errors import RecipeError
 from spanwise.explain.remarks import cut_off
 from spanwise.rollouts import RolloutTable
+from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
@@ -60,6 +62,11 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     name, reward_n = column, table.rewards[column].value_n if column else None
     if "correct" in result.scores.names:
         name, reward_n = "correct", result.scores.outcome("correct")
+
+    def by_runs(numbers: Callable[[int, int], np.ndarray]) -> torch.Tensor:
+        """The numbers of all tokens, worked out for as many completions at a time as fit."""
+        return torch.from_numpy(np.concatenate([numbers(*run) for run in fitting_runs(table.tokens.lengths, AT_A_TIME)]))
+
     zeros = {}
     for one in result.applied:
         if one.credit.comparison is None:
@@ -68,11 +75,11 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
             keys_nk = zero_reasons(one.credit, schemes[one.name])
         zeros[one.name] = tally_zeros(
             keys_nk,
-            torch.from_numpy(one.advantages(table, 0, len(table))),
-            torch.from_numpy(one.marked.blocks(0, len(table))),
+            by_runs(partial(one.advantages, table)),
+            by_runs(one.marked.blocks),
             row_v,
             names=(name,) if one.credit.comparison is None else schemes[one.name].names,
-            trainable_v=torch.from_numpy(table.trainable),
+            trainable_v=torch.tensor(table.trainable),
             learned_n=table.learned_n,
         )
     return zeros

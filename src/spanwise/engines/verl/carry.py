@@ -128,8 +128,9 @@ def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int
         turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n1, -1))
         outputs = [output for output, some in zip(outputs, sampled_nt.any(dim=1).tolist(), strict=True) if some]
         block_nt = turns.take(block_nt, fill=-1)
-    table = torch.tensor([line for output in outputs for line in output["table"]], dtype=torch.float64)
-    reading = Reading.unpack(table, scheme)
+    lines = [line for output in outputs for line in output["table"]]
+    table_nc = torch.tensor(lines, dtype=torch.float64).reshape(len(lines), len(lines[0]) if lines else 0)
+    reading = Reading.unpack(table_nc, scheme)
     states = [_hashable(one) for output in outputs for one in output["anchor"]]
     return Carried(
         replace(reading, spans=Spans.of_blocks(scheme.layout.names, block_nt, reading.fault_n)),

@@ -57,6 +57,11 @@ def attach(kind: Any) -> None:
         name, mode = config.algorithm.adv_estimator, _trainer_mode(config)
         if name == "spanwise":
             self.spanwise, kind.latest = prepare(config), self
+        elif (config.algorithm.get("spanwise") or {}).get("recipe"):
+            raise RecipeError(
+                f"algorithm.spanwise.recipe is read under algorithm.adv_estimator=spanwise alone, and it is '{name}'; leave "
+                f"the recipe out, or use adv_estimator=spanwise."
+            )
         elif config.trainer.v1.trainer_mode == f"spanwise_{mode}":
             raise RecipeError(
                 f"trainer.v1.trainer_mode=spanwise_{mode} trains algorithm.adv_estimator=spanwise, and it is '{name}'; use "
@@ -187,7 +192,9 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
     remarks = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
         "rollout.n is 1: a completion that is alone in its group has nothing to be compared with.": (
-            config.actor_rollout_ref.rollout.n == 1 and not scheme.value_names
+            config.actor_rollout_ref.rollout.n == 1
+            and not scheme.value_names
+            and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)
         ),
         "algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.": (
             (config.algorithm.get("filter_groups") or {}).get("enable")
