@@ -171,6 +171,13 @@ def test_states_are_told_apart_by_all_that_is_in_them(state):
     assert first == second != third
 
 
+@pytest.mark.parametrize("state", [{"a", "b"}, object(), [b"door"]])
+def test_a_state_whose_text_may_differ_where_it_is_equal_is_refused(state):
+    reading, length = read_one(TEXTS[0])
+    with pytest.raises(RecipeError, match="give text, numbers, or lists"):
+        pack(reading, [length], masked=True, anchor=[state])
+
+
 def test_rejected_tokens_get_nothing_and_change_no_share():
     ids = [TOKENIZER(text)["input_ids"] for text in TEXTS]
     mask_nt = Batch.jagged(ids, [0] * 5).mask_nt

@@ -79,7 +79,17 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
         outputs[n]["table"].append(line)
         outputs[n]["anchor"].append(None if anchor is None else anchor[s])
     rollout = {"masked": masked, "split": turns is not None, "outputs": outputs}
-    return json.dumps(rollout, separators=(",", ":"), default=lambda state: getattr(state, "tolist", state.__str__)())
+    return json.dumps(rollout, separators=(",", ":"), default=_as_json)
+
+
+def _as_json(state: Any) -> Any:
+    """Return the numbers of an array; refuse other states, whose text may differ where they are equal."""
+    if hasattr(state, "tolist"):
+        return state.tolist()
+    raise RecipeError(
+        f"The state of a turn is or holds a {type(state).__name__}, which verl's reward workers cannot hand to its trainer; "
+        f"give text, numbers, or lists of them."
+    )
 
 
 class Carried(NamedTuple):

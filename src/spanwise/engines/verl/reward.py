@@ -53,6 +53,9 @@ class SpanRewardManager(RewardManagerBase):
         steps = Steps(torch.zeros_like(order), order, columns.get("anchor")) if len(ids) > 1 else None
         own = self.step.read(Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps))
         anchor = columns.get("anchor") if own.turns is None or own.batch.steps is None else own.batch.steps.anchor_s
+        anchor = (
+            anchor if "anchor_s" in self.scheme.entry.inputs else None
+        )  # other methods compare no states, whatever they are
         masked = all(mask is not None for mask in masks_given)
         packed = carry.pack(own.reading, length_n, masked=masked, turns=own.turns, anchor=anchor)
         # One number per objective of the last turn: what is left out counts as what it stands for.
