@@ -62,10 +62,7 @@ class Rows:
 
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
-    """A reading of the outputs of one rollout as text: verl's V0 trainer carries nothing else of uneven size.
-
-    Of each output: runs of tokens of one block, and a line of `Reading.pack` and the state it starts from for each of its turns.
-    """
+    """Write a reading of one rollout's outputs as text, because verl's V0 trainer carries nothing else of uneven size."""
     assert reading.spans is not None, "what was read here has spans"
     block_nt = reading.spans.block_nt
     if turns is not None:
@@ -73,6 +70,7 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     outputs: list[dict[str, list[Any]]] = []
     for block_t, length in zip(block_nt, length_n, strict=True):
         runs_2r = block_t[:length].unique_consecutive(return_counts=True)
+        # Of each output: runs of tokens of one block, then for each turn a line of `Reading.pack` and the turn's state.
         outputs.append({"runs": [one_r.tolist() for one_r in runs_2r], "table": [], "anchor": []})
     output_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
     for s, (n, line) in enumerate(zip(output_s, reading.pack().tolist(), strict=True)):
@@ -146,10 +144,7 @@ def _hashable(state: Any) -> Any:
 
 
 class Credited(NamedTuple):
-    """What the rows of a batch are trained with, what a critic is fitted to (None: there is none), and their story.
-
-    What was read and compared (`result`) are the rows without padding, or their turns; its metrics are the critic's, too.
-    """
+    """The advantages of the rows of a batch, the targets of a critic (None without a critic), and the result behind them."""
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
@@ -166,10 +161,7 @@ def credited(
     more: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
-    """Advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding.
-
-    verl's mask may hold fewer tokens than were sampled (rejection); `more` are fields of `Batch` that modes add, without padding.
-    """
+    """Return the advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding."""
     mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real
     padded = len(real) < len(mask_nt)
     own_mask_nt, group_n = mask_nt[real] if padded else mask_nt, group_index([uids[n] for n in real])
@@ -215,32 +207,15 @@ def loss_factor(
     tokens: int,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
-    r"""What to multiply advantages with, so that verl's loss is the mean over rollouts of the sum over tokens.
-
-    Equation
-        seq-mean-token-sum       rows / rollouts
-        seq-mean-token-mean      rows / rollouts * |row|
-        seq-mean-token-sum-norm  rows / rollouts * horizon
-        token-sum                rows / rollouts / mini_batch
-        token-mean               tokens / rollouts, where the batch is one mini-batch
-
-    verl divides by a fixed number of rows (`ppo_mini_batch_size` times `rollout.n`), whatever these are; rows / rollouts counts
-    padding and the several rows of one rollout out again, on average over the mini-batches.
-
-    Example:
-        >>> import torch
-        >>> mask_nt = torch.tensor([[1, 1, 1], [1, 0, 0]])
-        >>> loss_factor(mask_nt, mode="seq-mean-token-mean", rollouts=2, mini_batch=2, tokens=4).flatten().tolist()
-        [3.0, 1.0]
-        >>> loss_factor(mask_nt, mode="token-mean", rollouts=2, mini_batch=2, tokens=4).flatten().tolist()
-        [2.0, 2.0]
-    """
+    """Return what advantages are multiplied by, so that verl's loss is the mean over rollouts of the sum over tokens."""
     length_n1, rows = mask_nt.sum(dim=1, keepdim=True).float(), len(mask_nt)
     if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {rows} rows makes "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
+    # verl divides by a fixed number of rows, `ppo_mini_batch_size` times `rollout.n`; rows / rollouts takes padding and the
+    # several rows of one rollout out again, on average over the mini-batches.
     same_n1 = length_n1.new_full(length_n1.shape, rows / max(rollouts, 1))
     if mode == "token-sum":
         return same_n1 / mini_batch
