@@ -104,13 +104,10 @@ def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence
 
 
 class RunRecord:
-    """Writes the folder of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`.
-
-    Of several processes one writes. The report is made by a process of its own, the command `spanwise report`: what it costs and
-    whatever goes wrong in it stays out of the training.
-    """
+    """Writes a run folder: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`."""
 
     def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, option: str) -> None:
+        # The report is made by a process of its own, so that its costs and faults stay out of the training.
         self.folder, self.keep, self.report, self.option = RunFolder(folder, writes=WRITES), keep_rollouts, report, option
         self.step = 0
         self.seconds = self.own_seconds = 0.0

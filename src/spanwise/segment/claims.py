@@ -131,19 +131,12 @@ SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), gr
 
 
 class Pieces(NamedTuple):
-    """One completion, cut into pieces that each belong to a block.
+    """One completion, cut into pieces that each belong to a block."""
 
-    Attributes:
-        blocks: the block of each piece; a block may have several.
-        starts: the first byte of each piece; the first one starts at 0, each ends where the next one starts.
-        fault: `Fault` bits.
-        contents: what each (block, key) says that says something complete, see `Claim.inner`.
-    """
-
-    blocks: tuple[int, ...]
-    starts: tuple[int, ...]
+    blocks: tuple[int, ...]  # the block of each piece; a block may have several pieces
+    starts: tuple[int, ...]  # the first byte of each piece, from 0 on; a piece ends where the next piece starts
     fault: int
-    contents: Mapping[tuple[int, str], Inner]
+    contents: Mapping[tuple[int, str], Inner]  # the complete text of each (block, key), as `Claim.inner`
 
 
 def taken(

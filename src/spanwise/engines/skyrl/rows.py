@@ -18,21 +18,13 @@ _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 @dataclass(frozen=True)
 class SampledRows:
-    """What a generator returned, and where each of its rows stands in the rows that SkyRL trains on.
+    """The output of a generator, and the place of each of its rows in the rows that SkyRL trains on."""
 
-    Attributes:
-        output: what the generator returned, before SkyRL merged it.
-        uids: the prompt of each of its rows.
-        place_s: row of the training batch, and the number of its response's token, with which each row begins.
-        length_n: response tokens of each row of the training batch.
-        stepwise: a row is a turn; else a whole conversation.
-    """
-
-    output: Mapping[str, Any]
-    uids: Sequence[str]
-    place_s: Sequence[tuple[int, int]]
-    length_n: Sequence[int]
-    stepwise: bool
+    output: Mapping[str, Any]  # what the generator returned, before SkyRL merged it
+    uids: Sequence[str]  # the prompt of each of its rows
+    place_s: Sequence[tuple[int, int]]  # where each row begins: row of the training batch, token of its response
+    length_n: Sequence[int]  # response tokens of each row of the training batch
+    stepwise: bool  # a row is a turn; else a whole conversation
 
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":

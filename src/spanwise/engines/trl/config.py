@@ -42,11 +42,9 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def no_type_check(cls: _Class) -> _Class:
-    """Leave a class as it is; jaxtyping's import hook goes by the name and adds no run-time check to it.
-
-    TRL's annotations come with its fields and are not strict (`logging_steps=1` for a float). `typing.no_type_check` would
-    empty the type hints, which TRL's argument parser reads.
-    """
+    """Leave a class as it is; jaxtyping's import hook goes by this name and adds no run-time check to the class."""
+    # TRL's annotations come with its fields and are not strict (`logging_steps=1` for a float). `typing.no_type_check` would
+    # empty the type hints, which TRL's argument parser reads.
     return cls
 
 

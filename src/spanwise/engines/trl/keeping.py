@@ -75,12 +75,7 @@ def steps_per_batch(args: GRPOConfig) -> int:
 
 
 class BatchCallback(TrainerCallback):
-    """Follows a `SpanGRPOTrainer` from generation batch to generation batch; writes the rollouts of every k-th, of all processes.
-
-    Attributes:
-        trainer: what it knows of its batches is read from it.
-        step_seconds: spent inside optimizer steps.
-    """
+    """Follows a `SpanGRPOTrainer` from generation batch to generation batch; writes the rollouts of every k-th batch."""
 
     trainer: Any
 

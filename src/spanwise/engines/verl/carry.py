@@ -37,23 +37,14 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns that verl keeps beside the rows of a batch.
+    """The columns that verl keeps beside the rows of a batch."""
 
-    Attributes:
-        packed: of each row, what `pack` made of the session it belongs to; anything for padding.
-        session: the rollout that each row belongs to; None: every row is one of its own.
-        step: where each row stands among the outputs of its rollout.
-        padding: rows that V1 trainers fill up with.
-        tokens: fields of `Batch` with one number per token (`value_nt`, `logp_nt`, `ids_nt`); whatever where the mask is 0.
-        places: mode -> the column of the token that it appended to each row, -1 for none.
-    """
-
-    packed: Sequence[Any]
-    session: Sequence[Any] | None = None
-    step: Sequence[int] | None = None
-    padding: Sequence[bool] = field(default=())
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)
-    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
+    packed: Sequence[Any]  # for each row, the text that `pack` made of its session; anything for padding
+    session: Sequence[Any] | None = None  # the rollout of each row; None: every row is a rollout of its own
+    step: Sequence[int] | None = None  # the place of each row among the outputs of its rollout
+    padding: Sequence[bool] = field(default=())  # rows that V1 trainers fill up with
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # fields of `Batch`, read under the mask
+    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> column of its own token; -1: none
 
     @cached_property
     def real(self) -> list[int]:
@@ -81,21 +72,13 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
 
 
 class Carried(NamedTuple):
-    """What the rows of a batch carry.
+    """The reading, masks and turns that the rows of a batch carry as text."""
 
-    Attributes:
-        reading: of the rows, or of their turns where any row was read turn by turn.
-        sampled_nt: the tokens that the model sampled.
-        masked_n: whether the reader of each row knew which these are.
-        turns: where the turns lie.
-        anchor: the state that each row of the reading starts from; None: nobody said any.
-    """
-
-    reading: Reading
-    sampled_nt: Bool[Tensor, "n t"]
-    masked_n: Bool[Tensor, " n"]
+    reading: Reading  # of the rows, or of their turns where any row was read turn by turn
+    sampled_nt: Bool[Tensor, "n t"]  # the tokens that the model sampled
+    masked_n: Bool[Tensor, " n"]  # whether the reader of each row knew the sampled tokens
     turns: Turns | None
-    anchor: list[Any] | None
+    anchor: list[Any] | None  # the state that each row of the reading starts from; None: no state is known
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int] | None = None) -> Carried:
