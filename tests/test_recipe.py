@@ -6,7 +6,7 @@ import yaml
 from spanwise.credit import METHODS, bae, grpo, rlcr
 from spanwise.errors import LayoutError, RecipeError
 from spanwise.layout import Layout
-from spanwise.recipe import answer_layout, load, resolved, scheme_of
+from spanwise.recipe import _described, answer_layout, load, resolved, scheme_of
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
@@ -259,3 +259,15 @@ def test_limits_that_make_no_sense(fields, sentence):
 def test_limits_that_nobody_would_hear_of():
     with pytest.raises(RecipeError, match="No objective compares answers as mathematics"):
         filled(verifier={"workers": 1}, objectives=[{"reward": "format", "pays": "solution"}])
+
+
+def test_the_rule_the_tags_and_the_modes_of_a_recipe():
+    assert load(None, {"objectives": [{"reward": "log_score", "pays": "a"}]}).rule == "log_score"
+    tagged = load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]})
+    assert tagged.answer_tags == {"answer": "x", "confidence": "confidence"}
+    assert [mode.name for mode in load(None, {"laser": {"token": "<unk>"}}).scheme_modes] == ["laser"]
+
+
+def test_descriptions_of_attributes():
+    docstring = "A point.\n\n    Attributes:\n        x: to the right,\n            if above 0.\n        y: up."
+    assert _described(docstring) == {"x": "to the right, if above 0.", "y": "up."}

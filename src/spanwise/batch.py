@@ -174,11 +174,7 @@ def by_turn(
 def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Right-pad lists of token ids with 0, and mask the tokens that the model sampled (all, if no flags are given).
-
-    >>> pad_tokens([[5, 6, 7], [8]], [[1, 0, 1], [1]])[1].tolist()
-    [[True, False, True], [True, False, False]]
-    """
+    """Right-pad lists of token ids with 0, and mask the tokens that the model sampled (all, if no flags are given)."""
     lengths = [len(row) for row in ids]
     for n, (length, flags) in enumerate(zip(lengths, sampled or (), strict=bool(sampled))):
         if length != len(flags):

@@ -34,31 +34,16 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of the log.
+    """One number of the log."""
 
-    Attributes:
-        name: with a part in angle brackets, `credit/<block>/mean_abs`, for each name that there is. A part in square brackets,
-            `critic/[value/]loss`, is there where there are several.
-        of: works it out of a batch, by what stands for the part in angle brackets ("" without one); None: who logs it does.
-        lasting: where it holds in several training batches in a row.
-        overall: where it holds for the mean over a run's training batches, and was not `lasting`.
-        at_end: where it holds for the mean over the last of a run's training batches.
-    """
-
-    name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None
-    lasting: Alarm | None = None
-    overall: Alarm | None = None
-    at_end: Alarm | None = None
+    name: str  # may have a part in brackets: `credit/<block>/mean_abs`, or `critic/[value/]loss` if there are several values
+    of: Callable[[Any], Mapping[str, float]] | None = None  # from a batch to the number of each part; None: caller logs it
+    lasting: Alarm | None = None  # for several training batches in a row
+    overall: Alarm | None = None  # for the mean over a run's training batches, if `lasting` did not hold
+    at_end: Alarm | None = None  # for the mean over the last of a run's training batches
 
     def part(self, key: str) -> str | None:
-        """Return what a log key has in place of the brackets, "" if nothing; None if the key is not of this metric.
-
-        >>> Metric("credit/<block>/mean_abs").part("credit/a/mean_abs"), Metric("kl").part("kl"), Metric("kl").part("k")
-        ('a', '', None)
-        >>> Metric("critic/[value/]loss").part("critic/brier/loss"), Metric("critic/[value/]loss").part("critic/loss")
-        ('brier', '')
-        """
+        """Return the part of a log key that stands in the brackets, "" without one; None if the key is of another metric."""
         match = self._shape.fullmatch(key)
         return None if match is None else next(iter(match.groups("")), "")
 
@@ -67,11 +52,7 @@ class Metric:
         return re.compile(re.sub(r"\[\w+/\]", "(?:(.+)/)?", re.sub(r"<\w+>", "(.+)", self.name)))
 
     def key(self, part: str = "") -> str:
-        """Return the log key of a part.
-
-        >>> Metric("credit/<block>/mean_abs").key("a"), Metric("critic/[value/]loss").key()
-        ('credit/a/mean_abs', 'critic/loss')
-        """
+        """Return the log key of a part."""
         return re.sub(r"<\w+>", part, re.sub(r"\[\w+/\]", f"{part}/" if part else "", self.name))
 
 

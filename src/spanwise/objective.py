@@ -162,11 +162,7 @@ class Objective:
 
 
 def hidden_names(value: Any, before: str = "") -> list[str]:
-    """Return the places where a stand-in for a secret stands.
-
-    >>> hidden_names({"objectives": [{"options": {"api_key": "<hidden>"}}]})
-    ['objectives.0.options.api_key']
-    """
+    """Return the dotted names of the values where a stand-in replaces a secret."""
     if value == HIDDEN:
         return [before]
     pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()

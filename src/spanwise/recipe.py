@@ -242,11 +242,7 @@ class Recipe(BaseModel):
 
     @property
     def scheme_modes(self) -> tuple[Mode, ...]:
-        """The recipe's modes that are part of its rule of credit.
-
-        >>> [mode.name for mode in load(None, {"laser": {"token": "<unk>"}}).scheme_modes]
-        ['laser']
-        """
+        """Return the recipe's modes that are part of its rule of credit."""
         return tuple(mode for mode in self.modes.values() if mode.in_scheme)
 
     @property
@@ -256,11 +252,7 @@ class Recipe(BaseModel):
 
     @property
     def rule(self) -> Literal["brier", "log_score"]:
-        """The scoring rule for confidences: that of the objectives, else `calibration`, else Brier.
-
-        >>> load(None, {"objectives": [{"reward": "log_score", "pays": "a"}]}).rule
-        'log_score'
-        """
+        """Return the scoring rule for confidences: the objectives' rule, else `calibration`, else Brier."""
         rewards = [entry.get("reward") for entry in self.objectives or ()]
         if "log_score" in rewards:
             return "log_score"
@@ -268,11 +260,7 @@ class Recipe(BaseModel):
 
     @property
     def answer_tags(self) -> dict[str, str]:
-        """The tags that hold the answer and the confidence, as the objectives name them.
-
-        >>> load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]}).answer_tags
-        {'answer': 'x', 'confidence': 'confidence'}
-        """
+        """Return the tags that hold the answer and the confidence, as the objectives name them."""
         tags = {"answer": "answer", "confidence": "confidence"}
         kinds = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
         for entry in self.objectives or ():
@@ -282,11 +270,7 @@ class Recipe(BaseModel):
 
 
 def _described(docstring: str | None) -> dict[str, str]:
-    r"""Read the description of each attribute from a docstring.
-
-    >>> _described("A point.\n\n    Attributes:\n        x: to the right,\n            if above 0.\n        y: up.")
-    {'x': 'to the right, if above 0.', 'y': 'up.'}
-    """
+    """Read the description of each attribute from a docstring."""
     entries = re.split(r"\n {4}(?=\w)", cleandoc(docstring or "").partition("Attributes:")[2])
     return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries[1:])}
 
@@ -296,12 +280,7 @@ for _name, _about in _described(Recipe.__doc__).items():
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """Read a recipe file, apply overrides, check everything that can be checked before a model is loaded.
-
-    Example:
-        >>> load(None, {"method": "rlcr", "steps": 50}).steps
-        50
-    """
+    """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
     written = {} if path is None else _read(path)
     given = dict(overrides or {})
     _check_void(written, given)
@@ -373,11 +352,9 @@ def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 def scheme_of(
     recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
 ) -> Scheme:
-    """Build the complete rule of credit that a recipe asks for.
-
-    The rewards of `recorded` objectives need no tags in the layout, and their functions are not imported. Without `run_code` no
-    function is: an objective that needs one is refused.
-    """
+    """Build the complete rule of credit that a recipe asks for."""
+    # The rewards of `recorded` objectives need no tags in the layout, and their functions are not imported. Without
+    # `run_code` no function is imported: an objective that needs a function is refused.
     entries = _of_task(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     rule = {
         "name": recipe.method,
@@ -392,13 +369,11 @@ def scheme_of(
 
 
 def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of the task `fields`: one reward for each field; None for any other task.
-
-    Keys and punctuation are paid for every field: a wrong one loses a field, and nothing else would say so. None: the preset's own.
-    """
+    """Return the objectives of the task `fields`, one reward for each field; None for any other task."""
     if recipe.task != "fields":
         return None
     chosen = method(recipe.method)
+    # Every field also pays keys and punctuation: a wrong key loses a field, and no other reward would show it.
     form = () if layout.rest is None else (layout.names[layout.rest],)
     pays = (OWN, *form) if chosen.kind == "block" else layout.names
     baseline = {"baseline": "group"} if "baseline" in chosen.inputs else {}
@@ -441,12 +416,9 @@ def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
-    """Return the layout that completions are read by: the recipe's, or the task's.
-
-    Where the recipe pays the whole completion as one block, of the task's tags or of none, the task's blocks: a method that sees
-    one block does not change what the completions say.
-    """
+    """Return the layout that completions are read by: the recipe's layout, or the task's."""
     layout = _layout(recipe, task_layout)
+    # A method that pays the whole completion as one block does not change what completions say: the task's blocks stay.
     if len(layout.names) == 1 and layout.marks in ((), task_layout.marks):
         own = {"segmenter": task_layout.segmenter if not layout.marks else layout.segmenter, "most": task_layout.most}
         return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, **own)

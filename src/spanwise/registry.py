@@ -125,11 +125,7 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
 
 
 def imported(path: str, *, what: str) -> Any:
-    """Import the function that a recipe calls `module:function` or `file.py:function`.
-
-    What is about to run is said on stderr first. A module's file in the current folder goes before an installed module of its
-    name, as with `python -m`; while it is imported, it finds what lies beside it.
-    """
+    """Import the function that a recipe calls `module:function` or `file.py:function`."""
     module, _, name = path.rpartition(":")
     file = _file(module)
     _show(path, file or _origin(module))
@@ -137,6 +133,7 @@ def imported(path: str, *, what: str) -> Any:
         if file is None:
             if sys.modules.get(module) in _FILES.values():
                 del sys.modules[module]  # a file of this name was run, and it lies somewhere else
+            # As with `python -m`, a module in the current folder goes before an installed module of its name.
             with _first(Path.cwd()):
                 loaded = import_module(module)
             if getattr(loaded, "__file__", None) is None and loaded.__spec__ is not None and loaded.__spec__.origin is None:

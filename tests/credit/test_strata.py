@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from credit_batches import PAIR, SAME, scored_batches
 from helpers import NAN, assert_close
 from spanwise.credit import advantage, centred, group_index, moments, refine
-from spanwise.credit.baselines import precision_mean
-from spanwise.credit.strata import compare_in_strata, standardised, standardised_tokens
+from spanwise.credit.baselines import excess_variance_elsewhere, precision_mean
+from spanwise.credit.strata import as_columns, compare_in_strata, first_of, standardised, standardised_tokens, weighted
+from spanwise.credit.trajectories.rollouts import timeline
 from spanwise.errors import AlignmentError, RecipeError
 
 
@@ -22,6 +23,55 @@ def test_precision_mean():
     nothing = precision_mean(torch.tensor([[NAN]]), torch.tensor([[1.0]]))
     assert math.isnan(nothing.item())
     assert_close(precision_mean(torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0], [0.5]])).double(), [2.0])
+    # (1/1 + 4/2) / (1/1 + 1/2) = 2; an absent estimate leaves the other one.
+    two = precision_mean(torch.tensor([[1.0, 1.0], [4.0, NAN]]), torch.tensor([[1.0, 1.0], [2.0, 1.0]]))
+    assert_close(two.double(), [2.0, 1.0])
+
+
+def test_excess_variance_of_the_other_strata():
+    # The others of 9 are 1 and 3: (var 2 - noise 0.5 / 2) (1 + 1/2) = 2.625; those of 1 are 9 and 3, those of 3 are 9 and 1.
+    noise_sa, count_sa = torch.full((3, 1), 0.5), torch.full((3, 1), 2.0)
+    excess_s = excess_variance_elsewhere(torch.tensor([9.0, 1.0, 3.0]), noise_sa, count_sa)
+    assert_close(excess_s.double(), [2.625, 26.625, 47.625], 1e-5)
+    assert excess_variance_elsewhere(torch.tensor([9.0, 1.0, NAN]), noise_sa, count_sa)[:2].isnan().all()
+
+
+def test_a_reward_of_weight_0_adds_0_even_if_it_is_absent():
+    weighted_nm = weighted(torch.tensor([[1.0, NAN], [NAN, 2.0]]), torch.tensor([0.5, 0.0]))
+    assert weighted_nm[0].tolist() == [0.5, 0.0]
+    assert weighted_nm[1, 0].isnan()
+    assert weighted_nm[1, 1] == 0
+
+
+def test_the_first_wrong_entry_and_a_vector_as_a_column():
+    assert first_of(torch.tensor([[False, False], [False, True]])) == [1, 1]
+    assert first_of(torch.zeros(2, dtype=torch.bool)) == []
+    assert as_columns(torch.zeros(3)).shape == (3, 1)
+
+
+def test_moments_of_two_strata():
+    within = moments(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]))
+    assert within.mean_n().tolist() == [2.0, 2.0, 5.0]
+    assert within.count_n().tolist() == [2.0, 2.0, 1.0]
+    assert within.deviation_n.tolist() == [-1.0, 1.0, 0.0]
+
+
+def test_standardised_with_weights_and_tokens():
+    # The mean is (3 + 3) / 4 = 1.5 and the variance (3 x 0.25 + 2.25) / 4 = 0.75.
+    assert_close(
+        standardised(torch.tensor([1.0, 3.0]), weight_n=torch.tensor([3.0, 1.0]), ddof=0)[0], [-0.5774, 1.7321], 1e-4
+    )
+    mask_nt = torch.tensor([[True, False], [True, True]])
+    token_nt = standardised_tokens(torch.tensor([[1.0, 9.0], [0.0, 0.0]]), mask_nt, ddof=0)
+    assert_close(token_nt.double(), [[1.4142, 0.0], [-0.7071, -0.7071]], 1e-4)
+
+
+def test_a_timeline_sums_backward_and_finds_outcomes():
+    line = timeline(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
+    assert line.backward_sum(torch.tensor([1.0, 2.0, 3.0]), decay=0.5).tolist() == [2.0, 2.0, 3.0]  # 1 + 0.5 x 2, 2, 3
+    line, reward_s = timeline(torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0])), torch.tensor([1.0, 5.0, 2.0])
+    assert line.outcome(reward_s, "last").tolist() == [5.0, 2.0]
+    assert line.outcome(reward_s, "sum").tolist() == [6.0, 2.0]
 
 
 def test_moments_standard_deviation_of_one_is_zero():

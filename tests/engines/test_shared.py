@@ -3,10 +3,12 @@
 from dataclasses import fields
 
 import pytest
+import torch
 import yaml
 
 from spanwise import Laser, Layout, Objective, Scheme
-from spanwise.engines.shared import RULE, RunRecord
+from spanwise.engines.changes import changes as changed_settings
+from spanwise.engines.shared import RULE, RunRecord, fixed_faults, reward_means
 from spanwise.errors import DataError
 
 LAYOUT = Layout({"part[*]": ["part"], "answer": ["answer"]})
@@ -52,3 +54,21 @@ def test_another_rule_does_not_go_on_in_a_folder(tmp_path, name):
     record.check(record.recipe(USUAL), step=1)
     with pytest.raises(DataError, match=rf"was trained with another .*{name}"):
         record.check(record.recipe(OTHERS[name]), step=1)
+
+
+def test_settings_that_changed():
+    assert changed_settings({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9}) == ["seed was 0 and is 1 now"]
+    # The order of blocks is a setting.
+    before, now = {"layout": {"a": ["a"], "b": ["b"]}}, {"layout": {"b": ["b"], "a": ["a"]}}
+    assert len(changed_settings(before, now)) == 1
+
+
+def test_the_sentence_for_an_option_that_must_keep_its_value():
+    fixed = {"gamma": (1.0, "it changes nothing")}
+    assert fixed_faults(fixed, {"gamma": 0.9}.get) == {"gamma is 0.9: it changes nothing. Leave it at 1.0.": True}
+    assert not any(fixed_faults(fixed, {"gamma": 1.0}.get).values())
+
+
+def test_the_mean_of_a_reward_leaves_absent_numbers_out():
+    means = reward_means(torch.tensor([[1.0, -0.5], [0.0, torch.nan]]), ("correct", "brier"))
+    assert means == {"rewards/correct/mean": 0.5, "rewards/brier/mean": -0.5}

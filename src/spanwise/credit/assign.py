@@ -232,11 +232,7 @@ def _ask(
 
 
 def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call a method's function with the inputs that its parameters name; the result is `Explained` if the method explains it.
-
-    Raises:
-        RecipeError: it needs something that is not there, or has no such option.
-    """
+    """Call a method's function with the inputs that its parameters name; refuse a missing input and an unknown option."""
     inputs = {**data, "group_n": group_n, "group_s": group_n}
     lacking = [name for name in chosen.required if inputs.get(name) is None]
     if lacking:

@@ -368,17 +368,9 @@ def _rescored(own: Moments, other: Moments, noise_s: Tensor) -> tuple[Tensor, Te
 def excess_variance_elsewhere(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    r"""Estimate the variance between the means of the P other strata, without sampling noise.
-
-    Equation
-        t2[s] (1 + 1/P),  t2[s] = max(0, var(means of the others, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
-
-    Each mean is made of `a` parts with a sampling variance of noise / count each. A NaN mean takes no part; NaN where fewer than
-    two others are left.
-
-    >>> excess_variance_elsewhere(torch.tensor([9., 1., 3.]), torch.full((3, 1), .5), torch.full((3, 1), 2.))
-    tensor([ 2.6250, 26.6250, 47.6250])
-    """
+    """Estimate the variance between the means of the P other strata, without sampling noise; NaN for fewer than two."""
+    # (1 + 1/P) max(0, var(means of the others, ddof 1) - sum_a noise[s, a] average(1 / count[., a]));
+    # each mean is made of `a` parts with a sampling variance of noise / count each.
     known_s = ~mean_s.isnan()
     others_s = known_s.sum() - known_s.to(mean_s.dtype)
     centred_s = torch.where(known_s, mean_s - mean_s.nanmean(), 0.0)
@@ -391,13 +383,8 @@ def excess_variance_elsewhere(
 
 
 def precision_mean(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
-    """Average E estimates of one quantity, weighted by 1/variance; NaN estimates or variances are left out.
-
-    Returns NaN where no estimate takes part. Variances must be positive.
-
-    >>> precision_mean(torch.tensor([[1., 1.], [4., float("nan")]]), torch.tensor([[1., 1.], [2., 1.]]))
-    tensor([2., 1.])
-    """
+    """Average E estimates of one quantity with weights 1/variance; leave NaN out, and return NaN without an estimate."""
+    # Variances must be positive.
     weight_en = torch.where(estimate_en.isnan() | variance_en.isnan(), 0.0, 1.0 / variance_en)
     total_n = weight_en.sum(dim=0)
     mixed_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_n > 0, total_n, 1.0)

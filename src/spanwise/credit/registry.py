@@ -275,10 +275,7 @@ def states_confidence(layout: Layout) -> bool:
 def preset_rule(
     chosen: Method, task: Layout, calibration: str | None, baseline: BaselineName | None
 ) -> tuple[Layout, tuple[Objective, ...]]:
-    """Return the layout and objectives of a method's preset; refuse a change that would have no effect.
-
-    The layout is the task's, or all of its marks in one block for a method that credits whole completions.
-    """
+    """Return the layout and objectives of a method's preset; refuse a change that would have no effect."""
     preset, layout = chosen.preset or Preset(), task
     if preset.whole and len(task.names) > 1:
         layout = replace(task, blocks={"completion": task.marks})

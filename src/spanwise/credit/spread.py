@@ -65,11 +65,7 @@ def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) 
 
 
 def stream_names(objectives: Sequence[Objective], values: ValuesName | None) -> tuple[str, ...]:
-    """Return what each value of the critic is of, in order: the return, or each objective.
-
-    >>> stream_names([Objective("correct", pays="a"), Objective("brier", pays="a")], None)
-    ('return',)
-    """
+    """Return the name of each stream that the critic values: the return alone, or each objective in order."""
     if resolved_values(objectives, values) == "shared":
         return ("return",)
     return tuple(objective.name for objective in objectives)
@@ -152,28 +148,7 @@ def reward_streams(
     values: ValuesName | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Streams:
-    r"""Lay the rewards of every objective on the tokens that a recursion with a critic runs over.
-
-    Equation
-        end[i, m] = the last trainable token of the last block that m pays and i has; of i, if i has none of them
-        shared:     one stream, all trainable tokens;   r[i, t] = sum of weight_m r[i, m] over the m with end[i, m] = t
-        objective:  a stream per objective, the trainable tokens of the blocks it pays;   r_m[i, end[i, m]] = r[i, m]
-            where i has none of them and left out what m reads: the one token end[i, m], the decision to stop
-
-    What is left out holds what it stands for (`if_missing`). Shared, tokens of every block train, also those that nothing pays:
-    their reward is what comes after them (ordinary PPO with rewards inside). An absent reward (NaN): shared, the completion takes
-    no part, for its sum is unknown; else that stream has no token there. A reward for blocks that are not there, and not left out:
-    shared, it lies on the completion's last trainable token; else nothing is paid.
-
-    >>> scores = Scores(("a", "b"), torch.tensor([[1., -.25]]), torch.zeros(1, 2).long(), torch.full((1, 2, 2), torch.nan))
-    >>> objectives, block_nt = [Objective("correct", "a"), Objective("correct", "b", name="b")], torch.tensor([[0, 0, 1]])
-    >>> reward_streams(scores, objectives, ("a", "b"), block_nt, block_nt >= 0, values="shared").reward_snt
-    tensor([[[ 0.0000,  1.0000, -0.2500]]])
-    >>> reward_streams(scores, objectives, ("a", "b"), block_nt, block_nt >= 0).mask_snt.int()
-    tensor([[[1, 1, 0]],
-    <BLANKLINE>
-            [[0, 0, 1]]], dtype=torch.int32)
-    """
+    """Lay the rewards of every objective on the tokens that a recursion with a critic runs over."""
     check_shapes(block_nt=block_nt, mask_nt=mask_nt)
     reward_nm, weight_m, trained_nt = completed(scores, objectives), weights(objectives, scores.reward_nm), mask_nt.bool()
     last_n, some_n = last_token(trained_nt)
@@ -181,10 +156,14 @@ def reward_streams(
     paid_mnt = in_block_mk[:, block_nt.long()] & trained_nt
     ends = [last_token(paid_nt) for paid_nt in paid_mnt]
     has_nm = torch.stack([has_n for _, has_n in ends], dim=1)
+    # A reward stands at the last trainable token of the last block that its objective pays; without such a block, at the
+    # last trainable token of the completion.
     end_nm = torch.where(has_nm, torch.stack([end_n for end_n, _ in ends], dim=1), last_n[:, None])
     rows_m, names = range(len(objectives)), stream_names(objectives, values)
     if resolved_values(objectives, values) == "shared":
         weighted_nm = weighted(reward_nm, weight_m)
+        # The tokens of every block train, also of a block that nothing pays: their reward is what comes after them.
+        # An absent reward takes the whole completion out, because its sum is unknown.
         whole_n = ~weighted_nm.sum(dim=1).isnan()
         mask_snt, stop_sn = (trained_nt & whole_n[:, None])[None], torch.zeros_like(whole_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
@@ -195,6 +174,7 @@ def reward_streams(
             reward_snt[0, rows, end_nm[rows, m]] = torch.where(here_nm, weighted_nm[rows], 0.0).sum(dim=1).to(dtype)
     else:
         known_nm = ~reward_nm.isnan()
+        # Where a completion left out what the objective reads, one token is paid: the decision to stop.
         stop_nm = known_nm & left_out(scores) & ~has_nm & some_n[:, None]
         reward_snt = torch.zeros(paid_mnt.shape, dtype=dtype, device=mask_nt.device)
         mask_snt = paid_mnt & known_nm.T[..., None]
@@ -218,11 +198,7 @@ def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
 
 
 def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """Put the reward of each completion on its last trainable token, and 0 on all others.
-
-    >>> on_last_token(torch.tensor([2.0]), torch.tensor([[True, True, False]]))
-    tensor([[0., 2., 0.]])
-    """
+    """Put the reward of each completion on its last trainable token, and 0 on all others."""
     reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
     last_n, has_n = last_token(mask_nt.bool())
     reward_nt[has_n, last_n[has_n]] = reward_n[has_n].to(reward_nt.dtype)
@@ -303,21 +279,8 @@ def spread_tokens(
     stop_n: Float[Tensor, " n"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    r"""Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread` does.
-
-    Equation
-        A[i, t] = adv[i, t] / size,   size = |T_k(i)|, |T(i)| or c by `per`
-        A[i, last] += stop[i] / size, where the last trainable token is a block of one token: size = 1, |T(i)| or c
-
-    Tokens outside every block get exactly 0; `adv_nt` may be wider than the spans by padding, all 0. `stop_n` are the advantages of
-    the decision to stop; None: there are none.
-
-    Example:
-        >>> block_nt = torch.tensor([[0, 0, -1, 1]], dtype=torch.int8)
-        >>> spans = Spans(("a", "b"), torch.tensor([[0, 3]]), torch.tensor([[2, 4]]), block_nt, torch.tensor([0]))
-        >>> spread_tokens(torch.tensor([[3., 6., 9., 3.]]), spans)
-        tensor([[1., 2., 0., 1.]])
-    """
+    """Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread`."""
+    # Advantages may be wider than the spans by padding, which must be 0.
     spare = spans.block_nt.shape[1] - adv_nt.shape[1]
     if len(adv_nt) != len(spans.block_nt) or (spare < 0 and bool((adv_nt[:, spare:] != 0).any())):
         raise AlignmentError(
@@ -325,7 +288,9 @@ def spread_tokens(
         )
     size_nk = _size(spans.length_nk, per)
     size_nt = torch.gather(size_nk, 1, spans.block_nt.long().clamp(min=0)) if size_nk.shape[1] > 1 else size_nk
+    # A[i, t] = adv[i, t] / size, with size = |T_k(i)|, |T(i)| or c by `per`; 0 outside every block.
     share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, spare)), 0.0) / size_nt
+    # The decision to stop is a block of one token: its size is 1, |T(i)| or c.
     if stop_n is not None:
         alone = isinstance(per, str) and per == "block"
         _add_stops(share_nt, spans, stop_n.double() if alone else stop_n.double() / size_nk[:, 0])
@@ -415,11 +380,9 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 
 def fresh(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate memory without filling it; large arrays on the CPU come from NumPy, which asks Linux for huge pages.
-
-    Half of the time of an estimator over a large batch is the first touch of its result, page by page; with huge pages that part
-    shrinks to a tenth.
-    """
+    """Allocate an array without filling it."""
+    # Half of the time of an estimator over a large batch is the first touch of its result, page by page.
+    # NumPy asks Linux for huge pages, which shrink that part to a tenth.
     if device.type == "cpu" and dtype in _NUMPY:
         return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))
     return torch.empty(shape, dtype=dtype, device=device)

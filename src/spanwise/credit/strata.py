@@ -27,21 +27,12 @@ _Inputs = ParamSpec("_Inputs")
 
 
 def first_of(wrong: Tensor) -> list[int]:
-    """Return the indices of the first wrong entry; empty if there is none.
-
-    >>> first_of(torch.tensor([[False, False], [False, True]]))
-    [1, 1]
-    """
+    """Return the indices of the first wrong entry; empty if there is none."""
     return wrong.nonzero()[:1].flatten().tolist()
 
 
 def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "token") -> None:
-    """Refuse an infinite reward before it enters a sum or a mean; NaN is an absent reward.
-
-    >>> check_rewards(torch.tensor([1., float("nan"), float("-inf")]))
-    Traceback (most recent call last):
-    spanwise.errors.RewardError: The reward of completion 2 is -inf; a reward must be finite, or NaN where it is absent.
-    """
+    """Refuse an infinite reward before it enters a sum or a mean; NaN is an absent reward."""
     if bool(reward.sum().isfinite()):  # one cheap look: a sum is finite only if no member is NaN or infinite
         return
     if first := first_of(reward.isinf()):
@@ -53,34 +44,19 @@ def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "tok
 
 
 def check_mask(mask_nt: Tensor) -> None:
-    """Refuse a mask that is not boolean; 0 and 1 would be read as indices.
-
-    >>> check_mask(torch.tensor([[1, 0]]))
-    Traceback (most recent call last):
-    spanwise.errors.AlignmentError: mask_nt holds torch.int64; a mask is boolean, pass mask_nt.bool().
-    """
+    """Refuse a mask that is not boolean, because 0 and 1 would be read as indices."""
     if mask_nt.dtype != torch.bool:
         raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
 
 
 def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: str) -> None:
-    """Refuse two lists or tensors of different lengths.
-
-    >>> check_counts([1, 2], "rewards", [1], "group ids", advice="one id to each completion")
-    Traceback (most recent call last):
-    spanwise.errors.AlignmentError: There are 2 rewards for 1 group ids; give one id to each completion.
-    """
+    """Refuse two lists or tensors of different lengths."""
     if len(things) != len(others):
         raise AlignmentError(f"There are {len(things)} {what} for {len(others)} {of}; give {advice}.")
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Refuse tensors whose sizes differ from the first one's, along the indices in their names; None is skipped.
-
-    >>> check_shapes(reward_nt=torch.zeros(2, 3), group_n=torch.zeros(2), value_nt=None, mask_nt=torch.zeros(2, 4))
-    Traceback (most recent call last):
-    spanwise.errors.AlignmentError: reward_nt is (2, 3) but mask_nt is (2, 4).
-    """
+    """Refuse tensors whose sizes differ from the first one's, along the indices in their names; skip None."""
     (first, like), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in others:
         shared = sum(map(eq, first.rpartition("_")[2], name.rpartition("_")[2]))
@@ -191,12 +167,7 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
 
 
 def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> Float[Tensor, "n m"]:
-    """Multiply rewards by their weights; a reward of weight 0 adds 0 even if it is absent (NaN).
-
-    >>> weighted(torch.tensor([[1.0, torch.nan], [torch.nan, 2.0]]), torch.tensor([0.5, 0.0]))
-    tensor([[0.5000, 0.0000],
-            [   nan, 0.0000]])
-    """
+    """Multiply rewards by their weights; a reward of weight 0 adds 0 even if it is absent (NaN)."""
     return torch.where(weight_m == 0, 0.0, reward_nm * weight_m)
 
 
@@ -208,11 +179,7 @@ def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | 
 
 
 def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
-    """Return outcomes as columns; a vector becomes one column.
-
-    >>> as_columns(torch.zeros(3)).shape
-    torch.Size([3, 1])
-    """
+    """Return outcomes as columns; a vector becomes one column."""
     return outcome_no[:, None] if outcome_no.dim() == 1 else outcome_no
 
 
@@ -240,41 +207,29 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
 
 @dataclass(frozen=True)
 class Moments:
-    """First and second moments of a value inside each stratum, and where each completion stands.
+    """First and second moments of a value inside each stratum, and the place of each completion among them."""
 
-    Attributes:
-        stratum_n: stratum of each completion, also of those whose value is absent; -1 where it has no stratum.
-        member_n: whether the value is present and in a stratum.
-        deviation_n: value minus the mean of its stratum; exactly 0 in a constant stratum and at non-members.
-        count_s, mean_s, square_s: members, mean and sum of squared deviations of each stratum (0, NaN and 0 where it is empty).
-
-    Example:
-        >>> found = moments(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]))
-        >>> found.mean_n().tolist(), found.count_n().tolist(), found.deviation_n.tolist()
-        ([2.0, 2.0, 5.0], [2.0, 2.0, 1.0], [-1.0, 1.0, 0.0])
-    """
-
-    stratum_n: Int[Tensor, " n"]
-    member_n: Bool[Tensor, " n"]
-    deviation_n: Float[Tensor, " n"]
-    count_s: Float[Tensor, " s"]
-    mean_s: Float[Tensor, " s"]
-    square_s: Float[Tensor, " s"]
+    stratum_n: Int[Tensor, " n"]  # also of a completion whose value is absent; -1 where it has no stratum
+    member_n: Bool[Tensor, " n"]  # whether the value is present and in a stratum
+    deviation_n: Float[
+        Tensor, " n"
+    ]  # value minus the mean of its stratum; exactly 0 in a constant stratum and at non-members
+    count_s: Float[Tensor, " s"]  # members; 0 in an empty stratum
+    mean_s: Float[Tensor, " s"]  # NaN in an empty stratum
+    square_s: Float[Tensor, " s"]  # sum of squared deviations; 0 in an empty stratum
 
     def count_n(self) -> Float[Tensor, " n"]:
-        """Members of each completion's stratum; 0 where it has none."""
+        """Return the number of members of each completion's stratum; 0 where it has none."""
         return self.look_up(self.count_s, 0.0)
 
     def mean_n(self) -> Float[Tensor, " n"]:
-        """Mean of each completion's stratum, itself included; NaN where the stratum has no member."""
+        """Return the mean of each completion's stratum, with the completion itself; NaN where the stratum has no member."""
         return self.look_up(self.mean_s, torch.nan)
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
-        """Standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 where that is undefined.
-
-        `stand_in_n`, where it is a number, stands for an absent value: it counts, with its distance from the mean of the members.
-        """
+        """Return the standard deviation of each completion's stratum, sqrt(square / (count - ddof)), or 0 if undefined."""
         count_s, square_s = self.count_s, self.square_s
+        # A stand-in for an absent value counts, with its distance from the mean of the members.
         if stand_in_n is not None:
             joins_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
             gap_i, stratum_i = (stand_in_n.double() - self.mean_n())[joins_n], self.stratum_n[joins_n]
@@ -285,7 +240,7 @@ class Moments:
         return self.look_up(std_s, 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
-        """Whether the members of each completion's stratum are all equal; True where there are none."""
+        """Return whether the members of each completion's stratum are all equal; True where there are none."""
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
@@ -450,17 +405,9 @@ def standardised(
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    r"""Standardise values over the whole batch with weights; return the results, the mean and the divisor.
-
-    Equation
-        A[i] = (v[i] - mean v if shift else v[i]) / divisor,  var = sum w (v - mean)^2 / (sum w - ddof)
-        divisor = std + eps (eps_at "std"), sqrt(var + eps) ("variance") or sqrt(max(var, eps)) ("floor")
-
-    Absent values and values without weight take no part and give 0; so does a constant batch, whose divisor is 0.
-
-    >>> standardised(torch.tensor([1., 3.]), weight_n=torch.tensor([3., 1.]), ddof=0)[0]
-    tensor([-0.5774,  1.7321], dtype=torch.float64)
-    """
+    """Standardise values over the whole batch with weights; return the results, the mean and the divisor."""
+    # var = sum w (v - mean)^2 / (sum w - ddof); the divisor is std + eps (eps_at "std"), sqrt(var + eps) ("variance") or
+    # sqrt(max(var, eps)) ("floor"), and 0 for a constant batch.
     weight_n = torch.ones_like(value_n) if weight_n is None else weight_n
     member_n = ~value_n.isnan() & (weight_n > 0)
     value_n = torch.where(member_n, value_n.double(), torch.nan)
@@ -483,15 +430,7 @@ def standardised_tokens(
     eps_at: EpsAt = "variance",
     in_place: bool = False,
 ) -> Float[Tensor, "n t"]:
-    """Standardise the values of all tokens of the mask together; exactly 0 elsewhere, where no value is read.
-
-    As `standardised`, with every token counted once. Moments in float64, the result in the dtype of `value_nt`, and in its
-    memory if `in_place`.
-
-    >>> standardised_tokens(torch.tensor([[1., 9.], [0., 0.]]), torch.tensor([[True, False], [True, True]]), ddof=0)
-    tensor([[ 1.4142,  0.0000],
-            [-0.7071, -0.7071]])
-    """
+    """Standardise the values of all tokens of the mask together, in float64; exactly 0 elsewhere, where no value is read."""
     mean, square, total = _token_moments(value_nt, mask_nt)
     divisor = _divisor(square, total, ddof, eps, eps_at)
     whitened_nt = value_nt if in_place else value_nt.clone()

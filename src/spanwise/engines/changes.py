@@ -13,13 +13,7 @@ MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the settings that differ from before, except some names; secrets are not compared.
-
-    >>> changes({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9})
-    ['seed was 0 and is 1 now']
-    >>> changes({"layout": {"a": ["a"], "b": ["b"]}}, {"layout": {"b": ["b"], "a": ["a"]}})
-    ["layout was {'a': ['a'], 'b': ['b']} and is {'b': ['b'], 'a': ['a']} now"]
-    """
+    """List the settings that differ from before, except some names; do not compare secrets."""
     before, now = plain(before), plain(now)
     names = [name for name in now if name not in but and not _same(name, before.get(name), now[name])]
     sentences = [f"{name} was {before.get(name)!r} and is {now[name]!r} now" for name in names]

@@ -65,11 +65,7 @@ def read_manifest(place: Path) -> dict[str, Any]:
 
 
 def checkpoint_fault(place: Path) -> str | None:
-    """What is wrong with a checkpoint, found before a model is loaded; None if training can go on from it.
-
-    >>> checkpoint_fault(Path("nowhere"))
-    'there is no such folder'
-    """
+    """Return the fault of a checkpoint before a model is loaded; None if training can go on from it."""
     if not place.is_dir():
         return "there is no such folder"
     try:
@@ -123,10 +119,7 @@ def find_checkpoint(folder: str | Path, asked: str | Path | None = None) -> tupl
 
 
 def check_contents(place: Path) -> str:
-    """Refuse a checkpoint whose files changed since they were written; return a note if it has no digests.
-
-    All processes call it; the first one reads the files.
-    """
+    """Refuse a checkpoint whose files changed since they were written; return a note if it has no digests."""
     written = read_manifest(place).get("digests")
     if written is None:
         return (
@@ -134,6 +127,7 @@ def check_contents(place: Path) -> str:
             "as it is."
         )
     fault: list[str | None] = [None]
+    # All processes come here; the first process reads the files.
     if PartialState().is_main_process:
         fault = [next((name for name, digest in written.items() if _digest(place / name) != digest), None)]
     broadcast_object_list(fault)
@@ -151,16 +145,14 @@ def _digest(file: Path) -> str:
 
 
 def whole_checkpoint(args: Any, asked: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
-    """Find the checkpoint that `resume_from_checkpoint` asks for; None if it asks for none.
-
-    `settings` are those that it must have been trained under; None: who drives the trainer has compared, and looked at its files.
-    """
+    """Return the checkpoint that `resume_from_checkpoint` asks for, or None; compare its `settings` if any are given."""
     if asked is None or asked is False:
         return None
     place, note = find_checkpoint(args.output_dir, None if asked is True else str(asked))
     if note:
         warnings.warn(note, UserWarning, stacklevel=3)
     about = read_manifest(place)
+    # Without settings, the caller has compared them and checked the files already.
     if settings is not None:
         if different := changes(about.get("settings") or settings, settings):
             raise DataError(

@@ -33,19 +33,7 @@ def outcome_advantages(
     batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """One advantage per row, at every token of the mask; advantages and returns are the same.
-
-    Edge cases:
-        Rows without a trained token get 0. Rejected rollouts are still compared with, as under `spanwise`; padding, known by its
-        prompt id where it stands last or has no token, is left out.
-
-    Example:
-        >>> rewards_nt, mask_nt = torch.tensor([[0., 1.], [0., 0.], [0., 5.]]), torch.tensor([[1, 1], [1, 1], [0, 0]])
-        >>> outcome_advantages("rloo", rewards_nt, mask_nt, index=["a", "a", "pad0"])[0]
-        tensor([[ 1.,  1.],
-                [-1., -1.],
-                [ 0.,  0.]])
-    """
+    """Return one advantage per row, at every token of the mask, as both advantages and returns."""
     asked = config if hasattr(config, "get") else {}
     own = asked.get("spanwise") or {}
     idle = next((option for option in own if option != "options"), None)
@@ -63,6 +51,8 @@ def outcome_advantages(
     padding = [bool(_PAD.fullmatch(str(uid))) for uid in ids]
     last = max((n + 1 for n, pad in enumerate(padding) if not pad), default=0)
     trained_n = response_mask.bool().any(dim=1)
+    # Padding is left out: it is known by its prompt id where it stands last or has no token. Rejected rollouts stay in the
+    # comparison.
     real = [n for n, pad in enumerate(padding) if not pad or (n < last and trained_n[n])]
     # Of a rejected rollout no token is left to carry the reward.
     reward_n = torch.where(

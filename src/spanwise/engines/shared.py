@@ -58,11 +58,7 @@ def idle_fields(path: str | Path, *, engine: str) -> str:
 
 
 def fixed_faults(fixed: Mapping[str, tuple[Any, str]], setting: Callable[[str], Any]) -> dict[str, bool]:
-    """The sentence for each option of an engine that is not what it must be: option -> that, and why; `setting` reads one.
-
-    >>> fixed_faults({"gamma": (1.0, "it changes nothing")}, {"gamma": 0.9}.get)
-    {'gamma is 0.9: it changes nothing. Leave it at 1.0.': True}
-    """
+    """Return a sentence for each option of an engine that differs from the one value it may have, and whether it applies."""
     set_to = {name: setting(name) for name in fixed}
     return {
         f"{name} is {set_to[name]}: {why}. Leave it at {usual}.": set_to[name] not in (None, usual)
@@ -95,12 +91,7 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
 
 
 def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
-    """The mean of each reward as trainers log it; `credit.assign.completed` has what stands for one that was left out.
-
-    >>> import torch
-    >>> reward_means(torch.tensor([[1.0, -0.5], [0.0, torch.nan]]), ("correct", "brier"))
-    {'rewards/correct/mean': 0.5, 'rewards/brier/mean': -0.5}
-    """
+    """Return the mean of each reward as trainers log it; `worth_nm` has the stand-ins for rewards that were left out."""
     return {f"rewards/{name}/mean": mean for name, mean in zip(names, worth_nm.nanmean(dim=0).tolist(), strict=True)}
 
 
@@ -113,13 +104,10 @@ def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence
 
 
 class RunRecord:
-    """Writes the folder of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`.
-
-    Of several processes one writes. The report is made by a process of its own, the command `spanwise report`: what it costs and
-    whatever goes wrong in it stays out of the training.
-    """
+    """Writes a run folder: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`."""
 
     def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, option: str) -> None:
+        # The report is made by a process of its own, so that its costs and faults stay out of the training.
         self.folder, self.keep, self.report, self.option = RunFolder(folder, writes=WRITES), keep_rollouts, report, option
         self.step = 0
         self.seconds = self.own_seconds = 0.0
@@ -177,10 +165,7 @@ class RunRecord:
         tokenizer: Any,
         rollouts: Callable[[], Rollouts],
     ) -> None:
-        """Keep a batch of a trainer on one driver: its metrics, and the rollouts of every k-th; the first one begins the run.
-
-        A row is what was read as one, a completion or a turn of a rollout, which has one vote.
-        """
+        """Write the metrics of a batch, and the rollouts of every k-th batch; the first batch begins the run."""
         if self._recipe is None:
             self.check(recipe, step=step - 1)
             self.begin(recipe, step=step - 1, tokenizer=tokenizer)

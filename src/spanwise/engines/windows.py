@@ -11,11 +11,7 @@ _HOLDS = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
 
 
 def is_tested(engine: str, version: str) -> bool:
-    """Whether a version of an engine lies in its window; a pre-release counts as the release that it leads to.
-
-    >>> is_tested("verl", "0.9.1"), is_tested("verl", "0.10.0.dev0"), is_tested("trl", "1.15.0"), is_tested("trl", "1.16.0")
-    (True, False, False, True)
-    """
+    """Return whether a version of an engine lies in its window; a pre-release counts as its release."""
     bounds = re.findall(r"([<>!]=?)([\d.]+)", WINDOWS[engine])
     return all(_HOLDS[sign](_numbers(version), _numbers(bound)) for sign, bound in bounds)
 

@@ -131,19 +131,12 @@ SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), gr
 
 
 class Pieces(NamedTuple):
-    """One completion, cut into pieces that each belong to a block.
+    """One completion, cut into pieces that each belong to a block."""
 
-    Attributes:
-        blocks: the block of each piece; a block may have several.
-        starts: the first byte of each piece; the first one starts at 0, each ends where the next one starts.
-        fault: `Fault` bits.
-        contents: what each (block, key) says that says something complete, see `Claim.inner`.
-    """
-
-    blocks: tuple[int, ...]
-    starts: tuple[int, ...]
+    blocks: tuple[int, ...]  # the block of each piece; a block may have several pieces
+    starts: tuple[int, ...]  # the first byte of each piece, from 0 on; a piece ends where the next piece starts
     fault: int
-    contents: Mapping[tuple[int, str], Inner]
+    contents: Mapping[tuple[int, str], Inner]  # the complete text of each (block, key), as `Claim.inner`
 
 
 def taken(
@@ -180,17 +173,14 @@ def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]
 
 
 def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
-    """Cut a completion into pieces by the claims on it.
-
-    A claim inside another one takes its bytes out of it. Of two that overlap in part the one that begins first has its bytes, and
-    the other is not there, with the fault NESTED. What nobody claims is the rest; without a block for it a piece runs on to the
-    next one, and the first begins at byte 0.
-    """
+    """Cut a completion into pieces by the claims on it; bytes that no claim has belong to the block for the rest."""
     fault, claims = 0, []
     for one in found:
         fault |= one.fault
         claims += one.claims
     claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))  # the outer one first
+    # A claim inside another claim takes its bytes out of the outer claim. Of two claims that overlap in part, the claim
+    # that begins first has its bytes; the other claim is dropped, with the fault NESTED.
     pieces, kept = _carved(claims, layout.rest, size)
     if len(kept) < len(claims):
         fault |= Fault.NESTED

@@ -54,15 +54,13 @@ class Sign(NamedTuple):
 
 
 def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
-    """Return a function that finds signs in a completion from left to right, the longer one first; the last sign is its end.
-
-    A sign that the tokenizer added beside its vocabulary is that token and nothing else: the same characters spelled in other
-    tokens are text.
-    """
+    """Return a function that finds signs from left to right, the longer sign first; the last sign is the end of the text."""
 
     @lru_cache(maxsize=4)
     def compiled(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """Return the ids that are signs, and a search for the signs that are spelled."""
+        # A sign that the tokenizer added beside its vocabulary is that token alone: its characters spelled in other tokens are
+        # text.
         whole = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
         spelled = set(signs) - {vocabulary.pieces[index] for index in whole} - set(tokens_only if vocabulary.added else ())
         longest = sorted(spelled, key=lambda sign: (-len(sign), sign))

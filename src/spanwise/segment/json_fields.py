@@ -87,11 +87,9 @@ class _Open:
     asks=lambda mark: [step for step in steps(mark) if isinstance(step, str)],
 )
 def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the fields of JSON objects, see the module.
-
-    With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
-    its key to the next field's key.
-    """
+    """Find the fields of JSON objects, as the docstring of the module says."""
+    # With a block for the rest a field is its value, from the colon on. Without such a block it runs from its key to the
+    # next field's key.
     root, from_key = _node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
     return lambda sample: _Scan(sample.text, root, from_key).run()
 
@@ -108,7 +106,7 @@ class _Scan:
         self.done: set[Part] = set()
 
     def run(self) -> Found:
-        """The claims on the fields, in order."""
+        """Return the claims on the fields, in order."""
         at = self.text.find(b"{")
         while at >= 0:
             at = self.text.find(b"{", self._object(at))
@@ -216,10 +214,7 @@ def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
 
 
 def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """The place that some paths have led to, each with the steps that are left of it.
-
-    What is looked for in every element of an array is looked for in those that a path names by number, too.
-    """
+    """Return the node that some paths lead to; each path comes with the steps that are left of it."""
     here = [part for part, left in paths if not left]
     if here and len(paths) > 1:
         inner, outer = next((part for part, left in paths if left), here[0]), here[-1]
@@ -232,6 +227,7 @@ def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node
     ways = [(_way(part, left[0]), part, left[1:]) for part, left in paths if left]
     nodes: dict[bytes | int, Node] = {}
     for way in dict.fromkeys(way for way, _, _ in ways):
+        # Steps for every element of an array (-1) also apply to an element that a path names by number.
         inside = [(part, left) for own, part, left in ways if own == way or (own == -1 and isinstance(way, int))]
         nodes[way] = _node(inside, layout)
     return Node(here[0] if here else None, nodes, any(left and left[0] == -1 != _way(part, -1) for part, left in paths))

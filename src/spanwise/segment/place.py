@@ -113,10 +113,7 @@ def _segment_rows(
     vocabulary: Vocabulary,
     first: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
-    """Segment some completions with one pass over their tokens and one search for all boundaries.
-
-    Returns start, end, block of each token, fault and length, as `Spans` has them; and the texts.
-    """
+    """Segment some completions in one pass; return start, end, block of each token, fault and length, and the texts."""
     (n, t), count = valid_nt.shape, len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
     id_t = ids_nt[valid_nt]
@@ -265,14 +262,10 @@ class TagParser:
         return Found([Claim(part, at, None, inner) for part, at, inner in opened], pieces.fault)
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
-        """Find the blocks of a text and the opening of each part: in order, the first opening at or after the last match.
-
-        A tag that is not found is skipped without moving on. A block starts at its first matched tag; text before the first
-        of these belongs to the first block of the layout. Without any match everything is the first block. A sequence of tags
-        that came before is not worked out again.
-        """
+        """Find the blocks of a text and the opening of each part: in order, the first opening at or after the last match."""
         stretches = self._pattern.split(text)  # what stands between tags, and the tags
         edges, tags = [0, *accumulate(map(len, stretches))], tuple(stretches[1::2])
+        # A sequence of tags that came before is not worked out again.
         read = self._known if len(tags) <= _REPEATED else self._work_out
         pieces, starts = read(tags, edges[1] == 0)
         contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in pieces.contents.items()}

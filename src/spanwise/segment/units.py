@@ -78,7 +78,7 @@ def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
 
 
 def _unmarked(starts_of: _Starts, *, trimmed: bool = True) -> Callable[..., Finder]:
-    """The segmenter of some units that takes no mark."""
+    """Return a segmenter that takes no mark, for units that begin at the bytes of `starts_of`."""
 
     def units(parts: Sequence[Part], *, layout: Layout) -> Finder:
         check_no_mark(parts, layout)
@@ -88,29 +88,24 @@ def _unmarked(starts_of: _Starts, *, trimmed: bool = True) -> Callable[..., Find
 
 
 def _after(ends: re.Pattern[bytes]) -> _Starts:
-    """Where units begin that end after a pattern."""
+    """Return a function that finds where units begin: at byte 0 and after every match of the pattern."""
     return lambda sample: [0, *(match.end() for match in ends.finditer(sample.text))]
 
 
 def _sentence_starts(sample: Sample) -> list[int]:
-    """Where sentences begin.
-
-    One ends after `.`, `!`, `?`, U+2026 or a run of these, before white space and no small letter a to z. Closing quotes and
-    brackets belong to it, and then the white space. A full stop after the word Dr, Mr, Mrs, Ms, Prof, St, vs, cf, Fig, Eq, Sec,
-    No, e.g, i.e or approx ends none, with whatever signs follow it, nor does one after a number of up to three digits that begins
-    its line; a decimal point has no white space after it. The CJK signs end one without white space, and a line of white space
-    alone always does.
-    """
+    """Return the bytes at which sentences begin."""
     text, starts = sample.text, [0]
     for match in _SENTENCE.finditer(text):
         at = match.start()
+        # A full stop (byte 46) after a short word, or after a number that begins its line, ends no sentence, except before
+        # a line of white space.
         if text[at] != 46 or not _ends_none(text, at) or _EMPTY_LINE.search(text, at, match.end()):
             starts.append(match.end())
     return starts
 
 
 def _ends_none(text: bytes, at: int) -> bool:
-    """Whether the full stop at a byte comes after a short word or a number that begins its line."""
+    """Return whether a full stop ends no sentence, because of a short word, or a number that begins its line, before it."""
     if _SHORT.search(text, max(0, at - 8), at + 1):
         return True
     near = text[max(0, at - 4) : at]
@@ -150,11 +145,8 @@ def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("cuts", kind="segmenter", reads_logp=True)
 def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut after every so many tokens that the policy was not sure of: `cuts:5`, of probability below .9, or `cuts:5@0.8`.
-
-    Reference:
-        "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
-    """
+    """Cut after every so many tokens that the policy was not sure of: `cuts:5`, of probability below .9, or `cuts:5@0.8`."""
+    # SPO-chain of "Segment Policy Optimization" 2025 (arXiv 2505.23564): cutpoints below .9, five to a segment.
     number, at, threshold = _one_mark(parts).partition("@")
     every = int(_number(number, parts, example="cuts:5@0.9"))
     low = math.log(_number(threshold if at else "0.9", parts, example="cuts:5@0.9", share=True))
@@ -165,17 +157,14 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("low_probability", kind="segmenter", reads_logp=True)
 def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut before every token less probable than this: `low_probability:0.2`, the segments that the method `sae` bootstraps from.
-
-    Reference:
-        "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
-    """
+    """Cut before every token less probable than a number, as the method `sae` takes its segments: `low_probability:0.2`."""
+    # "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
     low = math.log(_number(_one_mark(parts), parts, example="low_probability:0.2", share=True))
     return _in_a_row(parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)), trimmed=False)
 
 
 def _one_mark(parts: Sequence[Part]) -> str:
-    """The mark of all parts: a completion is cut in one way."""
+    """Return the mark that all parts share; refuse two marks, because they would cut the same tokens in two ways."""
     other = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other is not None:
         raise LayoutError(
@@ -185,7 +174,7 @@ def _one_mark(parts: Sequence[Part]) -> str:
 
 
 def _number(written: str, parts: Sequence[Part], *, example: str, share: bool = False) -> int | float:
-    """The number in a mark: a whole one from 1 on, or a share above 0 and up to 1."""
+    """Return the number in a mark: a whole number from 1 on, or a share above 0 and up to 1."""
     wanted = "a probability above 0 and up to 1" if share else "a whole number of tokens from 1 on"
     try:
         value = float(written) if share else int(written) if written.isascii() and written.isdecimal() else 0

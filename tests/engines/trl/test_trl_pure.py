@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spanwise.engines.trl.config import SpanGRPOConfig, check_prefilled, check_use
-from spanwise.engines.trl.fold import check_own_advantage, fold_factor, surrogate_slope
+from spanwise.engines.trl.fold import check_own_advantage, fold_factor, kl_term, surrogate_slope, token_kl
 from spanwise.errors import RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from trl_small import THIRD_PARTY, trainer
@@ -133,3 +133,12 @@ def test_white_space_after_a_prefilled_tag(ending):
 
 def test_a_prompt_that_only_mentions_a_tag():
     check_prefilled("Put it in <answer> and </answer>.", Layout({"all": ["answer"]}))
+
+
+def test_the_divergence_of_a_token_and_its_mean_over_completions():
+    # exp(d) - d - 1 is 0 at d = 0 and e - 2 at d = 1; nothing is read at a masked token.
+    logp_bt, ref_bt = torch.tensor([[-1.0, -2.0, math.nan]]), torch.tensor([[-1.0, -1.0, 0.0]])
+    kl_bt = token_kl(logp_bt, ref_bt, torch.tensor([[1, 1, 0]]))
+    torch.testing.assert_close(kl_bt, torch.tensor([[0.0, math.e - 2, 0.0]]))
+    # The mean of (1 + 3) / 2 and 4 / 1.
+    assert kl_term(torch.tensor([[1.0, 3.0], [4.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])) == 3.0

@@ -115,16 +115,7 @@ def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -
 
 
 def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
-    """Put the rows of one prompt that stand in the same state into one stratum; -1 for a row whose state is not known (None).
-
-    With a `similarity` states are texts: row by row, one joins the first stratum whose first member it resembles by `difflib`, or
-    else opens a stratum of its own. This is the one place where the order of rows matters.
-
-    >>> anchor_groups(torch.tensor([0, 0, 0, 1]), ["door", "key", "door", "door"])
-    tensor([0, 1, 0, 2])
-    >>> anchor_groups(torch.tensor([0, 0, 0]), ["a red door", "a key", "a red door."], similarity=0.9)
-    tensor([0, 1, 0])
-    """
+    """Put the rows of one prompt that start in the same state into one stratum; -1 where the state is unknown (None)."""
     check_counts(anchor_s, "anchor states", group_s, "prompt ids", advice="one of each to every row")
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity={similarity} must lie between 0 and 1; use None to compare states exactly.")
@@ -138,6 +129,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
             advice = advice if similarity is None else "and only texts have a similarity; use similarity=None"
             raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}, {advice}.")
         if similarity is not None and state is not None and (prompt, state) not in numbers:
+            # A text joins the first stratum whose first member it resembles, so that the order of rows matters here.
             numbers[prompt, state] = _nearest(str(state), firsts.setdefault(prompt, []), similarity)
     names = places if similarity is None else [(prompt, numbers.get((prompt, state), -1)) for prompt, state in places]
     known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)

@@ -28,23 +28,12 @@ OutcomeName = Literal["last", "sum"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The place of each row in its trajectory.
+    """The place of each row in its trajectory."""
 
-    Attributes:
-        index_s: dense trajectory of each row, 0..J-1 in the order of `trajectory_s.unique()`.
-        next_s: the row that holds the next step of the same trajectory; -1 at its last step.
-        left_s: how many steps of the trajectory come after this one.
-        names: what messages call the trajectory of each row.
-
-    >>> times = timeline(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
-    >>> times.backward_sum(torch.tensor([1.0, 2.0, 3.0]), decay=0.5).tolist()  # 1 + .5 x 2, 2, 3
-    [2.0, 2.0, 3.0]
-    """
-
-    index_s: Int[Tensor, " s"]
-    next_s: Int[Tensor, " s"]
-    left_s: Int[Tensor, " s"]
-    names: Sequence[Hashable]
+    index_s: Int[Tensor, " s"]  # dense number of its trajectory, 0..J-1 in the order of `trajectory_s.unique()`
+    next_s: Int[Tensor, " s"]  # the row that holds the next step of the same trajectory; -1 at its last step
+    left_s: Int[Tensor, " s"]  # how many steps of the trajectory come after this one
+    names: Sequence[Hashable]  # the name that messages give the trajectory of each row
 
     @property
     def last_j(self) -> Int[Tensor, " j"]:
@@ -74,12 +63,7 @@ class Timeline:
         return total_j.index_add(0, self.index_s, value_s.long())
 
     def outcome(self, reward_s: Float[Tensor, " s"], reward: OutcomeName) -> Float[Tensor, " j"]:
-        """Return the reward of each trajectory's last step, or the sum over its steps.
-
-        >>> times, reward_s = timeline(torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0])), torch.tensor([1.0, 5.0, 2.0])
-        >>> times.outcome(reward_s, "last"), times.outcome(reward_s, "sum")
-        (tensor([5., 2.], dtype=torch.float64), tensor([6., 2.], dtype=torch.float64))
-        """
+        """Return the reward of each trajectory's last step, or the sum over its steps."""
         check_known("trajectory reward", reward, ("last", "sum"))
         return reward_s[self.last_j].double() if reward == "last" else self.totals(reward_s)
 
@@ -108,10 +92,7 @@ def timeline(
     step_s: Int[Tensor, " s"],
     **rows: Float[Tensor, " s"] | Int[Tensor, " s"],
 ) -> Timeline:
-    """Order the rows of each trajectory, known by ids of any kind, by their step number, which may have gaps and start anywhere.
-
-    `rows` are the rewards and prompts of the rows (`reward_s`, `group_s`); other numbers of them and infinite rewards are refused.
-    """
+    """Order the rows of each trajectory by their step number, which may have gaps and start anywhere."""
     if rows and isinstance(trajectory_s, Tensor):
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
@@ -324,22 +305,11 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Restore a reward that was set aside because its turn has no paid block, if the rollout has one.
-
-    Where rows are turns, the completion is the whole rollout: its outcome may stand at a last turn that says goodbye, and the block
-    that it pays in the turn before. `scope` is that of objectives that name none; those of a turn keep to their turn.
-
-    >>> nan = torch.nan
-    >>> scores = Scores(("won",), torch.full((3, 1), nan).double(), torch.ones(3, 1).to(torch.int8),
-    ...                 torch.full((3, 1, 2), nan).double(), unused_nm=torch.tensor([[nan], [1.], [0.]]).double())
-    >>> present_sk, trajectory_s = torch.tensor([[True], [False], [False]]), torch.tensor([0, 0, 1])
-    >>> won = Objective("correct", name="won", pays="all")
-    >>> keep_for_rollouts(scores, present_sk, trajectory_s, objectives=[won], block_names=["all"]).reward_nm.flatten()
-    tensor([nan, 1., nan], dtype=torch.float64)
-    """
+    """Restore a reward that was set aside because its turn has no paid block, if the rollout has such a block."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
     line, device = timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device
+    # An objective whose scope is a turn keeps to its turn.
     whole_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
     paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & whole_m
     back_sm = ~scores.unused_nm.isnan() & (line.added(paid_sm) > 0)[line.index_s]

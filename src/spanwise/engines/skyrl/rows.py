@@ -18,32 +18,17 @@ _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 @dataclass(frozen=True)
 class SampledRows:
-    """What a generator returned, and where each of its rows stands in the rows that SkyRL trains on.
+    """The output of a generator, and the place of each of its rows in the rows that SkyRL trains on."""
 
-    Attributes:
-        output: what the generator returned, before SkyRL merged it.
-        uids: the prompt of each of its rows.
-        place_s: row of the training batch, and the number of its response's token, with which each row begins.
-        length_n: response tokens of each row of the training batch.
-        stepwise: a row is a turn; else a whole conversation.
-    """
-
-    output: Mapping[str, Any]
-    uids: Sequence[str]
-    place_s: Sequence[tuple[int, int]]
-    length_n: Sequence[int]
-    stepwise: bool
+    output: Mapping[str, Any]  # what the generator returned, before SkyRL merged it
+    uids: Sequence[str]  # the prompt of each of its rows
+    place_s: Sequence[tuple[int, int]]  # where each row begins: row of the training batch, token of its response
+    length_n: Sequence[int]  # response tokens of each row of the training batch
+    stepwise: bool  # a row is a turn; else a whole conversation
 
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
-        """Find the rows of a generator in what `postprocess_generator_output` made of them.
-
-        Example:
-            >>> ids = {"prompt_token_ids": [[1], [1, 5, 2]], "response_ids": [[5], [6]], "trajectory_ids": ["a", "a"]}
-            >>> merged = {"prompt_token_ids": [[1]], "response_ids": [[5, 2, 6]]}
-            >>> SampledRows.of(ids, ["p", "p"], merged, stepwise=True).place_s
-            [(0, 0), (0, 2)]
-        """
+        """Find the rows of a generator in the rows that `postprocess_generator_output` made of them."""
         lengths = [len(response) for response in trained["response_ids"]]
         if len(lengths) == len(output["response_ids"]):
             return SampledRows(output, uids, [(n, 0) for n in range(len(lengths))], lengths, stepwise)
@@ -102,13 +87,10 @@ class SampledRows:
     def turns(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
-        """Every turn as a row of its own, and the way back; of a whole conversation the runs of tokens that the model sampled.
-
-        The generator may say the state that each turn starts from as `anchors`; else, if it is asked for (`anchored`), it is all
-        that the model saw. What the generator left out of the loss altogether is read and compared all the same.
-        """
+        """Return every turn as a row of its own, and where the turns lie in the rows that SkyRL trains on."""
         prompts, responses, masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
         rows = zip(responses, masks, strict=True)
+        # A whole conversation has a turn for each run of tokens that the model sampled.
         parts_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in rows]
         turns = [(s, k, *part) for s, parts in enumerate(parts_s) for k, part in enumerate(parts)]
 
@@ -119,6 +101,7 @@ class SampledRows:
 
         extra: dict[str, Any] = {name: [said(values, s, k) for s, k, _, _ in turns] for name, values in self.extra.items()}
         contexts = None
+        # Without `anchors` from the generator, a turn starts from all that the model saw.
         if anchored and "anchors" not in extra:
             contexts = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turns]
         row_s, step_s = [s for s, *_ in turns], torch.arange(len(turns))
@@ -128,6 +111,7 @@ class SampledRows:
         batch = Batch.jagged(
             [responses[s][start:end] for s, _, start, end in turns],
             uids,
+            # A turn that the generator left out of the loss altogether is read and compared all the same.
             sampled=[masks[s][start:end] if any(masks[s][start:end]) else [1] * (end - start) for s, _, start, end in turns],
             columns={**columns(uids), **extra},
             steps=steps,

@@ -94,12 +94,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return trained, uids
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
-        """Old log-probabilities and values, each at its own row.
-
-        SkyRL fills up every mini-batch to a multiple of the ranks and never takes those rows out again, so that all rows after
-        the first mini-batch would get what belongs to other rows. Where a mini-batch has to be filled up it is one pass instead.
-        """
+        """Return old log-probabilities and values, each at its own row."""
         ranks = self.dispatch.get_lcm_dp_size()
+        # SkyRL fills up every mini-batch to a multiple of the ranks and never takes those rows out again, so that all rows
+        # after the first mini-batch would get the values of other rows. One pass over the whole batch avoids that.
         fits = mini_batch_boundaries and not any((end - start) % ranks for start, end in mini_batch_boundaries)
         return super()._execute_forward_pass(model, batch, key, mini_batch_boundaries if fits else None)
 
@@ -174,11 +172,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return data
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
-        """What the dataset says of the prompts; a mapping in a column is columns of its own, `reward_spec.ground_truth`.
-
-        A prompt's id is the number of its row (`PromptDataset`); of a dataset with ids of its own nothing is known here.
-        """
+        """Return the columns of the dataset for the prompts; a mapping in a column becomes columns of its own."""
         dataset: Any = self.train_dataset
+        # A prompt's id is the number of its row (`PromptDataset`); a dataset with ids of its own gives no columns.
         by_uid = {uid: _flat(dataset[int(uid)][2]) if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
         names = dict.fromkeys(name for row in by_uid.values() for name in row)
         return {name: [by_uid[uid].get(name) for uid in uids] for name in names}
@@ -215,27 +211,10 @@ def fold_factor(
     prompts: Sequence[tuple[int, int]],
     max_seq_len: int | None = None,
 ) -> Float[Tensor, "n 1"]:
-    r"""What advantages are multiplied by so that a loss reduction of SkyRL gives the mean over rollouts of sums over tokens.
-
-    Equation
-        factor[i] = D[i] / R,   R the rollouts of i's mini-batch of B rows and P prompts, L[i] its trained tokens
-        D[i] = sum of L (token_mean), B L[i] (sequence_mean), B max_seq_len (seq_mean_token_sum_norm),
-               P times the sum of L over i's prompt (prompt_mean)
-
-    Edge cases:
-        Rows of no mini-batch get 1.
-
-    Example:
-        Three rows of two rollouts, one mini-batch: a mean over 4 tokens becomes a mean over 2 rollouts.
-
-        >>> mask_nt, rollout_n = torch.tensor([[1, 1], [0, 1], [0, 1]]), torch.tensor([0, 0, 1])
-        >>> fold_factor(mask_nt, rollout_n, loss_reduction="token_mean", mini_batches=[(0, 3)], prompts=[(0, 3)]).flatten()
-        tensor([2., 2., 2.])
-        >>> fold_factor(mask_nt, rollout_n, loss_reduction="sequence_mean", mini_batches=[(0, 3)], prompts=[(0, 3)]).flatten()
-        tensor([3.0000, 1.5000, 1.5000])
-    """
+    """Return what advantages are multiplied by, so that SkyRL's loss is the mean over rollouts of sums over tokens."""
     length_n = loss_mask_nt.sum(dim=1).float()
     factor_n = torch.ones_like(length_n)
+    # factor[i] = D[i] / R, where R is the number of rollouts in i's mini-batch; a row of no mini-batch keeps 1.
     for start, end in mini_batches:
         rows, size = slice(start, end), end - start
         inside = [slice(a, b) for a, b in prompts if start <= a < end]

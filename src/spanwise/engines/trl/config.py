@@ -42,11 +42,9 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def no_type_check(cls: _Class) -> _Class:
-    """Leave a class as it is; jaxtyping's import hook goes by the name and adds no run-time check to it.
-
-    TRL's annotations come with its fields and are not strict (`logging_steps=1` for a float). `typing.no_type_check` would
-    empty the type hints, which TRL's argument parser reads.
-    """
+    """Leave a class as it is; jaxtyping's import hook goes by this name and adds no run-time check to the class."""
+    # TRL's annotations come with its fields and are not strict (`logging_steps=1` for a float). `typing.no_type_check` would
+    # empty the type hints, which TRL's argument parser reads.
     return cls
 
 
@@ -140,16 +138,7 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
 
 
 def check_args(args: Any) -> None:
-    """Refuse a configuration that is no `GRPOConfig`, that would give wrong credit, or with a constant that no training survives.
-
-    Example:
-        >>> check_args({"beta": 0.1})
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: args is a dict; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).
-        >>> check_args(GRPOConfig("out", loss_type="dppo_tv", delta=2.0, use_cpu=True, bf16=False, gradient_checkpointing=None))
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: delta is 2.0, and loss_type 'dppo_tv' has no use for it... Leave it at None...
-    """
+    """Refuse arguments that are no `GRPOConfig`, that would give wrong credit, or that no training survives."""
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
     given: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}

@@ -52,22 +52,10 @@ def fold_factor(
     processes: int = 1,
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
-    """What to multiply the advantages of a micro-batch with, so that TRL's loss is a mean over rows of a sum over tokens.
-
-    With n_i the trainable tokens of row i, b the rows of the micro-batch and N the trainable tokens of the generation batch
-    (all ranks), TRL divides token losses by b n_i (`grpo`, `sapo`), sum of n_i (`bnpo`), b max_completion_length (`dr_grpo`),
-    N / processes / steps_per_generation (`dapo`, `cispo`) or b (`luspo`). The factor is that divisor over b. DPPO is ours and is
-    divided by b.
-
-    Example:
-        >>> mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
-        >>> fold_factor(mask, loss_type="grpo", max_completion_length=8, num_items=4.0).flatten().tolist()
-        [3.0, 1.0]
-        >>> fold_factor(mask, loss_type="bnpo", max_completion_length=8, num_items=4.0).flatten().tolist()
-        [2.0, 2.0]
-        >>> fold_factor(mask, loss_type="dr_grpo", max_completion_length=8, num_items=4.0).flatten().tolist()
-        [8.0, 8.0]
-    """
+    """Return what a micro-batch's advantages are multiplied by, so that TRL's loss is a mean over rows of token sums."""
+    # The factor is TRL's divisor over the b rows. TRL divides by b n_i (`grpo`, `sapo`, n_i the trainable tokens of row i),
+    # sum of n_i (`bnpo`), b max_completion_length (`dr_grpo`), N / processes / steps_per_generation (`dapo`, `cispo`, N the
+    # trainable tokens of the generation batch on all ranks) or b (`luspo`, and our DPPO).
     rows = mask_bt.shape[0]
     tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(tokens_b1)
@@ -108,54 +96,22 @@ def token_kl(
     *,
     old_bt: Float[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b t"]:
-    r"""Estimate the KL divergence of the policy from the reference at every sampled token: never negative, 0 where they agree.
-
-    Equation
-        d = ref - logp,  kl = exp(d) - d - 1, times exp(logp - old) where `old_bt` is given
-
-    Example:
-        >>> logp_bt, ref_bt = torch.tensor([[-1.0, -2.0, torch.nan]]), torch.tensor([[-1.0, -1.0, 0.0]])
-        >>> token_kl(logp_bt, ref_bt, torch.tensor([[1, 1, 0]]))
-        tensor([[0.0000, 0.7183, 0.0000]])
-
-    Reference:
-        Shao et al. 2024 (arXiv 2402.03300), equation 4; Schulman's k3.
-    """
+    """Estimate the KL divergence of the policy from the reference at every sampled token: never negative, 0 if equal."""
+    # Schulman's k3, Shao et al. 2024 (arXiv 2402.03300), equation 4: d = ref - logp, kl = exp(d) - d - 1, times
+    # exp(logp - old) where `old_bt` is given.
     behind_bt = torch.where(mask_bt.bool(), ref_bt - logp_bt, 0.0)
     kl_bt = behind_bt.exp() - behind_bt - 1
     return kl_bt if old_bt is None else kl_bt * torch.where(mask_bt.bool(), logp_bt - old_bt, 0.0).exp()
 
 
 def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[Tensor, ""]:
-    r"""Average the divergence over the tokens of a completion, then over the completions.
-
-    Equation
-        (1/b) sum_i (1/n_i) sum_t kl[i, t],  n_i the tokens of completion i that enter the loss; without any it counts as 0
-
-    Example:
-        >>> kl_term(torch.tensor([[1.0, 3.0], [4.0, 0.0]]), torch.tensor([[1, 1], [1, 0]]))
-        tensor(3.)
-
-    Reference:
-        Shao et al. 2024 (arXiv 2402.03300), equation 3.
-    """
+    """Average the divergence over the tokens of a completion, then over the completions; no tokens count as 0."""
+    # Shao et al. 2024 (arXiv 2402.03300), equation 3: (1/b) sum_i (1/n_i) sum_t kl[i, t], n_i the tokens of i in the loss.
     return (kl_bt.sum(dim=1) / mask_bt.sum(dim=1).clamp(min=1)).mean()
 
 
 def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], args: GRPOConfig) -> Float[Tensor, "b t"]:
-    r"""How fast a token's surrogate grows with its log-probability, per unit of its advantage; NaN where the clip may be active.
-
-    Equation
-        clipped losses   rho inside the clip range
-        cispo            min(rho, clip high)
-        sapo             4 s (1 - s) rho,  s = sigmoid(tau (rho - 1)),  tau by the sign of the advantage
-
-    Example:
-        >>> logps, inputs = torch.tensor([[1.0, 1.1, 1.5]]).log(), {"old_per_token_logps": torch.zeros(1, 3), "advantages": 1.0}
-        >>> args = GRPOConfig("out", loss_type="dr_grpo", use_cpu=True, bf16=False, gradient_checkpointing=None)
-        >>> surrogate_slope(logps, inputs, args)
-        tensor([[1.0000, 1.1000,    nan]])
-    """
+    """Return how fast a token's surrogate grows with its log-probability, per advantage; NaN where a clip may be active."""
     old_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
     ratio_bt = torch.ones_like(logps_bt) if old_bt is None else (logps_bt - old_bt).exp()
     inside_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
@@ -163,6 +119,7 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
     if args.loss_type == "cispo":
         slope_bt = ratio_bt.clamp(max=high)
     if args.loss_type == "sapo":
+        # 4 s (1 - s) rho with s = sigmoid(tau (rho - 1)); tau depends on the sign of the advantage.
         heat_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(heat_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
@@ -179,27 +136,12 @@ def check_own_advantage(
     accumulation: int,
     height_bt: Float[Tensor, "b t"],
 ) -> None:
-    r"""Raise unless the gradient of each trainable token is weighted with its own advantage, and with no other.
-
-    Equation
-        d/dA_t of sum_s probe_s dL/dlogp_s  =  -height_t probe_t mask_t / (b accumulation factor)
-
-    for every loss that is a mean over b rows of a sum over tokens after the fold factor; height is `surrogate_slope`, NaN where
-    nothing is looked at. The loss stays usable for backward.
-
-    Example:
-        >>> logps, mask = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2)
-        >>> advantages = torch.tensor([[2.0, -1.0]], requires_grad=True)
-        >>> how = {"factor_b1": torch.ones(1, 1), "accumulation": 1, "height_bt": mask}
-        >>> check_own_advantage(-(advantages * logps.exp()).sum(), logps, advantages, mask, **how)
-        >>> collapsed = advantages.mean(dim=1, keepdim=True)
-        >>> check_own_advantage(-(collapsed * logps.exp()).sum(), logps, advantages, mask, **how)
-        Traceback (most recent call last):
-        spanwise.errors.SpanwiseError: The gradient of token 0 of completion 0 ... weighs 1.309 and must weigh 1...
-    """
+    """Refuse a loss unless the gradient of each trainable token is weighted with its own advantage and with no other."""
     # Weights in [1, 2) that differ from token to token, so that no average over tokens passes for the token itself.
     index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
+    # d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor) for every loss that is a mean
+    # over b rows of a sum over tokens after the fold factor; a height of NaN is not compared.
     (by_logp_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     found_bt = None
     if by_logp_bt is not None and by_logp_bt.requires_grad:

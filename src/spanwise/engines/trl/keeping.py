@@ -28,11 +28,7 @@ _FEW = re.compile(
 
 
 def few(logs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Those of a line of metrics that a console shows.
-
-    >>> few({"loss": 0.1, "rewards/correct/mean": 0.5, "rewards/correct/std": 0.5, "credit/solution/mean_abs": 0.3})
-    {'loss': 0.1, 'rewards/correct/mean': 0.5}
-    """
+    """Return the metrics of a log line that a console shows."""
     return {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
 
 
@@ -47,11 +43,7 @@ def few_in(usual: Any) -> TrainerCallback:
 
 
 def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:
-    """Put the credit of a batch in the place of the scalar advantage that TRL worked out for its table of completions.
-
-    The columns are `credit/<block>` (None where the completion does not have it), `credit/stop`, and `advantage`, their sum: with
-    one block, what TRL's own trainer writes there.
-    """
+    """Put the credit of a batch in the place of the scalar advantage that TRL worked out for its table of completions."""
     lack = [name for name in ("advantages", "extra") if name not in logs]
     if lack:
         return (
@@ -64,6 +56,7 @@ def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, 
     total.extend((found.block_nk.sum(dim=1) + found.stop_n).tolist())
     for k, name in enumerate(scheme.layout.names):
         pairs = zip(found.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
+        # None where the completion does not have the block.
         logs["extra"][f"credit/{name}"].extend(value if there else None for value, there in pairs)
     logs["extra"]["credit/stop"].extend(found.stop_n.tolist())
     return ""
@@ -82,12 +75,7 @@ def steps_per_batch(args: GRPOConfig) -> int:
 
 
 class BatchCallback(TrainerCallback):
-    """Follows a `SpanGRPOTrainer` from generation batch to generation batch; writes the rollouts of every k-th, of all processes.
-
-    Attributes:
-        trainer: what it knows of its batches is read from it.
-        step_seconds: spent inside optimizer steps.
-    """
+    """Follows a `SpanGRPOTrainer` from generation batch to generation batch; writes the rollouts of every k-th batch."""
 
     trainer: Any
 

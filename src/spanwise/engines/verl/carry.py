@@ -37,23 +37,14 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns that verl keeps beside the rows of a batch.
+    """The columns that verl keeps beside the rows of a batch."""
 
-    Attributes:
-        packed: of each row, what `pack` made of the session it belongs to; anything for padding.
-        session: the rollout that each row belongs to; None: every row is one of its own.
-        step: where each row stands among the outputs of its rollout.
-        padding: rows that V1 trainers fill up with.
-        tokens: fields of `Batch` with one number per token (`value_nt`, `logp_nt`, `ids_nt`); whatever where the mask is 0.
-        places: mode -> the column of the token that it appended to each row, -1 for none.
-    """
-
-    packed: Sequence[Any]
-    session: Sequence[Any] | None = None
-    step: Sequence[int] | None = None
-    padding: Sequence[bool] = field(default=())
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)
-    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
+    packed: Sequence[Any]  # for each row, the text that `pack` made of its session; anything for padding
+    session: Sequence[Any] | None = None  # the rollout of each row; None: every row is a rollout of its own
+    step: Sequence[int] | None = None  # the place of each row among the outputs of its rollout
+    padding: Sequence[bool] = field(default=())  # rows that V1 trainers fill up with
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # fields of `Batch`, read under the mask
+    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> column of its own token; -1: none
 
     @cached_property
     def real(self) -> list[int]:
@@ -62,10 +53,7 @@ class Rows:
 
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
-    """A reading of the outputs of one rollout as text: verl's V0 trainer carries nothing else of uneven size.
-
-    Of each output: runs of tokens of one block, and a line of `Reading.pack` and the state it starts from for each of its turns.
-    """
+    """Write a reading of one rollout's outputs as text, because verl's V0 trainer carries nothing else of uneven size."""
     assert reading.spans is not None, "what was read here has spans"
     block_nt = reading.spans.block_nt
     if turns is not None:
@@ -73,6 +61,7 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     outputs: list[dict[str, list[Any]]] = []
     for block_t, length in zip(block_nt, length_n, strict=True):
         runs_2r = block_t[:length].unique_consecutive(return_counts=True)
+        # Of each output: runs of tokens of one block, then for each turn a line of `Reading.pack` and the turn's state.
         outputs.append({"runs": [one_r.tolist() for one_r in runs_2r], "table": [], "anchor": []})
     output_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
     for s, (n, line) in enumerate(zip(output_s, reading.pack().tolist(), strict=True)):
@@ -93,21 +82,13 @@ def _as_json(state: Any) -> Any:
 
 
 class Carried(NamedTuple):
-    """What the rows of a batch carry.
+    """The reading, masks and turns that the rows of a batch carry as text."""
 
-    Attributes:
-        reading: of the rows, or of their turns where any row was read turn by turn.
-        sampled_nt: the tokens that the model sampled.
-        masked_n: whether the reader of each row knew which these are.
-        turns: where the turns lie.
-        anchor: the state that each row of the reading starts from; None: nobody said any.
-    """
-
-    reading: Reading
-    sampled_nt: Bool[Tensor, "n t"]
-    masked_n: Bool[Tensor, " n"]
+    reading: Reading  # of the rows, or of their turns where any row was read turn by turn
+    sampled_nt: Bool[Tensor, "n t"]  # the tokens that the model sampled
+    masked_n: Bool[Tensor, " n"]  # whether the reader of each row knew the sampled tokens
     turns: Turns | None
-    anchor: list[Any] | None
+    anchor: list[Any] | None  # the state that each row of the reading starts from; None: no state is known
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int] | None = None) -> Carried:
@@ -157,10 +138,7 @@ def _hashable(state: Any) -> Any:
 
 
 class Credited(NamedTuple):
-    """What the rows of a batch are trained with, what a critic is fitted to (None: there is none), and their story.
-
-    What was read and compared (`result`) are the rows without padding, or their turns; its metrics are the critic's, too.
-    """
+    """The advantages of the rows of a batch, the targets of a critic (None without a critic), and the result behind them."""
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
@@ -177,10 +155,7 @@ def credited(
     more: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
-    """Advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding.
-
-    verl's mask may hold fewer tokens than were sampled (rejection); `more` are fields of `Batch` that modes add, without padding.
-    """
+    """Return the advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding."""
     mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real
     padded = len(real) < len(mask_nt)
     own_mask_nt, group_n = mask_nt[real] if padded else mask_nt, group_index([uids[n] for n in real])
@@ -226,32 +201,15 @@ def loss_factor(
     tokens: int,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
-    r"""What to multiply advantages with, so that verl's loss is the mean over rollouts of the sum over tokens.
-
-    Equation
-        seq-mean-token-sum       rows / rollouts
-        seq-mean-token-mean      rows / rollouts * |row|
-        seq-mean-token-sum-norm  rows / rollouts * horizon
-        token-sum                rows / rollouts / mini_batch
-        token-mean               tokens / rollouts, where the batch is one mini-batch
-
-    verl divides by a fixed number of rows (`ppo_mini_batch_size` times `rollout.n`), whatever these are; rows / rollouts counts
-    padding and the several rows of one rollout out again, on average over the mini-batches.
-
-    Example:
-        >>> import torch
-        >>> mask_nt = torch.tensor([[1, 1, 1], [1, 0, 0]])
-        >>> loss_factor(mask_nt, mode="seq-mean-token-mean", rollouts=2, mini_batch=2, tokens=4).flatten().tolist()
-        [3.0, 1.0]
-        >>> loss_factor(mask_nt, mode="token-mean", rollouts=2, mini_batch=2, tokens=4).flatten().tolist()
-        [2.0, 2.0]
-    """
+    """Return what advantages are multiplied by, so that verl's loss is the mean over rollouts of the sum over tokens."""
     length_n1, rows = mask_nt.sum(dim=1, keepdim=True).float(), len(mask_nt)
     if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {rows} rows makes "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
+    # verl divides by a fixed number of rows, `ppo_mini_batch_size` times `rollout.n`; rows / rollouts takes padding and the
+    # several rows of one rollout out again, on average over the mini-batches.
     same_n1 = length_n1.new_full(length_n1.shape, rows / max(rollouts, 1))
     if mode == "token-sum":
         return same_n1 / mini_batch

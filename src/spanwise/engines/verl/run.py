@@ -52,19 +52,7 @@ class Sampled(NamedTuple):
 
 
 class VerlRun:
-    """A recipe, how verl reduces the loss that it is trained with, and the folder that it is kept in.
-
-    Attributes:
-        scheme: the rule of credit.
-        reduction: what `loss_factor` is told of verl's loss: mode, horizon, and rows per optimiser step.
-        value_lam: lambda of what verl's critic is fitted to.
-        parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
-        tokens: those of `TOKENS` that the method needs, or a mode.
-        step: credits the batches, and says each thing of them once.
-        record: writes the run folder; None: none is asked for.
-        result: what was credited last.
-        targets: mode -> what the losses of modes read in the old log-probabilities of its rows, at `Rows.places`.
-    """
+    """A recipe, the way that verl reduces the recipe's loss, and the folder of the run."""
 
     def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -74,8 +62,8 @@ class VerlRun:
         needed = scheme.needs | ({"logp_nt"} if parts else set())
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed}
         self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
-        self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}
+        self.result: StepResult | None = None  # of the last batch
+        self.targets: dict[str, Tensor] = {}  # mode -> what its losses read in the old log-probabilities, at `Rows.places`
         self._vocabulary: Vocabulary | None = None
 
     @contextmanager
