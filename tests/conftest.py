@@ -1,5 +1,7 @@
 """Shared settings: one torch thread, no hub, and a switch for the run-time shape checks."""
 
+import functools
+import itertools
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -13,6 +15,8 @@ import torch
 from browser import browser  # noqa: F401  (the fixture)
 
 torch.set_num_threads(1)
+#: Examples of a property test that run under the shape checks.
+CHECKED = 10
 
 
 @pytest.fixture
@@ -21,3 +25,26 @@ def unchecked_shapes():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Property tests have their first examples under the shape checks, which take most of their time; the others without."""
+    drawn, handle = itertools.count(), getattr(getattr(item, "obj", None), "hypothesis", None)
+    if handle is None or jaxtyping.config.jaxtyping_disable:
+        return (yield)
+    whole = handle.inner_test
+
+    @functools.wraps(whole)
+    def example(*args, **kwargs):
+        jaxtyping.config.update("jaxtyping_disable", next(drawn) >= CHECKED)
+        try:
+            whole(*args, **kwargs)
+        finally:
+            jaxtyping.config.update("jaxtyping_disable", False)
+
+    handle.inner_test = example
+    try:
+        return (yield)
+    finally:
+        handle.inner_test = whole

@@ -9,6 +9,8 @@ from spanwise.measure import figure_intervals, weighted_mean
 from spanwise.measure import intervals as drawing
 from spanwise.measure.intervals import unseen_interval
 
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
+
 ENDS = (([0.0],), ([1.0],))
 
 
