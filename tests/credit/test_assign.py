@@ -17,7 +17,6 @@ from spanwise.credit import (
     dcpo,
     dr_grpo,
     gdpo,
-    grpo,
     grpo_verif,
     ha_dw,
     moments,
@@ -70,17 +69,6 @@ def test_only_what_the_completion_left_out_costs_it(status, cost, block_is_there
     assert credit.stop_n.tolist() == pytest.approx([0.0, 0.0 if block_is_there else cost, 0.0])
 
 
-@pytest.mark.parametrize(("status", "left_out"), [(1, True), (2, True), (3, False), (4, False)])
-def test_a_sum_takes_if_missing_only_for_what_was_left_out(status, left_out):
-    scores = scores_of([[0, -0.64], [0, NAN], [0, -0.64]], ("correct", "brier"))
-    scores.status_nm[1, 1] = status
-    objectives = (Objective("correct", pays=BLOCKS), Objective("brier", pays=BLOCKS, if_missing=-1.0))
-    present, group = torch.ones(3, 2).bool(), torch.zeros(3, dtype=torch.long)
-    credit = assign(scores, group, present, objectives=objectives, block_names=BLOCKS, method="rlcr")
-    expected = -1 + (0.64 * 2 + 1) / 3 if left_out else 0.0
-    assert credit.block_nk[1].tolist() == pytest.approx([expected, expected])
-
-
 @pytest.mark.parametrize("weight", [0.0, 0.5])
 @pytest.mark.parametrize("method", ["rlcr", "grpo", "dr_grpo", "gdpo", "rloo"])
 def test_a_reward_that_is_only_logged_takes_nobody_out_of_a_sum(method, weight):
@@ -98,41 +86,6 @@ def test_a_reward_that_is_only_logged_takes_nobody_out_of_a_sum(method, weight):
         assert (alone.block_nk != 0).all()
     else:
         assert method == "gdpo" or (both.block_nk[[1, 3]] == 0).all()
-
-
-SCALED = {  # method -> its objective of the confidence, and what a missing one that counts as -1 gets beside two of -.25
-    "bae": (Objective("brier", pays="confidence", scale="std", if_missing=-1.0), -(2**0.5)),
-    "dcpo": (Objective("brier", pays="confidence", if_missing=-1.0), -(2**0.5)),
-    "grpo_verif": (Objective("brier", pays="confidence", if_missing=-1.0), -0.2 * 2**0.5),
-}
-
-
-@pytest.mark.parametrize(("status", "counts"), [(1, True), (2, True), (3, False), (4, False)])
-@pytest.mark.parametrize("method", SCALED)
-def test_what_was_left_out_joins_the_deviation_and_a_failed_check_does_not(method, status, counts):
-    # Squares 0 + 0 + .75^2 over 3 - 1: the gap of -.75 is -sqrt(2) of it, as large as one of three can be.
-    objective, expected = SCALED[method]
-    objectives = (Objective("correct", pays="solution"), objective)
-    scores = scores_of([[1, -0.25], [0, NAN], [0, -0.25]])
-    scores.status_nm[1, 1] = status
-    present = torch.tensor([[1, 1], [1, 0], [1, 1]]).bool()
-    credit = assign(scores, torch.zeros(3).long(), present, objectives=objectives, block_names=BLOCKS, method=method)
-    assert_close(credit.stop_n, [0, expected if counts else 0, 0], 1e-5)
-    apart = scores_of([[1, -0.2], [0, NAN], [0, -0.3]])  # -.05 and .05 from their mean, their own deviation is .05 sqrt(2)
-    apart.status_nm[1, 1] = status
-    credit = assign(apart, torch.zeros(3).long(), present, objectives=objectives, block_names=BLOCKS, method=method)
-    scale = ((2 * 0.05**2 + 0.75**2) / 2) ** 0.5 if counts else 0.05 * 2**0.5
-    weight = 0.2 if method == "grpo_verif" else 1.0
-    assert_close(credit.block_nk[:, 1], [weight * 0.05 / scale, 0, -weight * 0.05 / scale], 1e-4)
-
-
-def test_gdpo_standardises_what_is_missing_with_the_rest():
-    # Seven of -.09 and one -1 have z-scores of 1/sqrt(8) and -7/sqrt(8), then once more over the batch: the same.
-    objectives = (Objective("brier", pays=BLOCKS, if_missing=-1.0),)
-    scores = scores_of([*[[-0.09]] * 7, [NAN]], ("brier",))
-    options = {"objectives": objectives, "block_names": BLOCKS, "method": "gdpo"}
-    credit = assign(scores, torch.zeros(8).long(), torch.ones(8, 2).bool(), **options)
-    assert_close(credit.block_nk[:, 0], [*[8**-0.5] * 7, -7 * 8**-0.5], 1e-4)
 
 
 def test_sentences(unchecked_shapes):
@@ -247,23 +200,6 @@ def test_an_estimator_is_bound_by_the_options_of_the_scheme():
         run(rloo, ddof=0)
 
 
-def test_whitening_leaves_groups_without_differences_at_zero():
-    reward_nm = torch.tensor([[1.0, -0.7], [1, -0.7], [1, -0.7], [0, -0.1], [1, -0.3]], dtype=torch.float64)
-    group_n = torch.tensor([0, 0, 0, 1, 1])
-    credit = run_preset("gdpo", reward_nm, group_n, Layout({"completion": LAYOUT.tags}), eps=0.0)
-    assert credit.block_nk[:3, 0].tolist() == [0.0, 0.0, 0.0]
-    assert gdpo(reward_nm, group_n, eps=0.0)[:3].tolist() == [0.0, 0.0, 0.0]
-
-
-def test_two_objectives_of_one_block_add_up():
-    objectives = [Objective("correct", pays=("a",)), Objective("brier", pays=("a",), weight=10.0)]
-    credit = assign(
-        scores_of([[1, 0.2], [0, 0.0]]), SAME, torch.ones(2, 1).bool(), objectives=objectives, block_names=("a",)
-    )
-    assert_close(credit.block_nk, [[0.5 + 1.0], [-0.5 - 1.0]], 1e-12)
-    assert credit.block_nk.dtype == credit.stop_n.dtype == torch.float64
-
-
 def test_two_missing_blocks_both_cost_the_decision_to_stop():
     objectives = [Objective("correct", pays=("a",), if_missing=-1.0), Objective("brier", pays=("b",), if_missing=-2.0)]
     present = torch.tensor([[True, True, True], [False, False, True]])
@@ -291,46 +227,6 @@ def test_weights_and_stand_ins_are_not_rounded_to_single_precision():
         method="rlcr",
     )
     assert_close(credit.block_nk, [[(-0.4 + 0.3) / 2], [(0.4 - 0.3) / 2]], 1e-15)
-
-
-@pytest.mark.parametrize("method", ["bae", "rlcr", "dr_grpo"])
-def test_a_pair_is_not_alone(method):
-    objectives = [Objective("correct", pays=("a",))]
-    present, group_n = torch.ones(3, 1).bool(), torch.tensor([0, 0, 1])
-    scores = scores_of([[1.0], [0.0], [1.0]], names=("correct",))
-    credit = assign(scores, group_n, present, objectives=objectives, block_names=("a",), method=method)
-    assert credit.singleton_m.tolist() == [1]
-    assert credit.block_nk.flatten().tolist() == [0.5, -0.5, 0.0]
-
-
-def run_one(objective, rewards, **options):
-    scores, size = scores_of([*([r] for r in rewards)], names=("correct",)), len(rewards)
-    return assign(
-        scores, torch.zeros(size).long(), torch.ones(size, 2).bool(), objectives=[objective], block_names=("a", "b"), **options
-    ).block_nk  # fmt: skip
-
-
-def test_assign_hands_its_options_on():
-    plain, scaled = Objective("correct", pays=("a",)), Objective("correct", pays=("a",), scale="std")
-    rewards = [1.0, 0.0, 0.0, 0.5]
-    reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(4).long()
-    assert_close(run_one(plain, rewards)[:, 0], dr_grpo(reward_n, group_n).tolist(), 1e-12)
-    assert_close(run_one(scaled, rewards)[:, 0], grpo(reward_n, group_n).tolist(), 1e-12)
-    expected = grpo(reward_n, group_n, ddof=0, eps=0.5).tolist()
-    assert_close(run_one(scaled, rewards, ddof=0, eps=0.5)[:, 0], expected, 1e-12)
-    assert_close(run_one(plain, rewards, method="grpo", ddof=0, eps=0.5)[:, 0], expected, 1e-12)
-    assert_close(run_one(Objective("correct", pays=("a",), baseline="none"), rewards)[:, 0], rewards, 1e-12)
-
-
-@pytest.mark.parametrize("method", ["bae", "rlcr"])
-def test_assign_leaves_one_out_and_counts_strata(method):
-    plain, rewards = Objective("correct", pays=("a",)), [1.0, 0.0, 0.0, 0.5]
-    reward_n, group_n = torch.tensor(rewards, dtype=torch.float64), torch.zeros(4).long()
-    found = run_one(plain, rewards, method=method, leave_one_out=True)
-    assert_close(found[:, 0], dr_grpo(reward_n, group_n, leave_one_out=True).tolist(), 1e-12)
-    assert_close(run_one(plain, rewards, method=method)[:, 0], dr_grpo(reward_n, group_n).tolist(), 1e-12)
-    assert run_one(plain, rewards, method=method)[:, 1].tolist() == [0.0] * 4  # not paid
-    assert run_one(plain, [1.0, 0.0], method=method, min_stratum=3).tolist() == [[0.0, 0.0]] * 2
 
 
 def test_a_sum_counts_who_is_alone_and_who_is_absent():

@@ -86,16 +86,6 @@ def test_per_objective_by_hand():
     assert scheme.value_names == ("correct", "brier")
 
 
-def test_the_numbers_of_the_docs():
-    pair = (PAIR[0], Objective("brier", pays="confidence", given="correct"))
-    made = {"shared": [[0.25, 0.5, 9, -0.25, -0.125]], "objective": [[[0.25, 9], [0.5, 9], [9, 9], [9, -0.25], [9, -0.125]]]}
-    # -1/8;  1/8 - 1/16;  1 - 1/4 - 1/2 + 1/32;  1/4 + 9/64
-    expected = {"shared": [25 / 64, 9 / 32, 0, 1 / 16, -1 / 8], "objective": [0.5, 0.5, 0, 0.0625, -0.125]}
-    for values, value_nt in made.items():
-        scheme = Scheme("gae", BLOCKS, pair, 1, {"lam": 0.5}, values=values)
-        assert run(scheme, TOKENS, [[1, -0.25]], double(value_nt))[0].token_nt.tolist() == [expected[values]]
-
-
 @pytest.mark.parametrize("values", ["shared", "objective"])
 def test_whitening_is_of_one_stream(values):
     """Tokens are compared with the tokens of their stream; a decision to stop is one of them."""
@@ -300,44 +290,6 @@ def test_what_stands_outside_a_stream_is_never_read(method, values, poison, whit
     assert not bool(dirty[~case.mask_nt].signbit().any())
 
 
-@pytest.mark.parametrize("values", ["shared", "objective"])
-@pytest.mark.parametrize("method", ["gae", "sae"])
-def test_masking_is_deletion(method, values):
-    """Each completion on its own, with its masked tokens really gone, gets the same."""
-    scheme = Scheme(method, THREE, RULES["overlapping"], "block", {"lam": 0.7}, values=values)
-    case = made_up(6, 3, len(scheme.value_names))
-    more = {"logp_nt": case.logp_nt, "bootstrap_n": case.bootstrap_ns}
-    found, adv_nt = run(scheme, case.block_nt, case.reward_nm.tolist(), case.value_nts, case.status_nm.tolist(), **more)
-    for i, kept_t in enumerate(case.mask_nt):
-        part = {"logp_nt": case.logp_nt[i : i + 1, kept_t], "bootstrap_n": case.bootstrap_ns[i : i + 1]}
-        rows = [row[i : i + 1] for row in (case.reward_nm, case.status_nm)]
-        block_nt, value_nt = case.block_nt[i : i + 1, kept_t], case.value_nts[i : i + 1, kept_t]
-        alone, alone_nt = run(scheme, block_nt, rows[0].tolist(), value_nt, rows[1].tolist(), **part)
-        assert torch.equal(alone_nt[0], adv_nt[i, kept_t])
-        assert torch.equal(alone.stop_n[0], found.stop_n[i])
-
-
-@pytest.mark.parametrize("method", ["gae", "sae"])
-@pytest.mark.parametrize("seed", range(3))
-def test_streams_on_the_same_blocks_add_up_to_the_shared_one(method, seed):
-    """The recursion is linear: values that add up (with the weights) make advantages that add up."""
-    objectives = RULES["the same"]
-    own, shared = (Scheme(method, THREE, objectives, 1, {"lam": 0.7}, values=v) for v in ("objective", "shared"))
-    case = made_up(seed, 2, 2)
-    reward_nm = torch.where(case.status_nm == ERROR, 0.5, case.reward_nm)
-    status_nm = torch.where((case.status_nm == ERROR) | (torch.arange(2) == 1), OK, case.status_nm)
-    reward_nm = torch.where(status_nm == OK, reward_nm.nan_to_num(nan=0.3), NAN)
-    more = {"logp_nt": case.logp_nt}
-    weight = torch.tensor([o.weight for o in objectives]).double()
-    apart, _ = run(own, case.block_nt, reward_nm.tolist(), case.value_nts, status_nm.tolist(),
-                   bootstrap_n=case.bootstrap_ns, **more)  # fmt: skip
-    joint, _ = run(shared, case.block_nt, reward_nm.tolist(), case.value_nts @ weight, status_nm.tolist(),
-                   bootstrap_n=case.bootstrap_ns @ weight, **more)  # fmt: skip
-    assert bool(joint.token_nt.any())
-    assert_close(apart.token_nt, joint.token_nt, 1e-12)
-    assert shared.value_names == Scheme(method, THREE, objectives, 1).value_names == ("return",)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
 def test_one_reward_for_all_blocks_is_what_it_was(count, dtype):
@@ -394,15 +346,6 @@ def test_segments_inside_a_block(name, place, boundary):
                     {"lam": 0.9, "boundary": boundary})  # fmt: skip
     found, _ = run(scheme, block_nt, [rewards], value_nts, logp_nt=logp_nt)
     assert_close(found.token_nt[block_nt == place], expected[boundary == "end"], 5e-7)
-
-
-def test_gae_inside_a_block_and_masked():
-    """The worked numbers with a tool's tokens in the middle, as the first of two blocks."""
-    block_nt = torch.tensor([[0, 0, -1, 0, 0, 1, 1]])
-    value_nts = double([[[0.5, NAN], [0.6, NAN], [9, 9], [0.4, NAN], [0.7, NAN], [NAN, 0.5], [NAN, 0.5]]])
-    scheme = Scheme("gae", BLOCKS, [Objective("correct", "solution"), Objective("format", "confidence")], 1, {"lam": 0.95})
-    found, _ = run(scheme, block_nt, [[1, 0.5]], value_nts)
-    assert_close(found.token_nt, [[0.437962, 0.355750, 0, 0.585, 0.3, 0, 0]], 1e-6)
 
 
 # What a critic is fitted to, and what fits nowhere

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import trajectory_outcomes
-from spanwise.credit import Trajectory, Turn, merge_counts, prompt_mini_batches
+from spanwise.credit import Trajectory, Turn, merge_counts
 from spanwise.errors import AlignmentError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
@@ -85,13 +84,6 @@ def test_a_token_that_branches_share_trains_once_and_is_context_elsewhere():
     assert (first.turns, first.prompt_ids, first.response_ids, first.mask) == ((0, 2), (1,), (2, 5, 6), (1, 0, 1))
     assert (second.turns, second.prompt_ids, second.response_ids, second.mask) == ((1, 3), (1, 2, 3), (4, 7), (1, 1))
     assert merge_counts([graph])["branch_tokens"] == 4 + 5
-
-
-def test_of_several_contexts_that_fit_a_turn_goes_on_from_the_longest():
-    graph = rows(turn([1], [2]), turn([1, 2, 3], [4]), turn([1, 2, 3, 4, 5], [6])).merged()
-    assert parents(graph) == [None, 0, 1]
-    twice = rows(turn([1], [2]), turn([1], [2]), turn([1, 2], [3])).merged()
-    assert parents(twice) == [None, None, 1]  # of equals the latest
 
 
 def test_rows_in_any_order_and_trajectories_apart():
@@ -194,32 +186,6 @@ def test_a_turn_goes_on_from_the_longest_context_there_is(fields):
             assert len(whole[merged.parent]) == max(fits)
 
 
-@given(fields=trajectories())
-@settings(max_examples=60, deadline=None)
-def test_the_reward_of_a_trajectory_is_the_same_merged_or_not(fields):
-    given_rows = built(fields)
-
-    def outcome(trajectory, how):
-        value = [math.nan if isinstance(one.rewards["ok"], Status) else one.rewards["ok"] for one in trajectory.turns]
-        zeros = torch.zeros(len(value), dtype=torch.long)
-        return trajectory_outcomes(torch.tensor(value), zeros, zeros, torch.arange(len(value)), reward=how).reward_j
-
-    for how in ("last", "sum"):
-        assert torch.equal(
-            outcome(given_rows, how).nan_to_num(9.0), outcome(given_rows.merged().rows(), how).nan_to_num(9.0)
-        )
-
-
-@given(many=st.lists(trajectories(), min_size=1, max_size=6), data=st.data())
-@settings(max_examples=60, deadline=None)
-def test_mini_batches_of_merged_sequences_hold_whole_groups(many, data):
-    group = data.draw(st.lists(st.integers(0, 2), min_size=len(many), max_size=len(many)))
-    group_b = torch.tensor([g for g, one in zip(group, many, strict=True) for _ in built(one).merged().branches()])
-    parts = prompt_mini_batches(group_b, prompts_per_batch=1)
-    assert sorted(torch.cat(parts).tolist()) == list(range(len(group_b)))
-    assert [set(group_b[part].tolist()) for part in parts] == [{g} for g in dict.fromkeys(group)]
-
-
 # --- text that was tokenised again
 
 PIECES = Vocabulary((b"a", b"b", b"ab", b"c", b"", b"\xff"))
@@ -288,22 +254,6 @@ def tiny_model():
         num_key_value_heads=1, max_position_embeddings=512, attn_implementation="eager",
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config).double().eval()
-
-
-def test_thirty_two_turns_cost_a_tenth_and_give_the_same_gradient():
-    turns = chat(32)
-    merged = rows(*turns).merged()
-    counts = merge_counts([merged])
-    assert (counts["rows"], counts["branches"]) == (32, 1)
-    assert counts["row_tokens"] == 8 * 32 * 33 // 2
-    assert counts["branch_tokens"] == 8 * 32
-    assert counts["row_tokens"] >= 10 * counts["branch_tokens"]
-    assert counts["trained_tokens"] == 32 * 3 + 16
-    model = tiny_model()
-    plain, once = gradient(model, turns), gradient(model, merged.branches())
-    assert plain.abs().max() > 1e-2
-    torch.testing.assert_close(once, plain, atol=1e-5, rtol=1e-5)
-    assert (once - plain).norm() < 1e-6 * plain.norm()
 
 
 def test_a_broken_history_and_branches_give_the_same_gradient_too():

@@ -156,13 +156,6 @@ def test_votes_are_those_of_a_loop(seed, leave_one_out):
     assert found.alone_n.tolist() == alone
 
 
-def test_one_row_per_voter_is_no_voter():
-    reward_n, group_n = torch.rand(20).double(), torch.arange(20) % 3
-    for options in ({}, {"leave_one_out": True}):
-        same = centred(reward_n, group_n, voter_n=torch.arange(20) + 100, **options)
-        assert torch.allclose(same, centred(reward_n, group_n, **options), rtol=0, atol=1e-15)
-
-
 def test_equal_votes_give_exactly_nothing():
     found = centred(torch.full((6,), 0.1), torch.zeros(6).long(), voter_n=torch.tensor([0, 0, 0, 0, 1, 1]))
     assert found.tolist() == [0.0] * 6
