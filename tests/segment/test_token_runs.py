@@ -54,14 +54,6 @@ def test_low_probability_cuts_where_sae_does():
     assert owners(Layout({"s[*]": "low_probability:0.2"}, most=64), logp)[0] == opens.cumsum(0).tolist()
 
 
-def test_turns_are_runs_between_masked_tokens():
-    found, text, fault = made(["turn[*]"], ["a", "b", "T", "T", "c", "T", "d"], masked=(2, 3, 5), segmenter="turns", most=3)
-    assert (found, fault) == (["turn[0]"] * 2 + [None, None, "turn[1]", None, "turn[2]"], 0)
-    assert [text[f"turn[{i}]"][""] for i in range(3)] == ["ab", "c", "d"]
-    found, _, fault = made(["turn[*]"], ["T", "a", "T", "b"], masked=(0, 2), segmenter="turns", most=1)
-    assert (found, fault) == ([None, "turn[0]", None, "turn[0]"], Fault.MORE)
-
-
 @pytest.mark.parametrize(
     ("mark", "sentence"),
     [
