@@ -74,22 +74,6 @@ def named(told, keys):
 ONE = Scheme("bae", LAYOUT, [Objective("format", "a", name="right")])
 
 
-@pytest.mark.parametrize(
-    ("rewards", "statuses", "group", "reasons"),
-    [
-        ([1, 1, 0, 0], [OK] * 4, [0, 0, 1, 1], ["ALL_RIGHT", "ALL_RIGHT", "ALL_WRONG", "ALL_WRONG"]),
-        ([0.5, 0.5, 0, 1], [OK] * 4, [0, 0, 1, 1], ["ALL_EQUAL", "ALL_EQUAL", "CREDITED", "CREDITED"]),
-        ([1, 0, 0.5, 1], [OK] * 4, [0, 0, 0, 1], ["CREDITED", "CREDITED", "AT_BASELINE", "SINGLETON"]),
-        ([1, NAN, NAN, NAN], [OK, TIMEOUT, ERROR, UNSCORED], [0] * 4, ["SINGLETON", "TIMEOUT", "ERROR", "UNSCORED"]),
-        ([1, NAN, NAN, 1], [OK, ABSENT, UNPARSABLE, OK], [0] * 4, ["ALL_RIGHT", "ABSENT", "UNPARSABLE", "ALL_RIGHT"]),
-    ],
-)
-def test_one_reward_in_one_block(rewards, statuses, group, reasons):
-    reading = reading_of([[value] for value in rewards], [[status] for status in statuses], [[2, 0, 0]] * 4)
-    told, *_ = explained(reading, ONE, group)
-    assert [reason_of(key).name for key in told.key_n.tolist()] == reasons
-
-
 def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
     reading = reading_of(
         [[NAN], [1.0], [0.0]], [[ABSENT], [OK], [OK]], [[1, 0, 0], [1, 0, 3], [1, 0, 0]], [Fault.TRUNCATED, 0, 0]
@@ -116,29 +100,6 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
     reading = reading_of([[1, 1], [0, 0]], [[OK, OK]] * 2, [[1, 0, 0]] * 2)
     told, *_ = explained(reading, both, [0, 0])
     assert named(told, told.key_n.tolist()) == [("CANCELLED", "")] * 2
-
-
-def test_what_backs_off_is_compared_with_the_wider_set():
-    outcome = Objective("format", "b", name="said", given="right", baseline="outcome", back_off=True)
-    scheme = Scheme("bae", LAYOUT, [Objective("format", "a", name="right"), outcome])
-    reading = reading_of([[1, 0.25], [0, 0.25], [0, 0.25]], [[OK, OK]] * 3, [[0, 1, 0]] * 3)
-    told, *_ = explained(reading, scheme, [0, 0, 0])
-    assert named(told, told.key_n.tolist()) == [("ALL_EQUAL", "said")] * 3
-    alone = Scheme(
-        "bae", LAYOUT, [scheme.objectives[0], Objective("format", "b", name="said", given="right", baseline="outcome")]
-    )
-    told, *_ = explained(reading, alone, [0, 0, 0])
-    assert named(told, told.key_n.tolist()) == [("SINGLETON", "said"), ("ALL_EQUAL", "said"), ("ALL_EQUAL", "said")]
-
-
-def test_completions_without_tokens_and_those_left_out_have_their_own_reasons():
-    reading = reading_of([[1], [0], [1]], [[OK]] * 3, [[1, 0, 0]] * 3)
-    told, *_ = explained(reading, ONE, [0, 0, 0], learned=[True, False, True])
-    assert [reason_of(key).name for key in told.key_n.tolist()] == ["CREDITED", "LEFT_OUT", "CREDITED"]
-    nothing = torch.zeros(0, dtype=torch.long)
-    assert [c.reason for c in tally_zeros(torch.zeros(2, 1).long(), torch.zeros(0), nothing, nothing).counts()] == [
-        Zero.EMPTY
-    ]
 
 
 def test_turns_of_rollouts_are_explained_by_their_rollouts():

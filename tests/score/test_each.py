@@ -84,12 +84,6 @@ def test_the_earlier_blocks_are_given_and_the_first_one_has_its_group(size):
     assert {o.baseline for o in both} == {"outcome"}
 
 
-def test_a_field_may_pay_its_own_block_and_the_form():
-    layout = Layout({"form": [], "a": "a", "b": "b"}, segmenter="json")
-    made = written_out([Objective("equals", each="*", pays=["own", "form"])], layout)
-    assert [o.pays for o in made] == [("a", "form"), ("b", "form")]
-
-
 def test_a_group_worked_out_by_hand():
     r"""Four completions: a right, right, wrong, wrong; b right, wrong, right, and left out.
 

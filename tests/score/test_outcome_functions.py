@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
+from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.registry import register
@@ -23,7 +23,6 @@ from spanwise.score import (
     check_discrete,
     check_objectives,
     complete,
-    find_outcome,
     judge_of,
     judged_column,
     log_score,
@@ -173,15 +172,6 @@ def test_what_cannot_be_found_is_said_before_training(entry, sentence):
         score_one(objectives[1], TEXT, columns={}, scored={"correct": Reward.of([1.0] * 4)})
 
 
-def test_what_can_be_found_passes_the_check():
-    layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]})
-    given = ["correct", "complete", f"{__name__}:long_answer", level_of]
-    check_objectives([CORRECT, Objective("brier", pays="confidence", given=given, baseline="outcome")], layout)
-    assert find_outcome("complete") is complete
-    assert find_outcome(f"{__name__}:long_answer") is long_answer
-    assert find_outcome(level_of) is level_of
-
-
 def test_complete_is_about_the_first_block():
     text = [completion("4", None), completion(None), completion(" "), completion("4", reasoning=None), completion(False)]
     assert complete(text, columns={}) == [True, False, False, False, None]
@@ -264,13 +254,6 @@ def test_an_outcome_is_discrete():
         check_discrete([float(value) for value in range(17)], "x")
 
 
-def test_no_outcome_and_no_completion():
-    scores = score_all([CORRECT], TEXT, columns={"answer": ["4"] * 4})
-    assert (scores.outcome_names, scores.outcome_no) == ((), None)
-    names, values = read_outcomes([Objective("format", pays="solution", given=long_answer)], [], columns={})
-    assert (len(names), values.shape) == (1, (0, 1))
-
-
 # ------------------------------------------------------------------ who judges
 
 
@@ -299,15 +282,6 @@ def test_who_judges_a_report(unchecked_shapes, rule, fields, judge, column):
     objective = Objective(rule, pays="confidence", **fields)
     assert judge_of(objective) == judge
     assert judged_column(objective) == column
-
-
-def test_nobody_judges_what_is_no_report():
-    assert judge_of(Objective("correct", pays="a", given="b")) is None
-    assert judge_of(Objective(long_answer, pays="a", given="b")) is None
-    # A function of the user's own says by itself what it would be under the other outcome, and is given one.
-    assert judged_column(Objective(long_answer, pays="a", given="b")) == 0
-    assert judged_column(Objective(long_answer, pays="a", given=["b", "c"])) is None
-    assert judged_column(Objective(long_answer, pays="a")) is None
 
 
 def test_two_rewards_and_no_word_which_judges():
@@ -366,13 +340,6 @@ def test_a_report_says_what_it_read():
         same(reward.stated_n, [0.7, 0.0, 1.0, NAN, NAN, NAN])  # as stated: not clipped, and whoever judges it
 
 
-def test_scores_hold_what_was_stated_beside_what_states_nothing():
-    text = [completion(), completion(confidence=False)]
-    scores = score_all([CORRECT, Objective("brier", pays="confidence")], text, columns={"answer": ["4", "4"]})
-    assert scores.stated_nm is not None
-    same(scores.stated_nm, [[NAN, 0.7], [NAN, NAN]])
-
-
 def test_a_completion_without_the_paid_block_states_nothing():
     own = Reward.of([1.0, 1.0], stated=[0.4, 0.6])
     objective = Objective(lambda blocks: own, pays="confidence", name="own")
@@ -424,8 +391,3 @@ def test_a_reward_that_is_called_like_an_outcome_comes_first():
         reward.expand(1, 2) + 1,
     )
     assert (scores.outcome("a").tolist(), scores.outcome("b").tolist()) == ([1], [2])
-
-
-def test_a_missing_column_is_still_the_rewards_to_name():
-    with pytest.raises(DataError, match="no column 'answer'"):
-        score_all([CORRECT, Objective("brier", pays="confidence", given=["correct", "complete"])], TEXT, columns={})
