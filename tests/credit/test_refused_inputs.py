@@ -101,14 +101,6 @@ def test_two_that_cancel_are_refused_as_well(name):
         METHODS[name].estimator(**given)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_absent_reward_is_none_of_that(name):
-    for entry in rewards(name):
-        for place in places(DATA[entry]):
-            result = METHODS[name].estimator(**inputs(name) | {entry: with_entry(DATA[entry], place, NAN)})
-            assert bool(result.isfinite().all())
-
-
 @pytest.mark.parametrize("baseline", ["none", "batch", "group", "outcome", "blended"])
 @pytest.mark.parametrize("number", [INF, -INF])
 def test_every_baseline(baseline, number):

@@ -138,37 +138,25 @@ def test_one_name_is_one_function(registered):
 
 
 @pytest.mark.parametrize(
-    ("entry", "sentence"),
+    ("entry", "says"),
     [
-        ("corect", r"given 'corect', which is not an objective before it; those are: correct.*outcomes .*: complete"),
-        ("brier", r"given 'brier', which is not an objective before it"),
-        (
-            "nowhere.at_all:f",
-            r"outcome 'nowhere.at_all:f' cannot be imported: there is no module 'nowhere.at_all' in the current folder '/",
-        ),
-        (
-            f"{__name__}:gone",
-            r"cannot be imported: There is no function in '.*test_outcome_functions.py' called 'gone'. Known: ",
-        ),
-        (f"{__name__}:NOT_A_FUNCTION", r"outcome '.*:NOT_A_FUNCTION' is 3, no function"),
-        (
-            f"{__name__}:of_blocks",
-            r"outcome '.*:of_blocks' cannot be called as f\(text, columns=columns\): got an unexpected keyword argument 'columns'",
-        ),
-        (
-            of_blocks,
-            r"outcome '.*:of_blocks' cannot be called as f\(text, columns=columns\): .*\. Write it as def f\(text, \*, col",
-        ),
+        ("corect", "which is not an objective before it"),
+        ("brier", "which is not an objective before it"),
+        ("nowhere.at_all:f", "no module 'nowhere.at_all'"),
+        (f"{__name__}:gone", "called 'gone'"),
+        (f"{__name__}:NOT_A_FUNCTION", "is 3, no function"),
+        (f"{__name__}:of_blocks", "unexpected keyword argument 'columns'"),
+        (of_blocks, "unexpected keyword argument 'columns'"),
     ],
 )
-def test_what_cannot_be_found_is_said_before_training(entry, sentence):
+def test_what_cannot_be_found_is_said_before_training(entry, says):
     layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]})
     objectives = [CORRECT, Objective("brier", pays="confidence", given=["correct", entry], baseline="outcome")]
-    with pytest.raises(RecipeError, match=sentence):
+    with pytest.raises(RecipeError, match=says):
         check_objectives(objectives, layout)
-    with pytest.raises(RecipeError, match=sentence):
+    with pytest.raises(RecipeError, match=says):
         score_all(objectives, TEXT, columns={"answer": ["4"] * 4})
-    with pytest.raises(RecipeError, match=sentence):
+    with pytest.raises(RecipeError, match=says):
         score_one(objectives[1], TEXT, columns={}, scored={"correct": Reward.of([1.0] * 4)})
 
 

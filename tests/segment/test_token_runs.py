@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from segment_small import made, said
 from spanwise import Batch, Objective, Scheme, pipeline
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.engines.trl.trainer import AT_READ, PROVIDES
@@ -24,25 +23,6 @@ def owners(layout, probabilities, mask=None):
     mask_nt = torch.ones_like(ids) if mask is None else torch.tensor([mask])
     spans, _ = find_blocks(ids, mask_nt, layout=layout, vocabulary=BYTES, logp_nt=logp)
     return spans.block_nt[0].tolist(), Fault(int(spans.fault_n))
-
-
-def test_fixed():
-    found, text, fault = made({"chunk[*]": "fixed:2"}, ["a", "bc", "d", "e", "f"], most=3)
-    assert (found, fault) == (["chunk[0]"] * 2 + ["chunk[1]"] * 2 + ["chunk[2]"], 0)
-    assert said(text, "chunk[0]") == "abc"
-    found, _, fault = made({"chunk[*]": "fixed:2"}, ["a", "bc", "d", "e", "f"], most=2)
-    assert (found, fault) == (["chunk[0]"] * 2 + ["chunk[1]"] * 3, Fault.MORE)
-    found, _, _ = made({"chunk[*]": "fixed:2"}, ["a", "T", "b", "c"], masked=(1,))  # masked tokens do not count
-    assert found == ["chunk[0]", None, "chunk[0]", "chunk[1]"]
-
-
-def test_cuts_end_a_segment_at_every_second_token_below_the_probability():
-    layout = Layout({"s[*]": "cuts:2"}, most=3)
-    # Below .9: tokens 0, 2, 3, 6; every second of them ends a segment: tokens 2 and 6.
-    assert owners(layout, [0.5, 0.95, 0.8, 0.1, 0.95, 1.0, 0.2, 1.0]) == ([0, 0, 0, 1, 1, 1, 1, 2], 0)
-    other = Layout({"s[*]": "cuts:2@0.5"}, most=3)  # below .5: tokens 3 and 6
-    assert owners(other, [0.5, 0.95, 0.8, 0.1, 0.95, 1.0, 0.2, 1.0]) == ([0, 0, 0, 0, 0, 0, 0, 1], 0)
-    assert owners(layout, [0.5, 0.5, 1.0], [1, 0, 1]) == ([0, -1, 0], 0)  # a masked token is no cutpoint
 
 
 def test_low_probability_cuts_where_sae_does():

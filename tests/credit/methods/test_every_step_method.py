@@ -56,34 +56,38 @@ def test_an_empty_batch():
     assert gigpo(*none).shape == gagpo(*none).shape == (0,)
 
 
-def test_sentences(unchecked_shapes):
-    repeated = torch.tensor([0, 0, 2, 0, 1, 2])
-    with pytest.raises(AlignmentError, match="Rows 0 and 1 are both step 0 of trajectory 0"):
-        step_returns(STEP_REWARD, TRAJECTORY, repeated)
-    with pytest.raises(AlignmentError, match="6 trajectory ids for 5 step numbers"):
-        timeline(TRAJECTORY, STEP[:5])
-    with pytest.raises(AlignmentError, match=r"reward_s is \(5,\) but trajectory_s is \(6,\)"):
-        step_returns(STEP_REWARD[:5], TRAJECTORY, STEP)
-    with pytest.raises(AlignmentError, match=r"reward_s is \(6,\) but group_s is \(5,\)"):
-        gigpo(STEP_REWARD, TASK[:5], TRAJECTORY, STEP, STATE)
-    with pytest.raises(AlignmentError, match="5 anchor states for 6 prompt ids"):
-        gigpo(STEP_REWARD, TASK, TRAJECTORY, STEP, STATE[:5])
-    for method in STEP_METHODS:
-        with pytest.raises(AlignmentError, match=r"Trajectory 1 has rows of prompt [03] and of prompt [03]"):
-            method(STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE)
-    with pytest.raises(RecipeError, match="row 1 is a list, which cannot be compared by equality"):
-        anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])
-    with pytest.raises(RecipeError, match="row 0 is a int, and only texts have a similarity"):
-        anchor_groups(TASK, [1, 2, 3, 4, 5, 6], similarity=0.9)
-    for similarity in (0.0, 1.0, 95):
-        with pytest.raises(RecipeError, match="must lie between 0 and 1"):
-            anchor_groups(TASK, STATE, similarity=similarity)
-    with pytest.raises(RecipeError, match="no trajectory reward 'mean'"):
-        gigpo(*WORKED, reward="mean")
-    for method in STEP_METHODS:
-        with pytest.raises(RecipeError, match="no scale 'mean_norm'"):
-            method(*WORKED, scale="mean_norm")
-    with pytest.raises(RecipeError, match="no unit for episode moments 'steps'"):
-        gigpo(*WORKED, over="steps")
-    with pytest.raises(RecipeError, match="no rule for singletons 'error'"):
-        gigpo(*WORKED, singleton="error")
+@pytest.mark.parametrize(
+    ("says", "call"),
+    [
+        ("Rows 0 and 1", lambda: step_returns(STEP_REWARD, TRAJECTORY, torch.tensor([0, 0, 2, 0, 1, 2]))),
+        ("6 trajectory ids for 5", lambda: timeline(TRAJECTORY, STEP[:5])),
+        ("reward_s is", lambda: step_returns(STEP_REWARD[:5], TRAJECTORY, STEP)),
+        ("group_s is", lambda: gigpo(STEP_REWARD, TASK[:5], TRAJECTORY, STEP, STATE)),
+        ("5 anchor states", lambda: gigpo(STEP_REWARD, TASK, TRAJECTORY, STEP, STATE[:5])),
+        ("Trajectory 1 has", lambda: gigpo(STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE)),
+        ("Trajectory 1 has", lambda: gagpo(STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE)),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(unchecked_shapes, says, call):
+    with pytest.raises(AlignmentError, match=says):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("says", "call"),
+    [
+        ("row 1 is a list", lambda: anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])),
+        ("row 0 is a int", lambda: anchor_groups(TASK, [1, 2, 3, 4, 5, 6], similarity=0.9)),
+        ("between 0 and 1", lambda: anchor_groups(TASK, STATE, similarity=0.0)),
+        ("between 0 and 1", lambda: anchor_groups(TASK, STATE, similarity=1.0)),
+        ("between 0 and 1", lambda: anchor_groups(TASK, STATE, similarity=95)),
+        ("'mean'", lambda: gigpo(*WORKED, reward="mean")),
+        ("'mean_norm'", lambda: gigpo(*WORKED, scale="mean_norm")),
+        ("'mean_norm'", lambda: gagpo(*WORKED, scale="mean_norm")),
+        ("'steps'", lambda: gigpo(*WORKED, over="steps")),
+        ("'error'", lambda: gigpo(*WORKED, singleton="error")),
+    ],
+)
+def test_options_without_a_meaning_are_refused(unchecked_shapes, says, call):
+    with pytest.raises(RecipeError, match=says):
+        call()

@@ -81,13 +81,6 @@ def test_gae_equals_the_slow_oracle(blocks, batch, gamma, lam):
     assert not bool(adv[~mask].any())
 
 
-def test_a_bootstrap_is_a_last_token_without_surprise():
-    reward, value = double([[0, 0.5, 0.8]]), double([[0.3, 0.4, 0.8]])
-    whole = gae(reward, value, all_of(1, 3), lam=0.7)
-    cut = gae(reward[:, :2], value[:, :2], all_of(1, 2), lam=0.7, bootstrap_n=double([0.8]))
-    assert_close(cut, whole[:, :2], 1e-12)
-
-
 def test_absent_completions_get_zero_and_their_own_values_as_targets():
     reward, value = double([[0, NAN], [0, 1]]), double([[0.2, 0.3], [0.5, 0.5]])
     assert_close(gae(reward, value, all_of(2, 2), lam=1.0), [[0, 0], [0.5, 0.5]], 1e-12)

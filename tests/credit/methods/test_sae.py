@@ -26,14 +26,6 @@ def test_sae_worked_numbers():
     assert_close(sae(*inputs, lam=1.0), [[0.6, 0.5, 0.7, 0.4, 0.2, 0.3]], 1e-12)
 
 
-def test_sae_closed_form():
-    # Segments {1,2} {3,4} {5,6} start at V = .3 and .8; what follows t is V(b1) - V(t), then lam, then lam^2.
-    for t, (first, later) in enumerate([((0.3, 0.8), 2), ((0.3, 0.8), 2), ((0.8,), 1), ((0.8,), 1), ((), 0), ((), 0)]):
-        ends = [*first, 1.0]
-        adv = ends[0] - SAE_VALUE[0, t].item() + sum(0.9 ** (j + 1) * (ends[j + 1] - ends[j]) for j in range(later))
-        assert adv == pytest.approx(START[0][t])
-
-
 def test_a_token_of_exactly_the_threshold_is_no_boundary():
     logp = torch.tensor([[0.5, 0.2, 0.5]], dtype=torch.float64).log()
     inputs = double([[0, 0, 1]]), double([[0.5, 0.25, 0.5]]), logp, all_of(1, 3)
@@ -73,31 +65,6 @@ def test_relations_between_the_recursions(batch, data):
     order = torch.tensor(data.draw(st.permutations(range(len(reward)))))
     shuffled = gae(reward[order], value[order], mask[order], lam=lam, bootstrap_n=None if end is None else end[order])
     torch.testing.assert_close(shuffled, gae(reward, value, mask, lam=lam, bootstrap_n=end)[order], atol=0, rtol=0)
-
-
-def test_the_first_token_may_be_unlikely():
-    inputs = SAE_REWARD, SAE_VALUE, SAE_LOGP.clone(), all_of(1, 6)
-    inputs[2][0, 0] = -9.0
-    assert_close(sae(*inputs, lam=0.9), START, 1e-12)
-
-
-PAPER = ([0.5, 0.6, 0.4, 0.5, 0.7], [0.9, 0.8, 0.1, 0.9, 0.15])
-
-
-@pytest.mark.parametrize(
-    ("reward", "boundary", "expected"),
-    [
-        (1, "start", [0.413, 0.313, 0.57, 0.47, 0.3]),
-        (1, "end", [0.45, 0.35, 0.55, 0.5, 0.3]),
-        (0, "start", [-0.397, -0.497, -0.33, -0.43, -0.7]),
-        (0, "end", [-0.45, -0.55, -0.35, -0.5, -0.7]),
-    ],
-)
-def test_the_two_sides_of_a_boundary(reward, boundary, expected):
-    """The example that tells the two conventions apart: values .5 .6 .4 .5 .7, probabilities .9 .8 .1 .9 .15, lam .9."""
-    value, probability = (double([row]) for row in PAPER)
-    rewards = double([[0, 0, 0, 0, reward]])
-    assert_close(sae(rewards, value, probability.log(), all_of(1, 5), lam=0.9, boundary=boundary), [expected], 1e-12)
 
 
 def test_sae_with_a_weight_of_each_length():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spanwise import AlignmentError, Batch, Credit, Layout, Objective, RecipeError, Scheme, Scores, Spans, Status, Steps
+from spanwise import AlignmentError, Batch, Layout, Objective, RecipeError, Scheme, Scores, Spans, Status, Steps
 from spanwise.credit import (
     advantage,
     assign,
@@ -346,26 +346,3 @@ def test_rows_without_a_sampled_token_have_no_turn():
     found = split_turns(torch.tensor([[0, 0], [1, 0], [0, 0]]).bool())
     assert found.row_s.tolist() == [1]
     assert found.put(torch.tensor([[3.0]]), rows=3).tolist() == [[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
-
-
-def test_the_order_of_turns_does_not_matter():
-    reward_s, group_s, trajectory_s, step_s = ragged(9)
-    objectives = [Objective("correct", pays="note"), Objective("format", pays="call", scope="turn", name="t")]
-    column = [None if r != r else r for r in reward_s.tolist()]
-
-    def run(order, relabel):
-        pick = [column[i] for i in order]
-        return turns(
-            [pick, pick], group_s[order].tolist(), relabel[trajectory_s[order]].tolist(), step_s[order].tolist(), objectives
-        )
-
-    straight = run(torch.arange(len(column)), torch.arange(8))
-    order = torch.randperm(len(column), generator=torch.Generator().manual_seed(1))
-    other = run(order, torch.tensor([3, -9, 100, 0, 7, -2, 55, 8]))
-    assert torch.allclose(other.block_nk, straight.block_nk[order], rtol=0, atol=1e-12)
-
-
-def test_credit_takes_its_shares_along():
-    found = turns([[1, 0]], [0, 0], [0, 1], [0, 0], [Objective("correct", pays="call")])
-    assert isinstance(found, Credit)
-    assert found.take(torch.tensor([1])).length_nk.tolist() == [[2, 1]]
