@@ -19,7 +19,6 @@ from spanwise.credit import (
     gdpo,
     grpo_verif,
     ha_dw,
-    moments,
     opo,
     rloo,
 )
@@ -121,32 +120,6 @@ def test_presets_of_objectives_equal_the_pure_functions(seed):
     assert_close(run_preset("gdpo", reward_nm, group_n, whole).block_nk[:, 0], gdpo(reward_nm, group_n), 1e-9)
     assert_close(run_preset("dcpo", reward_nm, group_n, LAYOUT).block_nk, dcpo(reward_nm, group_n), 1e-9)
     assert_close(run_preset("grpo_verif", reward_nm, group_n, LAYOUT).block_nk, grpo_verif(reward_nm, group_n), 1e-9)
-
-
-@pytest.mark.parametrize("name", ["rloo", "opo", "reinforce++-baseline", "maxrl"])
-def test_an_estimator_takes_the_sum_and_the_inputs_it_asks_for(name):
-    reward_nm, group_n = two_rewards(7)
-    group_n[0] = 99  # alone
-    reward_nm[:, 1] += 1.0
-    length_n = torch.arange(1, len(group_n) + 1)
-    objectives = (Objective("correct", pays=LAYOUT.names), Objective("brier", pays=LAYOUT.names, weight=0.5))
-    present = torch.ones(len(group_n), 2).bool()
-    present[3, 1] = False
-    estimator = METHODS[name].estimator
-    credit = assign(
-        scores_of(reward_nm),
-        group_n,
-        present,
-        objectives=objectives,
-        block_names=LAYOUT.names,
-        method=name,
-        inputs={"length_n": length_n, "metric_n": None},
-    )
-    needs = {"length_n": length_n} if "length_n" in METHODS[name].needs else {}
-    expected_n = estimator(reward_nm @ torch.tensor([1.0, 0.5]).double(), group_n, **needs)
-    assert_close(credit.block_nk, torch.where(present, expected_n[:, None], 0.0), 1e-9)
-    alone = moments(reward_nm[:, 0], group_n).count_n() < 2
-    assert credit.singleton_m.tolist() == [int(alone.sum())] * 2
 
 
 def test_an_estimator_is_bound_by_the_options_of_the_scheme():

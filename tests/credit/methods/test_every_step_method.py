@@ -9,6 +9,7 @@ from credit_batches import STATE, STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECT
 from helpers import assert_close
 from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import anchor_groups, gigpo
+from spanwise.credit.registry import METHODS
 from spanwise.credit.trajectories.rollouts import step_returns, timeline
 from spanwise.errors import AlignmentError, RecipeError
 
@@ -49,6 +50,12 @@ def test_no_id_is_special(method, options):
         (TASK, TRAJECTORY, STEP, HASHES[state + 2]),
     ]:
         assert_close(method(STEP_REWARD, task, trajectory, step, anchor, **options), expected, 0)
+
+
+def test_registered_as_step_methods():
+    for name in ("gigpo", "gagpo"):
+        assert METHODS[name].kind == "step"
+        assert METHODS[name].needs == ("trajectory_s", "step_s", "anchor_s")
 
 
 def test_an_empty_batch():

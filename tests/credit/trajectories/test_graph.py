@@ -43,39 +43,6 @@ def test_a_prompt_that_starts_with_all_that_came_before_merges(first, second, re
     assert (branch.response_ids, branch.mask, branch.turn) == (response, mask, turns)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (turn([1, 2], [3, 4]), turn([1, 2, 3, 9, 9], [5])),  # the history was edited
-        (turn([1, 2], [3, 4]), turn([1, 2, 3], [4, 5])),  # the prompt ends inside the response before it
-        (turn([1, 2], [3, 4]), turn([1, 2], [3, 4])),  # sampled twice
-        (turn([1, 2], [3, 4]), turn([1, 2], [])),
-        (turn([1, 2], [3, 4]), turn([], [1, 2, 3, 4])),
-        (turn([1, 2], [3, 4]), turn([2, 3, 4, 5], [6])),  # cut at the front
-    ],
-)
-def test_other_prompts_open_a_new_sequence(first, second):
-    merged = rows(first, second).merged()
-    assert merged == rows(first, second)
-    for one, branch in zip((first, second), merged.branches(), strict=True):
-        assert (branch.prompt_ids, branch.response_ids, branch.mask) == (one.prompt_ids, one.response_ids, one.mask)
-
-
-def test_partial_merge_with_counts():
-    merged = rows(
-        turn([1], [2]),
-        turn([1, 2, 3], [4, 4]),
-        turn([9], [5]),  # the history was summarised
-        turn([9, 5, 6], [7]),
-    ).merged()
-    assert [branch.turns for branch in merged.branches()] == [(0, 1), (2, 3)]
-    assert [branch.response_ids for branch in merged.branches()] == [(2, 3, 4, 4), (5, 6, 7)]
-    assert merge_counts([merged, merged]) == {
-        "trajectories": 2, "rows": 8, "row_tokens": 2 * (2 + 5 + 2 + 4), "branches": 4, "branch_tokens": 2 * (5 + 4),
-        "trained_tokens": 10,
-    }  # fmt: skip
-
-
 def test_a_token_that_branches_share_trains_once_and_is_context_elsewhere():
     """Two attempts from one point: [1] -> 2 -> (3 -> 4 | 5 -> 6), then one more from the very end of the first."""
     graph = rows(turn([1], [2]), turn([1, 2, 3], [4]), turn([1, 2, 5], [6]), turn([1, 2, 3, 4], [7])).merged()
@@ -254,6 +221,22 @@ def tiny_model():
         num_key_value_heads=1, max_position_embeddings=512, attn_implementation="eager",
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config).double().eval()
+
+
+def test_thirty_two_turns_cost_a_tenth_and_give_the_same_gradient():
+    turns = chat(32)
+    merged = rows(*turns).merged()
+    counts = merge_counts([merged])
+    assert (counts["rows"], counts["branches"]) == (32, 1)
+    assert counts["row_tokens"] == 8 * 32 * 33 // 2
+    assert counts["branch_tokens"] == 8 * 32
+    assert counts["row_tokens"] >= 10 * counts["branch_tokens"]
+    assert counts["trained_tokens"] == 32 * 3 + 16
+    model = tiny_model()
+    plain, once = gradient(model, turns), gradient(model, merged.branches())
+    assert plain.abs().max() > 1e-2
+    torch.testing.assert_close(once, plain, atol=1e-5, rtol=1e-5)
+    assert (once - plain).norm() < 1e-6 * plain.norm()
 
 
 def test_a_broken_history_and_branches_give_the_same_gradient_too():

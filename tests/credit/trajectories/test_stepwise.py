@@ -159,14 +159,6 @@ def test_step_rewards_at_masked_tokens():
 # --- mini-batches
 
 
-def test_mini_batches_hold_whole_prompts():
-    group_s = torch.tensor([7, 7, 7, 2, 9, 9, 2, 4])
-    rows = [batch.tolist() for batch in prompt_mini_batches(group_s, prompts_per_batch=2)]
-    assert rows == [[0, 1, 2, 3, 6], [4, 5, 7]]
-    assert [batch.tolist() for batch in prompt_mini_batches(group_s, prompts_per_batch=9)] == [list(range(8))]
-    assert prompt_mini_batches(group_s[:0], prompts_per_batch=2) == []
-
-
 @given(group=st.lists(st.integers(-3, 6), min_size=1, max_size=30), size=st.integers(1, 5))
 @settings(max_examples=80, deadline=None)
 def test_mini_batches_are_a_partition(group, size):
