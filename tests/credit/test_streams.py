@@ -123,20 +123,6 @@ def test_a_missing_block_is_a_block_of_one_token():
     assert found.stop_n.tolist() == [0.0]
 
 
-def test_what_was_left_out_in_a_block_that_is_there_is_paid_there():
-    """A confidence that cannot be read, and a solution without its answer: their own tokens carry it."""
-    objectives = (Objective("correct", pays="solution", if_missing=0.0), *PAIR[1:])
-    status = [[OK, UNPARSABLE], [ABSENT, OK]]
-    for values in ("shared", "objective"):
-        scheme = Scheme("gae", BLOCKS, objectives, 1, {"lam": 1.0}, values=values)
-        value_nt = torch.zeros(2, 5, len(scheme.value_names), dtype=torch.float64)
-        found, _ = run(scheme, TOKENS.repeat(2, 1), [[1, NAN], [NAN, -0.25]], value_nt, status)
-        both = [[-1, -1, 0, -2, -2], [-0.5, -0.5, 0, -0.5, -0.5]]
-        own = [[1, 1, 0, -2, -2], [0, 0, 0, -0.5, -0.5]]
-        assert_close(found.token_nt, both if values == "shared" else own, 1e-12)
-        assert not found.stop_n.any()
-
-
 def test_tokens_that_no_objective_pays():
     """One objective on the solution alone: shared, all tokens train; per objective, those of the solution do."""
     values_nt = double([[0.25, 0.5, NAN, 0.125, 0.25]])
@@ -145,21 +131,6 @@ def test_tokens_that_no_objective_pays():
     # Nothing comes after the solution: returns 1, 1, 0, 0.
     assert_close(run(shared, TOKENS, [[1]], values_nt)[0].token_nt, [[0.75, 0.5, 0, -0.125, -0.25]], 1e-12)
     assert_close(run(own, TOKENS, [[1]], values_nt)[0].token_nt, [[0.75, 0.5, 0, 0, 0]], 1e-12)
-
-
-@pytest.mark.parametrize("status", [TIMEOUT, ERROR, UNSCORED])
-def test_a_failed_check_costs_its_stream_or_the_completion(status):
-    value_nt = double([[0.25, 0.5, NAN, 0.125, 0.25]])
-    shared = Scheme("gae", BLOCKS, PAIR, 1, values="shared")
-    found, _ = run(shared, TOKENS, [[1, NAN]], value_nt, [[OK, status]])
-    assert not found.token_nt.any()
-    own = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 1.0})
-    found, _ = run(own, TOKENS, [[1, NAN]], value_nt[..., None].expand(-1, -1, 2), [[OK, status]])
-    assert_close(found.token_nt, [[0.75, 0.5, 0, 0, 0]], 1e-12)
-    # The block is not there either: a failed check is no decision to stop.
-    found, _ = run(own, TOKENS[:, :2], [[1, NAN]], value_nt[:, :2, None].expand(-1, -1, 2), [[OK, status]])
-    assert found.stop_n.tolist() == [0.0]
-    assert found.absent_m.tolist() == [0, 1]
 
 
 def test_a_bootstrap_stands_behind_the_streams_that_were_cut():
@@ -223,7 +194,7 @@ def made_up(seed, m, s, *, n=24):
         rows.append([-1] * int(whole(3)) + row)
     width = max(map(len, rows))
     block_nt = torch.tensor([row + [-1] * (width - len(row)) for row in rows])
-    status_nm = torch.tensor([OK, OK, OK, ABSENT, UNPARSABLE, ERROR])[whole(6, n, m)]
+    status_nm = torch.tensor([OK, OK, OK, OK, ABSENT, UNPARSABLE, ERROR, TIMEOUT, UNSCORED])[whole(9, n, m)]
     reward_nm = torch.where(status_nm == OK, torch.randn(n, m, generator=g, dtype=torch.float64), NAN)
     draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
     return Case(block_nt, block_nt >= 0, reward_nm, status_nm, draw(n, width, s), -draw(n, width).abs() * 2, draw(n, s))
@@ -312,37 +283,6 @@ def test_one_reward_for_all_blocks_is_what_it_was(count, dtype):
 
 
 # SAE inside a block: the worked numbers of methods.md and related.md, beside another block
-
-
-PAPER = {  # values, probabilities -> reward -> what "start" and "end" give at lam .9
-    "methods": ([0.4, 0.5, 0.3, 0.6, 0.8, 0.7], [0.9, 0.95, 0.1, 0.9, 0.15, 0.99], 1,
-                [0.512, 0.412, 0.68, 0.38, 0.2, 0.3], [0.533, 0.433, 0.633, 0.37, 0.17, 0.3]),
-    "A": ([0.5, 0.6, 0.4, 0.5, 0.7], [0.9, 0.8, 0.1, 0.9, 0.15], 1, [0.413, 0.313, 0.57, 0.47, 0.3], [0.45, 0.35, 0.55, 0.5, 0.3]),
-    "D": ([0.5, 0.6, 0.4, 0.5, 0.7], [0.1] * 5, 0, [-0.31247, -0.4583, -0.287, -0.43, -0.7],
-          [-0.31247, -0.4583, -0.287, -0.43, -0.7]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("boundary", ["start", "end"])
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("name", PAPER)
-def test_segments_inside_a_block(name, place, boundary):
-    """Whatever the other block holds, before or after it: segments are those of the block, and so are the values."""
-    value, probability, reward, *expected = PAPER[name]
-    other = [0.05, 0.9, 0.05]
-    inside, outside = [place] * len(value), [1 - place] * len(other)
-    order = (lambda x, y: x + y) if place == 0 else (lambda x, y: y + x)
-    block_nt = torch.tensor([order(inside, outside)])
-    logp_nt = double([order(probability, other)]).log()
-    value_nts = torch.full((1, len(value) + 3, 2), 1e9, dtype=torch.float64)
-    value_nts[0, :, place] = double(order(value, [1e9] * 3))
-    value_nts[0, :, 1 - place] = double(order([1e9] * len(value), [0.3, 0.1, 0.2]))
-    rewards = [0.7, 0.7]
-    rewards[place] = reward
-    scheme = Scheme("sae", BLOCKS, [Objective("correct", "solution"), Objective("format", "confidence")], 1,
-                    {"lam": 0.9, "boundary": boundary})  # fmt: skip
-    found, _ = run(scheme, block_nt, [rewards], value_nts, logp_nt=logp_nt)
-    assert_close(found.token_nt[block_nt == place], expected[boundary == "end"], 5e-7)
 
 
 # What a critic is fitted to, and what fits nowhere

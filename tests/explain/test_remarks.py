@@ -36,10 +36,7 @@ def found(ids, rule=None, layout=None):
 
 def test_other_tags_than_the_layouts():
     said = found([PLAN, PLAN, []])
-    assert said["tags"] == (
-        "<answer> is in 0 and <sure> is in 0 of 3 completions; they do contain <plan> (2). The layout asks for them, so what is "
-        "read there earns nothing. Ask for these tags in the prompt, or write the layout of what the model writes."
-    )
+    assert said["tags"].startswith("<answer> is in 0 and <sure> is in 0 of 3 completions; they do contain <plan> (2).")
     assert list(said) == ["tags"], "what follows from it is not said again"
 
 
