@@ -78,6 +78,7 @@ class Line:
 
     def __init__(self, worth, baseline, divisor, reason) -> None:
         self.worth, self.baseline, self.divisor, self.reason = worth, baseline, divisor, reason
+        self.about = -1  # no single objective
 
 
 def root(square: F) -> float:
@@ -166,6 +167,7 @@ def column(rows, values, instead, baseline, outcomes=(), *, back_off=None, **opt
 
 def with_reasons(rows, lines, m, objective, verdict):
     for i, line in enumerate(lines):
+        line.about = m
         if line.reason is Zero.ABSENT:
             line.reason = rows.missing(i, m)
         if line.reason is Zero.ALL_EQUAL and verdict and line.worth in (0, 1):
@@ -179,9 +181,9 @@ def check(found, lines, c, adv_n=None):
     """One column of a comparison against the lines, and the formula against the credit."""
     told = found.comparison
     adv = (found.adv_nm[:, c] if adv_n is None else adv_n).tolist()
-    table = [getattr(told, f"{name}_nm")[:, c].tolist() for name in ("worth", "baseline", "divisor", "reason")]
-    for i, (line, a, worth, baseline, divisor, reason) in enumerate(zip(lines, adv, *table, strict=True)):
-        assert Zero(reason) is line.reason, (i, Zero(reason), line.reason)
+    table = [getattr(told, f"{name}_nm")[:, c].tolist() for name in ("worth", "baseline", "divisor", "reason", "about")]
+    for i, (line, a, worth, baseline, divisor, reason, about) in enumerate(zip(lines, adv, *table, strict=True)):
+        assert (Zero(reason), about) == (line.reason, line.about), (i, Zero(reason), line.reason)
         if line.worth is None:
             assert math.isnan(worth)
         else:
@@ -257,14 +259,14 @@ def sum_reasons(rows, lines, totals, weights, values):
     for i, line in enumerate(lines):
         if totals[i] is None:
             gone = [(rows.missing(i, m), m) for m, weight in enumerate(weights) if weight and values[i][m] is None]
-            line.reason = min(gone)[0]
+            line.reason, line.about = min(gone)
         elif line.reason is Zero.ALL_EQUAL:
             held = [j for j in groups[rows.group[i]] if totals[j] is not None]
             for m in range(len(weights)):
                 own = [rows.value[j][m] for j in groups[rows.group[i]] if rows.value[j][m] is not None]
                 verdict = {pair[m] for pair in rows.value if pair[m] is not None} <= {F(0), F(1)}
                 if verdict and len(own) == len(held) and len(set(own)) == 1:
-                    line.reason = Zero.ALL_RIGHT if own[0] == 1 else Zero.ALL_WRONG
+                    line.reason, line.about = Zero.ALL_RIGHT if own[0] == 1 else Zero.ALL_WRONG, m
                     break
     return lines
 
