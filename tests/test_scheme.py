@@ -177,7 +177,7 @@ def test_every_option_is_used_or_refused(name, option):
     condition, values = known.only_with.get(option, ("", ()))
     idle = known.options[condition] not in values if condition in known.options else condition == "scale_k"
     if idle:
-        with pytest.raises(RecipeError, match=f"Option '{option}' of method '{name}' does something only where"):
+        with pytest.raises(RecipeError, match=f"Option '{option}' of method '{name}'"):
             preset(name, **{option: value})
     if condition == "scale_k":
         return  # an objective says it, see below
@@ -206,7 +206,7 @@ def test_options_that_hang_on_objectives(option, value, objective):
         return preset("bae", objectives=objectives, **options)
 
     assert not torch.equal(credited(bae(objective))[0], credited(bae(objective, **{option: value}))[0])
-    with pytest.raises(RecipeError, match=f"Option '{option}' of method 'bae' does something only where"):
+    with pytest.raises(RecipeError, match=f"Option '{option}' of method 'bae'"):
         bae({"baseline": "none"}, **{option: value})
 
 
@@ -311,7 +311,7 @@ def test_gdpo_trains_what_it_is():
 
 
 def test_call_names_what_is_missing():
-    with pytest.raises(RecipeError, match="Method 'gae' needs reward_nt and value_nt and mask_nt"):
+    with pytest.raises(RecipeError, match="reward_nt and value_nt and mask_nt"):
         call(METHODS["gae"], GROUP_N, {}, {})
 
 
@@ -397,13 +397,13 @@ def test_values_are_used_or_refused(unchecked_shapes, name):
     if name in ("gae", "sae"):
         assert preset(name, values="shared").values == "shared"
         assert preset(name, objectives=APART).plain()["objectives"][0]["pays"] == ["solution"]
-        with pytest.raises(RecipeError, match=r"There is no kind of values 'each'. Known: objective, shared"):
+        with pytest.raises(RecipeError, match="no kind of values 'each'"):
             preset(name, values="each")
         return
     with pytest.raises(RecipeError, match="reads no values"):
         preset(name, values="shared")
     if METHODS[name].kind != "block":
-        with pytest.raises(RecipeError, match="gives a completion one number, but 'correct' pays solution"):
+        with pytest.raises(RecipeError, match="'correct' pays solution"):
             preset(name, objectives=APART)
 
 
@@ -416,7 +416,7 @@ def test_an_option_by_its_other_name():
     scheme = preset("sae", gae_lambda_policy=0.9)
     assert scheme.options == scheme.plain()["options"] == {"lam": 0.9}
     assert Scheme("gae", LAYOUT, ALIKE, options={"gae_lambda_policy": 1.0}).options == {"lam": 1.0}
-    with pytest.raises(RecipeError, match="'gae_lambda_policy' is another name of 'lam', and both are given; write one"):
+    with pytest.raises(RecipeError, match="both are given"):
         preset("gae", gae_lambda_policy=0.9, lam=0.9)
     with pytest.raises(RecipeError, match="Method 'grpo' has no option 'gae_lambda_policy'"):
         preset("grpo", gae_lambda_policy=0.9)
@@ -424,7 +424,7 @@ def test_an_option_by_its_other_name():
 
 @pytest.mark.parametrize("alpha", [0, -0.05, NAN, float("inf"), True, "0.05"])
 def test_a_share_of_the_length_is_a_positive_number(alpha):
-    with pytest.raises(RecipeError, match=f"length_adaptive_alpha is {alpha!r}; it must be a positive number"):
+    with pytest.raises(RecipeError, match=f"length_adaptive_alpha is {alpha!r}"):
         preset("gae", length_adaptive_alpha=alpha)
 
 
@@ -439,5 +439,5 @@ def test_a_weight_of_what_comes_later_lies_between_0_and_1(name, value):
 @pytest.mark.parametrize("name", ["lam", "gae_lambda_policy"])
 def test_a_lambda_beside_the_adaptive_one_is_void(method, name):
     assert preset(method, length_adaptive_alpha=0.05).options == {"length_adaptive_alpha": 0.05}
-    with pytest.raises(RecipeError, match=r"Option 'lam' of method .* only where length_adaptive_alpha is None"):
+    with pytest.raises(RecipeError, match=r"Option 'lam' .* length_adaptive_alpha"):
         preset(method, length_adaptive_alpha=0.05, **{name: 0.9})

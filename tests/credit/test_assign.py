@@ -147,7 +147,7 @@ def test_an_estimator_is_bound_by_the_options_of_the_scheme():
     weighted = run(weigh, anchor=0.1).block_nk[:, 0]
     assert_close(weighted, ha_dw(reward_nm[:, 0], group_n, anchor=0.1), 1e-9)
     assert weigh.anchor != 0.1
-    with pytest.raises(RecipeError, match="Method 'mine' needs length_n, which this batch does not have"):
+    with pytest.raises(RecipeError, match="needs length_n"):
         run(opo)
     with pytest.raises(RecipeError, match="Method 'mine' has no option 'ddof'"):
         run(rloo, ddof=0)

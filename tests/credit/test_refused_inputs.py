@@ -72,9 +72,7 @@ def places(values):
 
 def refused(number, row):
     """The sentence: which completion (or row of steps), which number."""
-    return pytest.raises(
-        RewardError, match=rf"^The reward of (completion|row) {row} is {number}.*; a reward must be finite, or NaN"
-    )
+    return pytest.raises(RewardError, match=rf"(completion|row) {row} is {number}")
 
 
 @pytest.mark.parametrize("number", [INF, -INF])

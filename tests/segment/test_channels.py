@@ -120,17 +120,17 @@ def test_layouts_that_cannot_work(blocks, prefilled, sentence):
 @pytest.mark.parametrize("end", ["<think>\n", "[THINK]", "<|start|>assistant<|channel|>analysis<|message|>"])
 def test_a_prompt_that_opens_the_reasoning_and_a_layout_must_agree(end):
     check_prefilled(end, OPENED)
-    with pytest.raises(RecipeError, match=r"The prompt already opens .* Write Layout\(..., prefilled='reasoning'\)"):
+    with pytest.raises(RecipeError, match="prefilled='reasoning'"):
         check_prefilled(end, PLAIN)
     for closed in ("<|im_start|>assistant\n", "<think>\n\n</think>\n\n"):
         check_prefilled(closed, PLAIN)
-        with pytest.raises(RecipeError, match=r"The layout says that the prompt opens <think> or .*leave 'prefilled' out"):
+        with pytest.raises(RecipeError, match="leave 'prefilled' out"):
             check_prefilled(closed, OPENED)
 
 
 def test_a_prompt_that_opens_delimiters():
     layout = Layout({"work": "delimiters:<<...>>", "math": "delimiters:$$...$$"})
-    with pytest.raises(RecipeError, match=r"already opens <<, so no completion will hold that sign.* prefilled='<<...>>'"):
+    with pytest.raises(RecipeError, match=r"prefilled='<<\.\.\.>>'"):
         check_prefilled("Work: <<", layout)
     check_prefilled("It is $$x$$", layout)  # this one closes as well
 

@@ -176,7 +176,7 @@ def test_has_the_properties_of_segmenters(layout):
 
 @pytest.mark.parametrize("path", ["", ".a", "a.", "a..b", "a[", "a[x]", "a[-1]", 'a["b]', "[0].a", "[*]", 'a"b', "a]b"])
 def test_what_is_no_path(path):
-    with pytest.raises(LayoutError, match="is no path of JSON, which begins at a key of an object; write price,"):
+    with pytest.raises(LayoutError, match="is no path"):
         steps(path)
 
 

@@ -175,7 +175,7 @@ def test_completions_are_read_in_chunks(monkeypatch, at_a_time):
         assert getattr(spans, name).dtype == (torch.int8 if name == "block_nt" else torch.int64)
     wrong = ROWS.clone()
     wrong[3, 1] = 5  # the first id that is not there
-    with pytest.raises(AlignmentError, match="Completion 3: Token id 5 is not in the vocabulary, which has 5 ids"):
+    with pytest.raises(AlignmentError, match=r"Completion 3: Token id 5 .* 5 ids"):
         find_blocks(wrong, wrong >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
 
 

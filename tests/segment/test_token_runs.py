@@ -64,9 +64,7 @@ def test_log_probabilities_that_come_too_late_are_refused_before_anything_runs()
     assert (needs.needs, scheme("fixed:5").needs) == ({"logp_nt"}, frozenset())
     needs.check({"logp_nt"})
     for provides, at_read in ((PROVIDES, AT_READ), ((), None)):
-        with pytest.raises(
-            RecipeError, match=r"'cuts' cuts by log-probabilities .* completions are read\. Use one .* fixed, json"
-        ):
+        with pytest.raises(RecipeError, match="'cuts' cuts by log-probabilities"):
             needs.check(provides, at_read=at_read)
     scheme("fixed:5").check(PROVIDES, at_read=AT_READ)
 
@@ -76,7 +74,7 @@ def test_the_road_takes_log_probabilities_of_the_batch(unchecked_shapes):
     with pytest.raises(RecipeError, match="'cuts' cuts by log-probabilities"):
         pipeline.read(batch, scheme("cuts:1"), BYTES, recorded={})
     find = partial(find_blocks, torch.full((1, 3), 97), layout=scheme("cuts:1").layout, vocabulary=BYTES)
-    with pytest.raises(AlignmentError, match="completion 0 is nan at trainable token 1, and the segmenter 'cuts'"):
+    with pytest.raises(AlignmentError, match="completion 0 is nan at trainable token 1"):
         find(torch.ones(1, 3, dtype=torch.bool), logp_nt=torch.tensor([[0.0, float("nan"), 0.0]]))
     find(torch.tensor([[1, 0, 1]]), logp_nt=torch.tensor([[0.0, float("nan"), 0.0]]))
     with pytest.raises(AlignmentError, match=r"logp_nt has shape \(1, 2\)"):

@@ -77,9 +77,7 @@ def test_sae_with_a_weight_of_each_length():
 
 def test_what_is_no_probability_is_refused():
     inputs = double([[0, 1]]), double([[0.5, 0.5]]), double([[-1, math.nan]])
-    with pytest.raises(
-        RewardError, match="The log-probability of completion 0 is nan at trainable token 1; give that of every"
-    ):
+    with pytest.raises(RewardError, match="completion 0 is nan at trainable token 1"):
         sae(*inputs, all_of(1, 2))
     masked = sae(*inputs, torch.tensor([[True, False]]))
     assert masked.tolist() == [[0.5, 0.0]]

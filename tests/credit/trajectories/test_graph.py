@@ -172,7 +172,7 @@ def test_the_same_text_in_other_tokens_is_refused_with_the_first_token_that_diff
     with pytest.raises(AlignmentError, match=r"token 2 is not there in its prompt, and was 4 \(b''\)"):
         one_less.merged(PIECES)
     late = rows(turn([3], [0, 1]), turn([0], [0]), turn([3, 2], [0]))  # of an earlier turn, not of the one before
-    with pytest.raises(AlignmentError, match="Turn 2 of trajectory 'a' repeats the text up to the end of turn 0"):
+    with pytest.raises(AlignmentError, match=r"Turn 2 .* turn 0"):
         late.merged(PIECES)
 
 
@@ -252,20 +252,20 @@ def test_a_broken_history_and_branches_give_the_same_gradient_too():
 
 
 def test_sentences():
-    with pytest.raises(AlignmentError, match="Turn 1 of trajectory 'a' has 2 response tokens and 1 entries of 'mask'"):
+    with pytest.raises(AlignmentError, match="2 response tokens and 1 entries of 'mask'"):
         rows(turn([1], [2]), turn([1], [2, 2], [1]))
     with pytest.raises(AlignmentError, match="has 1 response tokens and 2 entries of 'logp'"):
         rows(turn([1], [2], per_token={"logp": [0.0, 0.0]}))
-    with pytest.raises(AlignmentError, match="Turn 0 of trajectory 'a' goes on from turn 0, which does not come before it"):
+    with pytest.raises(AlignmentError, match="goes on from turn 0"):
         rows(turn([1], [2], parent=0))
     with pytest.raises(RewardError, match="Turn 0 of trajectory 'a' has nan as reward 'ok'"):
         rows(turn([1], [2], rewards={"ok": math.nan}))
-    with pytest.raises(RewardError, match="Turn 0 of trajectory 'a' has a reward 'ok', and so has the trajectory"):
+    with pytest.raises(RewardError, match="and so has the trajectory"):
         Trajectory("a", 0, (turn([1], [2], rewards={"ok": 1.0}),), rewards={"ok": Status.ERROR})
     two = [turn([1], [2]), turn([1, 2], [2])]
     with pytest.raises(AlignmentError, match="Rows 0 and 1 are both step 3 of trajectory 'a'"):
         Trajectory.of_rows(two, ["a", "a"], [3, 3], [0, 0])
-    with pytest.raises(AlignmentError, match="Trajectory 'a' has rows of prompt 'x' and of prompt 'y'"):
+    with pytest.raises(AlignmentError, match="prompt 'x' and of prompt 'y'"):
         Trajectory.of_rows(two, ["a", "a"], [3, 2], ["y", "x"])
     with pytest.raises(AlignmentError, match="There are 2 rows and 1 groups"):
         Trajectory.of_rows(two, ["a", "a"], [3, 2], ["y"])

@@ -325,7 +325,7 @@ def test_turns_by_id_may_touch_and_hold_tool_tokens():
     assert found.step_s.tolist() == [0, 1, 0, 1]
     value = torch.arange(10.0).reshape(2, 5)
     assert torch.equal(found.put(found.take(value), rows=2), torch.where(turn_nt >= 0, value, 0.0))
-    with pytest.raises(AlignmentError, match="Token 1 of sequence 0 was sampled and belongs to no turn"):
+    with pytest.raises(AlignmentError, match="Token 1 of sequence 0"):
         split_turns(mask_nt, torch.where(turn_nt == 2, -1, turn_nt))
 
 
