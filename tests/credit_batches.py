@@ -109,10 +109,6 @@ def step_batches(draw, absent=True):
     return torch.tensor(reward), torch.tensor(task), torch.tensor(trajectory), torch.tensor(step), list(state)
 
 
-def known_states(batch):
-    return batch[0], batch[1], batch[2], batch[3], [state or "none" for state in batch[4]]
-
-
 @st.composite
 def scored_batches(draw):
     """Ragged groups in any order, some rewards absent, reports on a coarse grid so that ties happen."""

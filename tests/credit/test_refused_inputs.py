@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from credit_batches import trajectory_outcomes
-from framework_numbers import COMPAT, compatible
 from spanwise.credit import (
     METHODS,
     HistoryWeight,
@@ -19,7 +18,6 @@ from spanwise.credit import (
     value_target,
 )
 from spanwise.errors import AlignmentError, RewardError
-from spanwise.losses import aspo, dppo
 
 INF, NAN = math.inf, math.nan
 NAMES = sorted(name for name in METHODS if METHODS[name].estimator.__module__.startswith("spanwise."))
@@ -74,9 +72,7 @@ def places(values):
 
 def refused(number, row):
     """The sentence: which completion (or row of steps), which number."""
-    return pytest.raises(
-        RewardError, match=rf"^The reward of (completion|row) {row} is {number}.*; a reward must be finite, or NaN"
-    )
+    return pytest.raises(RewardError, match=rf"(completion|row) {row} is {number}")
 
 
 @pytest.mark.parametrize("number", [INF, -INF])
@@ -101,38 +97,6 @@ def test_two_that_cancel_are_refused_as_well(name):
         given[rewards(name)[1]][:2] = torch.tensor([-INF, INF])
     with refused(INF, 0):
         METHODS[name].estimator(**given)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_absent_reward_is_none_of_that(name):
-    for entry in rewards(name):
-        for place in places(DATA[entry]):
-            result = METHODS[name].estimator(**inputs(name) | {entry: with_entry(DATA[entry], place, NAN)})
-            assert bool(result.isfinite().all())
-
-
-@pytest.mark.parametrize("number", [INF, -INF])
-@pytest.mark.parametrize(("framework", "name"), [(f, name) for f in COMPAT for name in COMPAT[f]])
-def test_an_infinite_reward_is_refused_in_every_framework(framework, name, number):
-    given = inputs(name) | {"length_n": DATA["length_n"]}
-    if METHODS[name].kind == "token":
-        del given["length_n"]
-    (entry,) = rewards(name)
-    for place in places(DATA[entry]):
-        with refused(number, place[0]):
-            compatible(name, framework)(**given | {entry: with_entry(DATA[entry], place, number)})
-
-
-@pytest.mark.parametrize(("framework", "name"), [(f, name) for f in COMPAT for name in COMPAT[f]])
-def test_an_absent_reward_is_left_out_in_every_framework(framework, name):
-    given = inputs(name) | ({} if METHODS[name].kind == "token" else {"length_n": DATA["length_n"]})
-    (entry,) = rewards(name)
-    values = DATA[entry].clone()
-    values[1] = NAN
-    result = compatible(name, framework)(**given | {entry: values})
-    without = compatible(name, framework)(**{key: value[[0, 2, 3]] for key, value in given.items()})
-    assert not bool(result[1].any())
-    torch.testing.assert_close(result[[0, 2, 3]], without, atol=1e-6, rtol=0, equal_nan=True)  # OpenRLHF: alone is NaN
 
 
 @pytest.mark.parametrize("baseline", ["none", "batch", "group", "outcome", "blended"])
@@ -167,7 +131,6 @@ def test_what_stands_beside_the_methods():
 
 
 MASKED = [name for name in NAMES if "mask_nt" in inputs(name)]
-LOSSES = [aspo, dppo]
 SAYS = r"^mask_nt holds torch\.int64; a mask is boolean, pass mask_nt\.bool\(\)\.$"
 
 
@@ -177,25 +140,3 @@ def test_an_integer_mask_is_refused_by_every_method(name, unchecked_shapes):
     for options in boundaries:
         with pytest.raises(AlignmentError, match=SAYS):
             METHODS[name].estimator(**inputs(name) | {"mask_nt": ONES.long()} | options)
-
-
-@pytest.mark.parametrize("whiten", [True, False])
-@pytest.mark.parametrize(("framework", "name"), [(f, name) for f in COMPAT for name in MASKED if name in COMPAT[f]])
-def test_an_integer_mask_is_refused_in_every_framework(framework, name, whiten, unchecked_shapes):
-    with pytest.raises(AlignmentError, match=SAYS):
-        compatible(name, framework)(**inputs(name) | {"mask_nt": ONES.long()}, whiten=whiten)
-
-
-def test_an_integer_mask_is_refused_by_every_loss(unchecked_shapes):
-    logp_nt = DATA["logp_nt"]
-    for loss in LOSSES:
-        with pytest.raises(AlignmentError, match=SAYS):
-            loss(logp_nt, logp_nt, DATA["adv_nt"], ONES.long())
-
-
-def test_frameworks_recursions_refuse_what_the_methods_refuse(unchecked_shapes):
-    given = inputs("gae")
-    with pytest.raises(AlignmentError, match=r"reward_nt is \(4, 3\) but mask_nt is \(4, 2\)"):
-        compatible("gae", "verl")(**given | {"mask_nt": ONES[:, :2]})
-    with pytest.raises(AlignmentError, match=r"reward_nt is \(4, 3\) but value_nt is \(3, 3\)"):
-        compatible("gae", "verl")(**given | {"value_nt": torch.zeros(3, 3)})

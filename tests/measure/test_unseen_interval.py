@@ -6,7 +6,6 @@ import torch
 from scipy import stats
 
 from spanwise.measure import figure_intervals, weighted_mean
-from spanwise.measure import intervals as drawing
 from spanwise.measure.intervals import unseen_interval
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
@@ -81,11 +80,3 @@ def test_prompts_of_different_sizes_and_what_is_missing():
     assert found["verdict_rate"].count == 4
     again = evaluated(torch.full((5,), 0.5), c.flip(0), ["d", "c", "b", "a", "a"])
     assert vars(again["accuracy"]) == pytest.approx(vars(found["accuracy"]))
-
-
-def test_both_bounds_see_the_same_draws(monkeypatch):
-    """Prompts are drawn once for value and error, and once for the bounds."""
-    draw, smooth = drawing.draw_weights, []
-    monkeypatch.setattr(drawing, "draw_weights", lambda *size: smooth.append(size[-1]) or draw(*size))
-    unseen_interval(weighted_mean, [torch.tensor([0.0, 0.5, 1.0])], ENDS, range(3), resamples=100)
-    assert smooth == [False, True]

@@ -84,12 +84,6 @@ def test_the_earlier_blocks_are_given_and_the_first_one_has_its_group(size):
     assert {o.baseline for o in both} == {"outcome"}
 
 
-def test_a_field_may_pay_its_own_block_and_the_form():
-    layout = Layout({"form": [], "a": "a", "b": "b"}, segmenter="json")
-    made = written_out([Objective("equals", each="*", pays=["own", "form"])], layout)
-    assert [o.pays for o in made] == [("a", "form"), ("b", "form")]
-
-
 def test_a_group_worked_out_by_hand():
     r"""Four completions: a right, right, wrong, wrong; b right, wrong, right, and left out.
 
@@ -131,7 +125,7 @@ def test_a_function_of_one_block_hears_which_and_an_absent_step_is_absent():
     reading = read(batch(text, text, listed=[[0.1, 0.2, 0.3], [0.5, None]]), scheme, BYTES)
     expected = [[3, -1, NAN, 0.1, 0.2, NAN], [3, -1, NAN, 0.5, NAN, NAN]]
     assert_close(reading.scores.reward_nm, expected, 1e-12, equal_nan=True)
-    with pytest.raises(RecipeError, match="'loud' is for each block, and its reward function would not hear which"):
+    with pytest.raises(RecipeError, match="'loud' is for each block"):
         Scheme("bae", STEPS, [Objective(loud, each="step[*]")])
     for reward in (why, "listed"):
         chosen = Scheme("bae", STEPS, [Objective(reward, each="*", pays="step[2]", options={"block": "step[0]"})])

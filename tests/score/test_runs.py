@@ -59,11 +59,6 @@ HONEST = {
         """,
     ),
     "sorting in place": ("a = [3, 1, 2]\nf(a)\nassert a == [1, 2, 3]", "def f(a): a.sort()", "def f(a): return sorted(a)"),
-    "a matrix in place": (
-        "a = [[1, 2], [3, 4]]\nf(a)\nassert a == [[3, 1], [4, 2]]",
-        "def f(a): a[:] = [list(row)[::-1] for row in zip(*a)]",
-        "def f(a): a = [list(row)[::-1] for row in zip(*a)]",
-    ),
     "a generator": (
         "assert list(f(3)) == [0, 1, 2]\ng = f(2)\nassert next(g) == 0 and next(g) == 1\nassert next(g, None) is None",
         "def f(n):\n    yield from range(n)",
@@ -89,26 +84,10 @@ HONEST = {
         "import math\nf = lambda: math.pi",
         "import math\nf = lambda: 3",
     ),
-    "several values": (
-        "a, b = f([3, 1])\nassert (a, b) == (1, 3)\nassert f([2]) == (2, 2)",
-        "f = lambda a: (min(a), max(a))",
-        "f = lambda a: [max(a), min(a)]",
-    ),
-    "a large number": (
-        "assert f(50) == 30414093201713378043612608166064768844377641568960512000000000000\nassert f(3000) % 7 == 0",
-        "from math import factorial as f",
-        "f = lambda n: 1.0 * n",
-    ),
-    "a set": ("assert f([1, 1, 2]) == {1, 2}\nassert f([]) == set()", "f = set", "f = list"),
     "a dict": (
         "assert f('aab') == {'a': 2, 'b': 1}\nassert sorted(f('ba').items()) == [('a', 1), ('b', 1)]",
         "def f(s): return {one: s.count(one) for one in s}",
         "def f(s): return dict.fromkeys(s, 1)",
-    ),
-    "a Counter": (
-        "from collections import Counter\nassert f('aab') == Counter('aab')",
-        "import collections\nf = collections.Counter",
-        "f = set",
     ),
     "an array": ("assert (f([1, 2]) == [2, 4])", "import numpy\nf = lambda a: 2 * numpy.array(a)", "f = lambda a: 2 * a"),
     "functions both ways": ("assert f(lambda n: n + 1)(3) == 5", "def f(g): return lambda n: g(g(n))", "def f(g): return g"),
@@ -174,6 +153,33 @@ class T(unittest.TestCase):
     def test(self): self.assertEqual(f(), 5)
 unittest.main()
 """
+#: Writes to every open file what it reads there, or finds in the frames around it.
+ITS_FRAMES = """
+import sys
+frame = sys._getframe()
+while frame:
+    for value in [*frame.f_locals.values(), *frame.f_globals.values(), *frame.f_code.co_consts]:
+        if isinstance(value, bytes):
+            everywhere(value)
+    frame = frame.f_back
+f = int
+"""
+ITS_SIGN = """
+for end in range(3, 64):
+    try:
+        os.set_blocking(end, False)
+        everywhere(os.read(end, 64))
+    except OSError:
+        pass
+os._exit(0)
+"""
+A_THREAD = """
+import builtins, threading
+def late():
+    builtins.exec = builtins.compile = lambda *a: None
+threading.Thread(target=late).start()
+f = int
+"""
 #: Code, and tests that it must not pass.
 FORGED = {
     "near": (FRIEND, "assert abs(f(2) - 5) < 1e-3"),
@@ -226,6 +232,19 @@ FORGED = {
         "def check(n): assert n == 5\nf(check)",
     ),
     "_exit": ("import os\nf = lambda: os._exit(0)", "assert f() == 5"),
+    "_exit at the end": ("import atexit, os\natexit.register(os._exit, 0)\nf = int", "assert f() == 5"),
+    "excepthook": ("import sys, os\nsys.excepthook = lambda *a: os._exit(0)\nf = int", "assert f() == 5"),
+    "compile": (
+        "import builtins\nreal = compile\nbuiltins.compile = lambda *a, **k: real('', 'tests', 'exec')\nf = int",
+        "assert f() == 5",
+    ),
+    "names of the harness": (
+        "import __main__\nfor name in list(vars(__main__)):\n    vars(__main__)[name] = lambda *a: None\nf = int",
+        "assert f() == 5",
+    ),
+    "its frames": (EVERY_END + ITS_FRAMES, "assert f() == 5"),
+    "its sign": (EVERY_END + ITS_SIGN, "assert f() == 5"),
+    "a thread": (A_THREAD, "assert f() == 5"),
     "_exit at once": ("import os\nos._exit(0)", "assert f() == 5"),
     "sys.exit": ("import sys\nf = lambda: sys.exit(0)", "assert f() == 5"),
     "SystemExit of its own": ("class E(SystemExit): code = 0\ndef f(): raise E(0)", "assert f() == 5"),

@@ -25,36 +25,17 @@ CASES = {
                 ("<tool_call>", D), ("[]", D), ("</tool_call>", D), ("<|im_end|>", D)],
         ["", "{}", "[]", None], LACKS,
     ),
-    "Qwen: a call drafted in reasoning is reasoning": (
-        PLAIN, [("<think>", R), ("<tool_call>", R), ("{}", R), ("</tool_call>", R), ("</think>", R), ("4", A)],
-        ["<tool_call>{}</tool_call>", None, None, "4"], LACKS | Fault.NESTED,
-    ),
-    "Qwen: reasoning that never closes ends at the next opening": (
-        PLAIN, [("<think>", R), ("2", R), ("<tool_call>", C), ("{}", C), ("</tool_call>", C)],
-        [None, "{}", None, None], LACKS | Fault.TRUNCATED,
-    ),
-    "Qwen: cut off": (PLAIN, [("<think>", R), ("2", R)], [None, None, None, None], LACKS | Fault.TRUNCATED),
     "Qwen: cut off by the end of the turn, and a second turn": (
         PLAIN, [("<think>", R), ("2", R), ("<|im_end|>", R), ("<think>", R), ("3", R), ("</think>", R), ("4", A)],
         ["3", None, None, "4"], LACKS | Fault.TRUNCATED,
-    ),
-    "Qwen: prefilled": (
-        OPENED, [("2", R), ("</think>", R), ("4", A), ("<|im_end|>", A)], ["2", None, None, "4"], LACKS,
     ),
     "Qwen: prefilled, turn by turn": (
         OPENED, [("2", R), ("</think>", R), ("<tool_call>", C), ("{}", C), ("</tool_call>", C), ("<|im_end|>", C), ("3", R),
                  ("</think>", R), ("4", A), ("<|im_end|>", A)],
         ["3", "{}", None, "4"], 0,
     ),
-    "Qwen: prefilled, and the model opens it again": (
-        OPENED, [("<think>", R), ("2", R), ("</think>", R), ("4", A)], ["2", None, None, "4"], LACKS,
-    ),
-    "Qwen: prefilled and cut off": (OPENED, [("2", R)], [None, None, None, None], LACKS | Fault.TRUNCATED),
     "a closing sign of nothing is text": (
         PLAIN, [("2", A), ("</think>", A), ("4", A)], [None, None, None, "2</think>4"], LACKS | Fault.ORDER,
-    ),
-    "straddled tokens": (
-        PLAIN, [("<think>2", R), ("</think", R), (">4", R), ("!", A)], ["2", None, None, "4!"], LACKS,
     ),
     "straddled away": (PLAIN, [("<think>2</think>4", R)], ["2", None, None, None], LACKS | Fault.STRADDLED),
     "DeepSeek: what wraps the calls belongs to them": (
@@ -79,14 +60,6 @@ CASES = {
                 ("assistant", R), ("<|channel|>", R), ("analysis", R), ("<|message|>", R), ("2", R)],
         [None, None, None, "hi"], LACKS | Fault.TRUNCATED,
     ),
-    "gpt-oss: the recipient before the channel": (
-        PLAIN, [("<|start|>", C), ("assistant to=functions.f", C), ("<|channel|>", C), ("commentary", C), ("<|message|>", C),
-                ("{}", C)],
-        [None, "{}", None, None], LACKS,
-    ),
-    "gpt-oss: cut off in a header": (
-        PLAIN, [("4", A), ("<|start|>", A), ("assistant", A), ("<|channel|>", A)], [None, None, None, "4"], LACKS | Fault.TRUNCATED,
-    ),
     "gpt-oss: analysis prefilled": (
         OPENED, [("2", R), ("<|end|>", R), ("<|start|>", A), ("<|channel|>", A), ("final", A), ("<|message|>", A), ("4", A)],
         ["2", None, None, "4"], LACKS,
@@ -96,26 +69,11 @@ CASES = {
                 ("[TOOL_CALLS]", D), ("g[ARGS]{}", D), ("</s>", D)],
         ["2", "f[ARGS]{}", "g[ARGS]{}", "ok"], 0,
     ),
-    "Llama: the header of an empty message opens nothing in the next one": (
-        PLAIN, [("4", A), ("<|eot_id|>", A), ("<|start_header_id|>", A), ("assistant", A), ("<|end_header_id|>", A),
-                ("<|eot_id|>", A), ("<|python_tag|>", C), ("f", C)],
-        [None, "f", None, "4"], LACKS,
-    ),
-    "a header of harmony inside a pair": (
-        PLAIN, [("<think>", R), ("<|channel|>", R), ("final", R), ("</think>", R), ("4", A)],
-        ["<|channel|>final", None, None, "4"], LACKS | Fault.NESTED,
-    ),
-    "prefilled, and the turn opens what wraps calls at once": (
-        OPENED, [("<\uff5ctool▁calls▁begin\uff5c>", C), ("<\uff5ctool▁call▁begin\uff5c>", C), ("f", C),
-                 ("<\uff5ctool▁call▁end\uff5c>", C)],
-        [None, "f", None, None], LACKS,
-    ),
     "prefilled, and a header of Llama comes first": (
         OPENED, [("<|start_header_id|>", C), ("assistant", C), ("<|end_header_id|>", C), ("<tool_call>", C), ("{}", C),
                  ("</tool_call>", C)],
         [None, "{}", None, None], LACKS | Fault.TRUNCATED,
     ),
-    "nothing but the end": (PLAIN, [("<|im_end|>", R)], [None, None, None, None], LACKS),
 }  # fmt: skip
 
 
@@ -147,17 +105,6 @@ def test_the_signs_of_other_families_are_text_where_the_vocabulary_has_tokens_of
     assert (owners, text[R][R]) == ([R] * 4 + [A] * 2, "2")  # Qwen2.5 has no token for <think> and spells it
 
 
-def test_more_calls_than_there_are():
-    owners, _, fault = made(PLAIN, ["<tool_call>", "</tool_call>"] * 3)
-    assert (owners, fault) == ([C, C, D, D, D, D], LACKS | Fault.MORE)
-
-
-def test_with_a_rest_a_channel_ends_where_the_next_one_begins():
-    layout = Layout({"rest": [], "thinking": "channels:reasoning"})
-    owners, text, fault = made(layout, ["<think>", "2", "</think>", "\n", "4", "<|im_end|>"])
-    assert (owners, text["thinking"]["reasoning"], fault) == (["thinking"] * 3 + ["rest"] * 3, "2", 0)
-
-
 @pytest.mark.parametrize(
     ("blocks", "prefilled", "sentence"),
     [
@@ -173,17 +120,17 @@ def test_layouts_that_cannot_work(blocks, prefilled, sentence):
 @pytest.mark.parametrize("end", ["<think>\n", "[THINK]", "<|start|>assistant<|channel|>analysis<|message|>"])
 def test_a_prompt_that_opens_the_reasoning_and_a_layout_must_agree(end):
     check_prefilled(end, OPENED)
-    with pytest.raises(RecipeError, match=r"The prompt already opens .* Write Layout\(..., prefilled='reasoning'\)"):
+    with pytest.raises(RecipeError, match="prefilled='reasoning'"):
         check_prefilled(end, PLAIN)
     for closed in ("<|im_start|>assistant\n", "<think>\n\n</think>\n\n"):
         check_prefilled(closed, PLAIN)
-        with pytest.raises(RecipeError, match=r"The layout says that the prompt opens <think> or .*leave 'prefilled' out"):
+        with pytest.raises(RecipeError, match="leave 'prefilled' out"):
             check_prefilled(closed, OPENED)
 
 
 def test_a_prompt_that_opens_delimiters():
     layout = Layout({"work": "delimiters:<<...>>", "math": "delimiters:$$...$$"})
-    with pytest.raises(RecipeError, match=r"already opens <<, so no completion will hold that sign.* prefilled='<<...>>'"):
+    with pytest.raises(RecipeError, match=r"prefilled='<<\.\.\.>>'"):
         check_prefilled("Work: <<", layout)
     check_prefilled("It is $$x$$", layout)  # this one closes as well
 

@@ -16,26 +16,8 @@ from spanwise.types import Fault
 A, B = "delimiters:<<...>>", "regex:x[^y]*y"
 MARKS = [A, "delimiters:[...]", B, "regex:[0-9]+", "json:price", "lines:", "sentences:", "tags:t", "tags:u"]
 WORDS = [
-    "<<",
-    ">>",
-    "[",
-    "]",
-    "x",
-    "y",
-    "1",
-    "2",
-    " ",
-    "\n",
-    ". ",
-    "é",
-    '{"price": 1}',
-    '{"price": ',
-    "}",
-    "<t>",
-    "</t>",
-    "<u>",
-    "</u>",
-]
+    "<<", ">>", "[", "]", "x", "y", "1", "2", " ", "\n", ". ", "é", '{"price": 1}', '{"price": ', "}", "<t>", "</t>", "<u>", "</u>",
+]  # fmt: skip
 PARTLY = Fault.NESTED | Fault.MISSING
 
 

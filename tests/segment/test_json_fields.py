@@ -10,11 +10,10 @@ import torch
 from json_oracle import slow_json, walked
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
-from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
+from spanwise.segment import SEGMENTERS, Sample, find_blocks
 from spanwise.segment.json_fields import paths, steps
 from spanwise.testing import check_segmenter, small_vocabulary
 from spanwise.types import Fault
-from tokenizers_small import byte_level
 
 torch.set_num_threads(1)
 ITEMS = Layout(["name", "items[*].price"], segmenter="json", most=2)
@@ -36,48 +35,27 @@ AB = Layout(["a", "b"], segmenter="json")
 EACH = Layout({"a": "json:a[*]", "rest": []})
 PRICES = {"items[0].price": "3", "items[1].price": "4"}
 SAID = {
-    "plain": (AB, '{"a": 1, "b": "x"}', {"a": "1", "b": "x"}, OK),
     "prose around": (AB, 'Set {x}, so: {"a": 1.5, "b": true} for "you', {"a": "1.5", "b": "true"}, OK),
     "an odd quote before": (AB, 'a 6" pipe: {"a": 1, "b": 2}', {"a": "1", "b": "2"}, OK),
-    "two objects": (AB, '{"a": 1} then {"b": 2}', {"a": "1", "b": "2"}, OK),
     "an object that comes again": (AB, '{"a": 1, "b": 2} no: {"a": 3, "b": 4}', {"a": "1", "b": "2"}, DUPLICATE),
-    "a key that comes again": (AB, '{"a": 1, "a": 2, "b": 3}', {"a": "1", "b": "3"}, DUPLICATE),
     "another key that comes again": (AB, '{"a": 1, "c": 2, "c": 3, "b": 3}', {"a": "1", "b": "3"}, OK),
-    "whole objects and arrays": (AB, '{"a": {"x": [1, 2]} , "b": [ ]}', {"a": '{"x": [1, 2]}', "b": "[ ]"}, OK),
-    "deeper keys of the same name": (AB, '{"x": {"a": 1}, "a": 2, "b": 3}', {"a": "2", "b": "3"}, OK),
     "escapes": (AB, r'{"\u0061": "\"\\\n\u00e9\ud83d\ude42", "b": "\ud800"}', {"a": '"\\\né🙂', "b": "�"}, OK),
     "what is no escape": (AB, r'{"a": "\q", "b": "\u12"}', {"a": r"\q", "b": r"\u12"}, OK),
     "an escaped quote is no end": (AB, r'{"a": "x\", \"b\": 3", "b": 4}', {"a": 'x", "b": 3', "b": "4"}, OK),
     "signs in a string": (AB, '{"a": "},{[\\"", "b": "x,y"}', {"a": '},{["', "b": "x,y"}, OK),
-    "colon far from its key": (AB, '{"a"\n\t:\r\n1 ,"b" :2\n}', {"a": "1", "b": "2"}, OK),
-    "no value": (AB, '{"a": , "b": ""}', {"a": None, "b": ""}, OK),
-    "words": (AB, '{"a": None of it, "b": x"y"z}', {"a": "None of it", "b": 'x"y"z'}, OK),
     "two strings": (AB, '{"a": "x" "y", "b": "x" y}', {"a": None, "b": None}, OK),
     "no comma": (AB, '{"a": 1 "b": 2}', {"a": None, "b": "2"}, NESTED),
     "a string that breaks off at the line": (AB, '{"a": "x\n, "b": 2}', {"a": None, "b": "2"}, TRUNCATED),
-    "a key that breaks off": (AB, '{"a\n: 1, "b": 2}', {"b": "2"}, TRUNCATED),
-    "a bracket that is not closed": (AB, '{"a": [1, 2, "b": 3}', {"a": None}, NESTED),
     "closed by the wrong bracket": (AB, '{"a": [1}, "b": 2}', {"a": None}, NESTED),
     "a bracket that closes nothing": (AB, '{"a": 1], "b": 2}', {"a": "1]", "b": "2"}, NESTED),
     "an object where a key must stand": (AB, '{"a": 1, {"b": 2}', {"a": "1", "b": "2"}, NESTED),
-    "an object in an open object": (AB, 'like {, "x": [{ {"a": 1, "b": 2}', {"a": "1", "b": "2"}, NESTED),
-    "an array where a key must stand": (AB, '{["a": 1, "b": 2}', {"a": "1", "b": "2"}, NESTED),
     "broken off in a number": (AB, '{"a": 1, "b": 2', {"a": "1", "b": None}, TRUNCATED),
-    "broken off after a string": (AB, '{"a": 1, "b": "x"', {"a": "1", "b": None}, TRUNCATED),
     "broken off after the value": (AB, '{"a": 1, "b": 2,', {"a": "1", "b": "2"}, TRUNCATED),
-    "broken off in an escape": (AB, '{"a": 1, "b": "x\\', {"a": "1", "b": None}, TRUNCATED),
     "a key in an array": (AB, '{"a": ["b": 1, 2], "b": 3}', {"a": '["b": 1, 2]', "b": "3"}, OK),
-    "no object": (AB, '"a": 1, "b": 2', {}, OK),
     "no UTF-8": (AB, b'{"a": "\xff\xe6", "b": "\\n\xff"}', {"a": "\ufffd\ufffd", "b": "\n\ufffd"}, OK),
-    "NUL": (AB, b'{"a": "\x00\\n", "b": "\x00"}', {"a": "\x00\n", "b": "\x00"}, OK),
-    "elements": (ITEMS, '{"items": [{"price": 3}, {"price": 4}], "name": "t"}', {**PRICES, "name": "t"}, OK),
-    "an element without the field": (ITEMS, '{"items": [{}, {"price": 4}]}', {"items[1].price": "4"}, OK),
     "an element too many": (ITEMS, '{"items": [{"price": 3}, {"price": 4}, {"price": 5}]}', PRICES, MORE),
     "a comma too many": (ITEMS, '{"items": [{"price": 3}, {"price": 4}, ]}', PRICES, OK),
-    "broken off between elements": (ITEMS, '{"items": [{"price": 3}, {"pri', {"items[0].price": "3"}, TRUNCATED),
     "all elements in one block": (EACH, '{"a": [1, "x", [2, 3], ]}', {"a[*]": ["1", "x", "[2, 3]"]}, OK),
-    "no elements": (EACH, '{"a": [ ]}', {}, OK),
-    "by number": (Layout({"x": "json:a[1].b", "rest": []}), '{"a": [{"b": 1}, {"b": 2}]}', {"a[1].b": "2"}, OK),
     "by number and all": (
         Layout({"x": "json:a[1].b", "y": "json:a[*].c"}),
         '{"a": [{"b": 1, "c": 2}, {"b": 3, "c": 4}]}', {"a[1].b": "3", "a[*].c": ["2", "4"]}, OK,
@@ -103,50 +81,6 @@ def test_cut_at_every_byte():
         }
         # the string of the name lies in [9, 14); keys break off, too
         assert fault == (Fault.TRUNCATED if 0 < size < len(text) else Fault.NONE)
-
-
-def tokens_of(text, layout, sizes):
-    """Block of each token where a token has so many bytes."""
-    data, pieces = text.encode(), []
-    for size in sizes:
-        pieces, data = [*pieces, data[:size]], data[size:]
-    assert not data
-    ids = torch.arange(len(pieces))[None]
-    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=Vocabulary(tuple(pieces)))
-    return spans, texts[0], [pieces[i] for i in range(len(pieces))]
-
-
-def test_without_a_rest_a_field_runs_to_the_next_key():
-    #      0123456789012345678901234567
-    text = 'So {"a": 1, "x": 0, "b": 22}.'
-    spans, texts, _ = tokens_of(text, AB, [1] * 29)
-    assert spans.block_nt[0].tolist() == [0] * 20 + [1] * 9
-    assert texts == {"a": {"a": "1", "": 'So {"a": 1, "x": 0, '}, "b": {"b": "22", "": '"b": 22}.'}}
-
-
-def test_with_a_rest_a_field_is_its_value():
-    text = 'So {"a": 1, "b": "é2" }.'
-    spans, texts, _ = tokens_of(text, Layout({"a": "json:a", "rest": [], "b": "json:b"}), [1] * 25)
-    assert spans.block_nt[0].tolist() == [1] * 8 + [0] * 2 + [1] * 6 + [2] * 6 + [1] * 3
-    assert texts["a"] == {"a": "1", "": " 1"}
-    assert texts["b"] == {"b": "é2", "": ' "é2"'}
-    assert texts["rest"] == {"": 'So {"a":, "b": }.'}
-
-
-def test_a_token_goes_with_its_first_byte():
-    """The second token holds the end of one value and the next key; the third begins inside the character."""
-    spans, texts, pieces = tokens_of('{"a":"é","b":2}', Layout({"a": "json:a", "rest": [], "b": "json:b"}), [4, 3, 1, 6, 2])
-    assert pieces == [b'{"a"', b':"\xc3', b"\xa9", b'","b":', b"2}"]
-    assert spans.block_nt[0].tolist() == [1, 1, 0, 0, 2]
-    assert texts["a"] == {"a": "é", "": '"é"'}
-    assert spans.fault_n.tolist() == [0]
-
-
-def test_a_field_without_a_token_of_its_own():
-    spans, texts, _ = tokens_of('{"a":1,"b":2}', Layout({"a": "json:a", "rest": [], "b": "json:b"}), [4, 9])
-    assert spans.block_nt[0].tolist() == [1, 1]
-    assert texts["a"] is None
-    assert spans.fault_n.tolist() == [Fault.STRADDLED]
 
 
 FRAGMENTS = [
@@ -240,19 +174,9 @@ def test_has_the_properties_of_segmenters(layout):
     )
 
 
-def test_characters_cut_by_tokens():
-    tokenizer = byte_level()
-    vocabulary = Vocabulary.from_tokenizer(tokenizer)
-    text = '{"a": "日本🙂", "b": "é<answer>"}'
-    ids = torch.tensor([tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids])
-    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=AB, vocabulary=vocabulary)
-    assert (texts[0]["a"]["a"], texts[0]["b"]["b"]) == ("日本🙂", "é<answer>")
-    assert spans.fault_n.tolist() == [0]
-
-
 @pytest.mark.parametrize("path", ["", ".a", "a.", "a..b", "a[", "a[x]", "a[-1]", 'a["b]', "[0].a", "[*]", 'a"b', "a]b"])
 def test_what_is_no_path(path):
-    with pytest.raises(LayoutError, match="is no path of JSON, which begins at a key of an object; write price,"):
+    with pytest.raises(LayoutError, match="is no path"):
         steps(path)
 
 

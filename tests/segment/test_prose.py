@@ -6,7 +6,6 @@ from segment_small import made, said
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample
-from spanwise.segment.units import check_no_mark
 from spanwise.types import Fault
 
 
@@ -50,29 +49,6 @@ def test_units(segmenter, text, units):
     assert shown(segmenter, text.encode()) == units
 
 
-def test_units_follow_each_other_without_a_gap_whatever_the_text_is():
-    layout = Layout({"unit[*]": "sentences:"}, most=50)
-    for text in (b"a. b! \xff. C\n\n\n", b"....", b" . . A . ", "。。 … ".encode()):
-        claims = SEGMENTERS.find("sentences").function(layout.parts, layout=layout)(Sample.of(text)).claims
-        assert [claim.stop for claim in claims[:-1]] == [claim.start for claim in claims[1:]], text
-        assert claims[-1].stop == len(text)
-
-
-@pytest.mark.parametrize(
-    ("segmenter", "pieces", "found"),
-    [
-        ("lines", ["a\n", " \n", "  ", "b"], [0, 0, 1, 1]),
-        ("lines", ["a\n", "  "], [0, 0]),
-        ("paragraphs", ["a\n", " \n", "  ", "b"], [0, 0, 1, 1]),
-        ("paragraphs", [" \n", "a"], [None, 0]),
-        ("sentences", ["\n", "a"], [None, 0]),
-    ],
-)
-def test_the_white_space_before_the_text_of_a_line_is_that_line(segmenter, pieces, found):
-    owners, _, fault = made({"u[*]": f"{segmenter}:", "rest": []}, pieces, most=2)
-    assert (owners, fault) == (["rest" if n is None else f"u[{n}]" for n in found], 0)
-
-
 def test_tokens_of_steps_and_what_stands_before_the_first():
     pieces = ["Plan", ":\n1", ". a\n2", ". b", "<eos>"]
     owners, text, fault = made({"step[*]": "steps:"}, pieces, most=3)
@@ -106,9 +82,3 @@ def test_more_than_there_are_belong_to_the_last_one_or_the_rest():
 def test_a_mark_is_refused(blocks, segmenter, sentence):
     with pytest.raises(LayoutError, match=sentence):
         Layout(blocks, segmenter=segmenter)
-
-
-def test_blocks_of_a_list_are_marked_by_their_names():
-    layout = Layout(["step[*]"], segmenter="steps", most=2)
-    check_no_mark(layout.parts, layout)
-    assert layout.names == ("step[0]", "step[1]")

@@ -21,11 +21,6 @@ def test_the_group_value_or_the_first_one_or_the_whole_match_is_what_a_part_says
         assert (owners, said(text, "price"), fault) == (["rest", "price", "price", "rest", "rest"], expected, 0)
 
 
-def test_every_match_is_taken_and_the_last_one_said():
-    owners, text, fault = made({"n": "regex:[0-9]+", "rest": []}, ["1", "a", "22", "b"])
-    assert (owners, said(text, "n"), fault) == (["n", "rest", "n", "rest"], "22", 0)
-
-
 def test_a_group_that_takes_no_part_says_nothing_and_one_without_characters_says_that():
     assert said(made({"n": "regex:a(b)?"}, ["ac"])[1], "n") is None
     assert said(made({"n": "regex:a(b*)"}, ["ac"])[1], "n") == ""
@@ -40,11 +35,6 @@ def test_an_empty_match_claims_nothing():
 def test_blocks_run_on_to_the_next_match_where_nothing_is_the_rest():
     owners, _, fault = made({"a": "regex:A:", "b": "regex:B:"}, ["So ", "A:", " 1 ", "B", ": 2"])
     assert (owners, fault) == (["a"] * 3 + ["b"] * 2, 0)
-
-
-def test_repeated_and_more():
-    owners, text, fault = made({"n[*]": "regex:[0-9]"}, ["1", "-", "2", "-", "3"], most=2)
-    assert (owners, fault, said(text, "n[1]")) == (["n[0]", "n[0]", "n[1]", "n[1]", "n[1]"], Fault.MORE, "2")
 
 
 def test_of_several_patterns_the_first_to_begin_wins_then_the_longer_one():
@@ -85,7 +75,7 @@ def test_what_re2_refuses_is_refused_where_it_is_written(mark, sentence, capfd):
 
 def test_without_the_package_the_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "re2", None)
-    with pytest.raises(LayoutError, match=r"needs google-re2. Install it with: pip install 'spanwise\[segment\]'"):
+    with pytest.raises(LayoutError, match="google-re2"):
         Layout({"a": "regex:b"})
 
 

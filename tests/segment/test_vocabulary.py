@@ -45,15 +45,6 @@ def test_all_256_bytes_are_there_once_as_single_tokens():
     assert [PIECE_VOCABULARY.pieces[at(f"<0x{n:02X}>")] for n in range(256)] == [bytes([n]) for n in range(256)]
 
 
-def test_a_token_may_hold_a_part_of_a_character():
-    pieces = BYTE_VOCABULARY.pieces
-    assert b"\xe6\x97\xa5\xe6" in pieces  # all of 日 and the first byte of 本
-    ids = np.array([pieces.index(b"\xe6\x97\xa5\xe6"), pieces.index(b"\x9c"), pieces.index(b"\xac")])
-    data, ends = BYTE_VOCABULARY.join(ids)
-    assert data.decode() == "日本"
-    assert ends.tolist() == [4, 5, 6]
-
-
 @pytest.mark.parametrize("token", ["<answer>", STOP, "<thé>", "<|end|>"])
 def test_added_and_special_tokens_hold_their_literal_text(token):
     assert BYTE_VOCABULARY.pieces[BYTE_LEVEL.convert_tokens_to_ids(token)] == token.encode()

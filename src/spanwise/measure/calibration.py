@@ -143,13 +143,12 @@ def weighted_auroc(
     q, c = _reports(confidence_n, correct_n)
     right_n, order_n = (c > 0.5).double(), q.argsort()
     last_v = torch.unique_consecutive(q[order_n], return_counts=True)[1].cumsum(0) - 1
-
-    def up_to_each(kind_n: Tensor) -> Tensor:
-        """Return the weight up to each distinct confidence, and 0 before the first."""
-        return torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_v], (1, 0))
-
-    below_rv, right_rv = up_to_each(1 - right_n), up_to_each(right_n).diff(dim=1)
-    wrong_rv = below_rv.diff(dim=1)
+    # The weight up to each distinct confidence, and 0 before the first.
+    below_rv, right_rv = (
+        torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_v], (1, 0))
+        for kind_n in (1 - right_n, right_n)
+    )
+    wrong_rv, right_rv = below_rv.diff(dim=1), right_rv.diff(dim=1)
     return (right_rv * (below_rv[:, :-1] + wrong_rv / 2)).sum(dim=1) / (right_rv.sum(dim=1) * wrong_rv.sum(dim=1))
 
 

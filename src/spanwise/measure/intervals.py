@@ -193,11 +193,10 @@ def unseen_interval(
         ]
         for end in ends
     ]
-
-    def of_ends(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r 2"]:
-        return torch.stack([figure(*end, weight_rn) for end in longer], dim=1)
-
-    low_r, high_r = resampled(of_ends, longer_n, resamples=resamples, seed=seed, smooth=True)[1].unbind(dim=1)
+    low_r, high_r = resampled(
+        lambda weight_rn: torch.stack([figure(*end, weight_rn) for end in longer], dim=1),
+        longer_n, resamples=resamples, seed=seed, smooth=True,
+    )[1].unbind(dim=1)  # fmt: skip
     low, high = low_r.quantile((1 - plain.level) / 2), high_r.quantile((1 + plain.level) / 2)
     return replace(plain, low=float(low), high=float(high))
 
@@ -248,13 +247,14 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
     """
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
-
-    def rank(prompt: Hashable) -> tuple[str, Any]:
-        return type(prompt).__name__, prompt if isinstance(prompt, int | float | str) else repr(prompt)
-
     ids = plain_ids(prompts)
-    dense = {prompt: index for index, prompt in enumerate(sorted(set(ids), key=rank))}
+    dense = {prompt: index for index, prompt in enumerate(sorted(set(ids), key=_rank))}
     return torch.tensor([dense[prompt] for prompt in ids], dtype=torch.long)
+
+
+def _rank(prompt: Hashable) -> tuple[str, Any]:
+    """Return what ids of any kind are sorted by."""
+    return type(prompt).__name__, prompt if isinstance(prompt, int | float | str) else repr(prompt)
 
 
 def plain_ids(prompts: Prompts) -> list[Hashable]:

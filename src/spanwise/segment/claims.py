@@ -198,22 +198,24 @@ def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> tuple[list[
     pieces, kept = [] if rest is None else [(0, rest)], list[Claim]()
     open_ends = iter([*[claim.start for claim in claims if claim.stop is None][1:], size])
     stack = [(size, rest)]
-
-    def close(byte: int) -> None:
-        """Close the claims that end at a byte or before it; the claim around them goes on."""
-        while len(stack) > 1 and stack[-1][0] <= byte:
-            stop = stack.pop()[0]
-            block = stack[-1][1]
-            if block is not None:
-                pieces.append((stop, block))
-
     for claim in claims:
         stop = next(open_ends) if claim.stop is None else claim.stop
-        close(claim.start)
+        pieces += _closed(stack, claim.start)
         least = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
         if least <= stack[-1][0]:  # else it reaches past what it begins in
             pieces.append((claim.start, claim.part.block))
             stack.append((min(stop, stack[-1][0]), claim.part.block))
             kept.append(claim)
-    close(size)
+    pieces += _closed(stack, size)
     return [piece for piece in pieces if piece[0] < size] or pieces[:1], kept
+
+
+def _closed(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
+    """Close the claims that end at a byte or before it, and return where the claims around them go on."""
+    pieces = []
+    while len(stack) > 1 and stack[-1][0] <= byte:
+        stop = stack.pop()[0]
+        block = stack[-1][1]
+        if block is not None:
+            pieces.append((stop, block))
+    return pieces

@@ -4,11 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import WORKED, known_states, step_batches
+from credit_batches import WORKED, step_batches
 from helpers import assert_close
 from oracles import slow_gagpo
 from spanwise.credit.contrib._unconfirmed import gagpo
-from spanwise.credit.methods._gigpo import gigpo
 
 
 def test_gagpo():
@@ -27,11 +26,3 @@ def test_gagpo_standardised_in_the_prompt():
 @settings(max_examples=80, deadline=None)
 def test_gagpo_equals_the_slow_oracle(batch, gamma, lam):
     torch.testing.assert_close(gagpo(*batch, gamma=gamma, lam=lam), slow_gagpo(batch, gamma, lam), atol=1e-9, rtol=0)
-
-
-@given(batch=step_batches())
-@settings(max_examples=40, deadline=None)
-def test_gagpo_with_lambda_one_is_the_step_part_of_gigpo(batch):
-    batch = known_states(batch)
-    expected = gigpo(*batch, episode_weight=0.0)
-    torch.testing.assert_close(gagpo(*batch, lam=1.0), expected, atol=1e-9, rtol=0)

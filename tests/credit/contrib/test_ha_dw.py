@@ -1,13 +1,12 @@
 """HA-DW: worked weights, and a history that moves, settles and is resumed."""
 
 import json
-import math
 
 import pytest
 import torch
 
 from helpers import NAN, assert_close
-from spanwise.credit import HistoryWeight, ha_dw, moments
+from spanwise.credit import HistoryWeight, ha_dw
 from spanwise.errors import RecipeError
 
 
@@ -16,16 +15,6 @@ def test_ha_dw_weights():
     adv_n = ha_dw(reward_n, torch.zeros(4).long(), anchor=0.5, eps=0.0) / 2  # the standard deviation is .5
     assert_close(adv_n, [1.251925, -0.253110, -0.253110, -0.253110])
     assert_close(adv_n[:2] / torch.tensor([0.75, -0.25]).double(), [1.669233, 1.012441])
-
-
-@pytest.mark.parametrize(("p", "expected"), [(0.1, 0.175583), (0.01, 0.129441), (0.5, 0.5), (0.9, 0.824417)])
-def test_ha_dw_mean_reward_of_mixed_groups_is_biased(p, expected):
-    # All mixed groups of 8 with k right ones, weighted by their probability under p: what `mean_n` says on average.
-    size = 8
-    reward_n = torch.tensor([float(i < k) for k in range(1, size) for i in range(size)])
-    mean_k = moments(reward_n, torch.arange(1, size).repeat_interleave(size)).mean_n()[::size]
-    weight_k = torch.tensor([math.comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(1, size)]).double()
-    assert float((weight_k * mean_k).sum() / weight_k.sum()) == pytest.approx(expected, abs=1e-6)
 
 
 def test_history_weight_moves_its_anchor():

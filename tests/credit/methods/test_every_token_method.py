@@ -33,6 +33,7 @@ def test_errors_of_the_reshapers(unchecked_shapes):
         ktae(adv, adv.long(), mask, torch.ones(1), torch.zeros(1).long(), form="papr")
 
 
+@pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
 @pytest.mark.parametrize("method", ["gae", "sae"])
 @pytest.mark.parametrize("options", [{"length_adaptive_alpha": 0.4}, {"lam": 0.6, "gamma": 0.9}])
 def test_what_the_suite_asks_of_every_method_with_a_critic(method, options):

@@ -10,7 +10,7 @@ from scipy.stats import fisher_exact, hypergeom
 
 from helpers import NAN, assert_close, double
 from oracles import sigmoid, slow_ktae
-from spanwise.credit.methods._refinements import _direction, _tables, ktae
+from spanwise.credit.methods._refinements import _tables, ktae
 
 # Four correct completions hold token 1 (4 times in 8 tokens), of four wrong ones only the first does (4 times in 8 tokens).
 IDS = torch.tensor([[1, 2], [1, 3], [1, 4], [1, 5], [1, 1], [1, 1], [6, 7], [8, 9]])
@@ -40,14 +40,6 @@ def test_ktae_worked_numbers():
     expected = sigmoid((math.exp(-2 * 4 / 56) + 0.548795) * math.pi / 3) - 0.5
     assert_close(ktae(*inputs)[held], [expected] * 8)
     assert not bool(code[~inputs[2]].any())
-
-
-def test_ktae_with_unequal_term_frequencies():
-    direction = _direction(double([1.0]), double([0.25]), double([0.035573]), double([0.012802]), 1.0, 1e-5).item()
-    key = sum(table[4, 1].item() for table in _tables(4, 4, True)) / 2 * direction
-    assert direction == pytest.approx(3.463900, abs=2e-4)
-    assert key == pytest.approx(2.252006, abs=2e-4)
-    assert 2 * (sigmoid(key) - 0.5) == pytest.approx(0.809647, abs=1e-4)
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(4, 4), (1, 7), (5, 3), (8, 8), (3, 1), (3, 7), (2, 12)])

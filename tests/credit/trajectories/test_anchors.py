@@ -28,21 +28,6 @@ def test_states_are_compared_by_equality_inside_a_prompt():
         assert anchor_groups(prompt, states).tolist() == [0, 1, 0, 2, 2]
 
 
-def test_similar_texts_join_the_first_alike_in_row_order():
-    # b is like a and like c, c is not like a: the first member of the stratum decides
-    a, b, c = "x" * 20, "x" * 18 + "yy", "x" * 16 + "yyyy"
-    assert SequenceMatcher(None, b, a).ratio() == 0.9
-    assert SequenceMatcher(None, c, b).ratio() == 0.9
-    assert SequenceMatcher(None, c, a).ratio() == 0.8
-    one = torch.zeros(3).long()
-    assert anchor_groups(one, [a, b, c], similarity=0.9).tolist() == [0, 0, 1]
-    assert anchor_groups(one, [b, a, c], similarity=0.9).tolist() == [0, 0, 0]
-    assert anchor_groups(one, [a, c, b], similarity=0.9).tolist() == [0, 1, 0]
-    assert anchor_groups(torch.tensor([0, 1, 1]), [a, b, c], similarity=0.9).tolist() == [0, 1, 1]
-    assert anchor_groups(one, [a, b, a], similarity=0.91).tolist() == [0, 1, 0]
-    assert anchor_groups(one, [a, None, a], similarity=0.91).tolist() == [0, -1, 0]
-
-
 @given(
     texts=st.lists(st.text("ab", max_size=6), max_size=14), data=st.data(), similarity=st.sampled_from([0.4, 0.6, 0.8, 0.95])
 )

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spanwise import AlignmentError, Batch, Credit, Layout, Objective, RecipeError, Scheme, Scores, Spans, Status, Steps
+from spanwise import AlignmentError, Batch, Layout, Objective, RecipeError, Scheme, Scores, Spans, Status, Steps
 from spanwise.credit import (
-    advantage,
     assign,
     assign_turns,
     centred,
@@ -142,25 +141,6 @@ def ragged(seed):
     reward = torch.rand(len(group), generator=generator).double()
     reward[torch.rand(len(group), generator=generator) < 0.2] = NAN
     return reward[order], *(torch.tensor(x)[order] for x in (group, trajectory, step))
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("leave_one_out", [False, True])
-def test_votes_are_those_of_a_loop(seed, leave_one_out):
-    reward_s, group_s, trajectory_s, _ = ragged(seed)
-    names = torch.tensor([-7, 40, 3, -1, 12, 0, 9, 2**40])[trajectory_s]  # ids of any sign and size
-    found = advantage(reward_s, group_s - 2, voter_n=names, leave_one_out=leave_one_out)
-    expected = loop(reward_s.tolist(), group_s.tolist(), trajectory_s.tolist(), leave_one_out=leave_one_out)
-    assert found.advantage_n.tolist() == pytest.approx(expected, abs=1e-12)
-    alone = [e == 0 and r == r for e, r in zip(expected, reward_s.tolist(), strict=True)]
-    assert found.alone_n.tolist() == alone
-
-
-def test_one_row_per_voter_is_no_voter():
-    reward_n, group_n = torch.rand(20).double(), torch.arange(20) % 3
-    for options in ({}, {"leave_one_out": True}):
-        same = centred(reward_n, group_n, voter_n=torch.arange(20) + 100, **options)
-        assert torch.allclose(same, centred(reward_n, group_n, **options), rtol=0, atol=1e-15)
 
 
 def test_equal_votes_give_exactly_nothing():
@@ -345,7 +325,7 @@ def test_turns_by_id_may_touch_and_hold_tool_tokens():
     assert found.step_s.tolist() == [0, 1, 0, 1]
     value = torch.arange(10.0).reshape(2, 5)
     assert torch.equal(found.put(found.take(value), rows=2), torch.where(turn_nt >= 0, value, 0.0))
-    with pytest.raises(AlignmentError, match="Token 1 of sequence 0 was sampled and belongs to no turn"):
+    with pytest.raises(AlignmentError, match="Token 1 of sequence 0"):
         split_turns(mask_nt, torch.where(turn_nt == 2, -1, turn_nt))
 
 
@@ -353,26 +333,3 @@ def test_rows_without_a_sampled_token_have_no_turn():
     found = split_turns(torch.tensor([[0, 0], [1, 0], [0, 0]]).bool())
     assert found.row_s.tolist() == [1]
     assert found.put(torch.tensor([[3.0]]), rows=3).tolist() == [[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
-
-
-def test_the_order_of_turns_does_not_matter():
-    reward_s, group_s, trajectory_s, step_s = ragged(9)
-    objectives = [Objective("correct", pays="note"), Objective("format", pays="call", scope="turn", name="t")]
-    column = [None if r != r else r for r in reward_s.tolist()]
-
-    def run(order, relabel):
-        pick = [column[i] for i in order]
-        return turns(
-            [pick, pick], group_s[order].tolist(), relabel[trajectory_s[order]].tolist(), step_s[order].tolist(), objectives
-        )
-
-    straight = run(torch.arange(len(column)), torch.arange(8))
-    order = torch.randperm(len(column), generator=torch.Generator().manual_seed(1))
-    other = run(order, torch.tensor([3, -9, 100, 0, 7, -2, 55, 8]))
-    assert torch.allclose(other.block_nk, straight.block_nk[order], rtol=0, atol=1e-12)
-
-
-def test_credit_takes_its_shares_along():
-    found = turns([[1, 0]], [0, 0], [0, 1], [0, 0], [Objective("correct", pays="call")])
-    assert isinstance(found, Credit)
-    assert found.take(torch.tensor([1])).length_nk.tolist() == [[2, 1]]
