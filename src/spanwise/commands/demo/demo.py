@@ -25,14 +25,14 @@ from spanwise.recipe import Recipe, load
 from spanwise.rollouts.folder import RunFolder, check_free, sole_writer
 from spanwise.tasks import Fields
 
-#: Running means of `fields` are over so many batches.
+#: The number of batches in a running mean of `fields`.
 WINDOW = 5
 GOAL = 0.8
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One arm with one seed: its recipe and what `train` returned; `title` names the seed if there are several."""
+    """One arm with one seed: its recipe and the summary that `train` returned; `title` names the seed if there are several."""
 
     arm: str
     title: str
@@ -42,7 +42,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: recipe fields of all `arms` and of each, those that no option may change, and what is made of the runs."""
+    """A demo: the recipe fields of all `arms` and of each, the fields that no option may change, and the summary of the runs."""
 
     name: str
     arms: Mapping[str, Mapping[str, Any]]
@@ -61,7 +61,7 @@ def run_demo(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train every arm with every seed, `choices` being recipe fields of all arms, and return what `summary.json` holds."""
+    """Train every arm with every seed, and return the content of `summary.json`; `choices` are recipe fields of all arms."""
     console, started = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
@@ -92,7 +92,7 @@ def run_demo(
 
 
 def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
-    """The figures of each seed and their means."""
+    """Return the figures of each seed and their means."""
     seeds: dict[str, dict[str, dict[str, Any]]] = {}
     for one in trained:
         curve, final = one.summary["curve"], one.summary["final"]
@@ -116,11 +116,7 @@ def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def verdict(figures: Mapping[str, Any]) -> str:
-    """Say in words what the refusals of an arm did.
-
-    >>> verdict({"peak_refusal_rate": .98, "refusal_rate": .95})
-    'collapsed into refusing and stayed there'
-    """
+    """Say in words how often an arm refused, at its peak and at the end."""
     if figures["peak_refusal_rate"] < 0.5:
         return "kept answering"
     return f"collapsed into refusing and {'stayed there' if figures['refusal_rate'] > 0.5 else 'came back'}"
@@ -138,7 +134,7 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
-    """The curve of each run, where it ends, and the completions it took to reach the goal (None: it never did)."""
+    """Return the curve of each run, its last value, and the completions it took to reach the goal (None: it never did)."""
     figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for one in trained:
         names = [f"rewards/equals.{name}/mean" for name in Fields(one.recipe.fields).knowable]
@@ -148,7 +144,9 @@ def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
             "right at the end": curve[-1],
             "completions to 80 %": None if there is None else there * one.recipe.prompts * one.recipe.group_size,
             "format rate": one.summary["final"]["format_rate"],
-            "seconds of steps": one.summary["step_seconds"],  # without the warm start, which the first arm makes for both
+            "seconds of steps": one.summary[
+                "step_seconds"
+            ],  # without the warm start, which the first arm makes for both arms
         }
         curves[one.title] = curve
     return {"arms": figures, "curves": curves}
@@ -160,11 +158,7 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Means of the last `WINDOW` values, of fewer at the start.
-
-    >>> running_mean([0.0, 1.0, 0.5])
-    [0.0, 0.5, 0.5]
-    """
+    """Return the means of the last `WINDOW` values, of fewer at the start."""
     parts = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
     return [sum(part) / len(part) for part in parts]
 

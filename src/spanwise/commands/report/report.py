@@ -26,7 +26,7 @@ from spanwise.rollouts.files import records
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.rows import read_rows, recorded_credit
 
-#: Budgets of the voting curves; those between cost more than they show.
+#: Budgets of the voting curves; more points would cost time and show little.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -67,7 +67,7 @@ def train_page(folder: Path) -> str:
 
 
 def _unmeasured(folder: Path) -> dict[str, str]:
-    """Return the figures that a run cannot have, as far as its recipe can still be read."""
+    """Return the figures that the evaluations of a run lack, as far as its recipe can still be read."""
     try:
         recipe = load(folder / "recipe.yaml")
         layout = recipe.own_layout
@@ -155,7 +155,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 
 
 def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Return the newest batch of kept completions, with the run's credit and that of `grpo` (or `bae`) beside it."""
+    """Return the newest batch of recorded completions, with the run's credit and that of `grpo` (or `bae`) beside it."""
     files = sorted((folder / "rollouts").glob("step_*.parquet"))
     if not files:
         return None, {}
@@ -184,7 +184,7 @@ def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[st
         result = credit_rollouts(file, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not result.table.has_ids:  # its tokens are not those of the file
+    if not result.table.has_ids:  # the tokens of the page are not those of the file
         return table, {}
     other = pa.concat_tables(credited_parts(result))
     for name in schema.made_by(method, other.column_names):

@@ -29,7 +29,7 @@ CRITIC = "critic"
 Head = Literal["scalar", "hl_gauss"]
 Truncated = Literal["terminal", "bootstrap", "mask"]
 
-#: What is said at the end of a run whose critic knows nothing.
+#: The warning at the end of a run whose critic explains nothing of the returns.
 _EXPLAINED = Metric(
     "critic/[value/]explained_variance",
     at_end=Alarm(
@@ -39,7 +39,7 @@ _EXPLAINED = Metric(
         unknown="The critic{of} cannot be judged: no batch has an explained variance, as everything in it earned the same.",
     ),
 )
-#: Its section.
+#: The section of the critic on a page.
 _PAGE = Page(
     "Critic",
     "GAE and SAE credit a token with what the critic expects after it minus what it expected before: they are worth what its "
@@ -52,7 +52,7 @@ _PAGE = Page(
             "share of the variance",
             "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 knows all, 0 says the same "
             "everywhere, below 0 is worse than that.",
-            floor=-1.0,  # one that starts from nothing may begin at -1,000
+            floor=-1.0,  # an untrained critic may begin at -1,000
         ),
         Chart(
             "Error of the critic",
@@ -198,19 +198,7 @@ def critic_faults(
 
 
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-    """Return the targets of a critic with one value, and the metrics of its values.
-
-    Edge cases:
-        Where nothing is known of a token the target is its own value, which moves nothing.
-
-    Example:
-        >>> from spanwise import Layout, Vocabulary, read
-        >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
-        >>> batch = Batch.jagged([[0, 1, 3]], [0], columns={"answer": ["4"]}, value_nt=torch.tensor([[.5, .5, .8]]))
-        >>> scheme = Scheme.preset("gae", Layout({"all": ["answer"]}))
-        >>> returns(read(batch, scheme, vocabulary), batch, scheme, lam=1.0)[0]
-        tensor([[1., 1., 1.]])
-    """
+    """Return the targets of a critic with one value, and the metrics of its values."""
     (part,) = streams(reading, batch, scheme).inputs(batch.value_nt)
     value_nt, there_nt = part["value_nt"], part["mask_nt"]
     target_nt = value_target(**part, gamma=scheme.gamma, lam=lam)

@@ -23,7 +23,7 @@ from spanwise.modes.parts import TrlPart
 from spanwise.modes.sequences import Sequences, cut_off, sequences
 from spanwise.pipeline import streams
 
-#: What a checkpoint keeps of a critic's optimizer.
+#: The file of a critic's optimizer in a checkpoint.
 STATE = "optimizer.pt"
 
 
@@ -36,19 +36,7 @@ class Learned(NamedTuple):
 
 
 class Critic:
-    r"""A value model with its own optimizer, fitted on each generation batch apart from the policy.
-
-    Equation
-        target[k] = V[k] + A_lam[k] with lam = `gae_lambda_value`, the return itself at 1
-        loss = mean over streams and their trainable tokens, of all processes, of (V - target)^2, or the cross entropy
-
-    The values of a completion are those of the pass that first fits the critic to it: they never saw its reward, and cost nothing
-    more. Every process holds the whole critic; gradients are summed over processes, so that the weights stay equal.
-
-    Attributes:
-        updates: optimizer steps so far.
-        batches: generation batches so far.
-    """
+    r"""A value model with its own optimizer, fitted on each generation batch apart from the policy."""
 
     def __init__(
         self,
@@ -65,11 +53,11 @@ class Critic:
         self.model, self.config, self.accelerator, self.seed = model, config, accelerator, seed
         self.gamma = gamma
         self.micro_batch = config.micro_batch or micro_batch
-        self.updates = self.batches = 0
+        self.updates = self.batches = 0  # optimizer steps, and generation batches, so far
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            own = self.model.model  # transformers 5 has a new name for it
-            getattr(own, "activation_checkpointing_enable", own.gradient_checkpointing_enable)()
+            trunk = self.model.model  # transformers 5 has a new name for the method
+            getattr(trunk, "activation_checkpointing_enable", trunk.gradient_checkpointing_enable)()
         trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
@@ -82,6 +70,7 @@ class Critic:
             device, batch = self.accelerator.device, _Batch(rows, streams, truncated_n, self.config, self.gamma)
             batch = batch.changed(lambda x: x.to(device))
             said_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=device)
+            # The values come from the pass that first fits the critic to a row: it has not seen the row's reward by then.
             sizes = self._fit(batch, said_nts) if fit else {}
             if not fit:
                 self.model.eval()
@@ -110,7 +99,7 @@ class Critic:
         return {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
 
     def _read(self, batch: _Batch) -> Tensor:
-        """What the head says."""
+        """Run the value model on some rows; return the raw output of its head."""
         with self.accelerator.autocast():
             return self.model(batch.rows)
 
@@ -136,7 +125,7 @@ class Critic:
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        if not norm < float("inf"):  # NaN as well; every process sees the same sum
+        if not norm < float("inf"):  # NaN too; the sum is the same in every process
             raise self._diverged(f"the norm of its gradient is {norm}")
         self.optimizer.step()
         self.schedule.step()
@@ -194,7 +183,7 @@ class Critic:
             torch.save({**contents, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
 
     def restore(self, folder: str | Path) -> None:
-        """Resume from what `save` wrote."""
+        """Resume from the files that `save` wrote."""
         place = Path(folder)
         if not (place / STATE).is_file() or not (place / ABOUT).is_file():
             raise DataError(
@@ -211,7 +200,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows that a critic is fitted to, with its values before each token and after the last column."""
+    """The rows that a critic is fitted to; values lie before each token and after the last column."""
 
     rows: Sequences
     streams: Streams
@@ -228,34 +217,34 @@ class _Batch:
         return mask_snt.permute(1, 2, 0)
 
     def bootstrap(self, said_nts: Tensor) -> Tensor:
-        """The values after the last token, as the configuration treats truncation."""
+        """Return the values after the last token, as the configuration treats truncation."""
         options: Any = {"truncated": self.config.truncated}
         ends = (bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in self.ends(said_nts).unbind(1))
         return torch.stack([*ends], 1)
 
     def ends(self, said_nts: Tensor) -> Tensor:
-        """The values after the last token of each row."""
+        """Return the values after the last token of each row."""
         return said_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, said_nts.shape[2])).squeeze(1)
 
     def lost_n(self, said_nts: Tensor) -> Tensor:
-        """The number of values of each row that are read and not finite."""
+        """Count the values of each row that are read and not finite."""
         behind_n = self.truncated_n & (self.config.truncated == "bootstrap")
         here_nts = self.streams.mask_snt.permute(1, 2, 0) & ~said_nts[:, :-1].isfinite()
         return here_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(said_nts).isfinite()).sum(dim=1)
 
     def targets(self, said_nts: Tensor) -> Tensor:
-        """The target of each value, and 0 without one; `lost` values count as 1/2, so that all processes stop together."""
+        """Return the target of each value, and 0 without one; `lost` values count as 1/2, so that all processes stop together."""
         said_nts = torch.where(said_nts.isfinite(), said_nts, 0.5)
         rule: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         parts: Iterator[dict[str, Any]] = self.streams.inputs(said_nts[:, :-1], self.bootstrap(said_nts))
         return torch.stack([value_target(**part, **rule) for part in parts], dim=2)
 
     def take(self, row_r: Tensor) -> _Batch:
-        """Some of the rows."""
+        """Return some of the rows."""
         return self.changed(lambda x: x[row_r.to(x.device)])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
-        """Each of its tables changed, with the rows as its first dimension."""
+        """Return a batch with `change` applied to each of its tables; rows are the first dimension."""
         names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
         streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
@@ -287,7 +276,7 @@ class CriticInTrl(TrlPart):
             if self._ended is not None:
                 metrics["critic/share"] = (ended - started) / (started - self._ended)
             self._ended = ended
-        if over.names != ("return",):  # of an objective: outside its blocks it is of nothing
+        if over.names != ("return",):  # the value of an objective means nothing outside its blocks
             value_nts = value_nts.masked_fill(~over.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
 
@@ -306,9 +295,5 @@ class CriticInTrl(TrlPart):
 
 
 def megabytes(model: nn.Module) -> float:
-    """Return the memory of a model in training: weights, and for trained ones gradients and AdamW's two moments.
-
-    >>> megabytes(nn.Linear(1000, 250, bias=False))
-    4.0
-    """
+    """Return the memory of a model in training in MB: weights, and for trained ones gradients and AdamW's two moments."""
     return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters()) / 1e6
