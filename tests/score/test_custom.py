@@ -419,3 +419,9 @@ def test_a_tensor_on_meta_holds_no_numbers():
             [completion()],
             columns={},
         )
+
+
+def test_a_copy_shares_no_list_with_the_dataset():
+    rows = [{"gold": ["4"]}]
+    custom.own_copy(rows)[0]["gold"].append("5")
+    assert rows == [{"gold": ["4"]}]

@@ -21,7 +21,7 @@ from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_o
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
 
-# Possessive: what is read may be a megabyte of digits, which must not be given back one by one.
+# Possessive: the text may be a megabyte of digits, which must not be given back one by one.
 NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
 _FENCED = re.compile(r"```[\w+-]*+[^\S\n]*+\n(.*?)```", re.DOTALL)
 
@@ -248,7 +248,7 @@ def _report(text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Ca
         report = read_tag(blocks, pays, tag)
         q = None if report is None else parse_confidence(report)
         values.append(None if q is None or math.isnan(c) else rule(q, c))
-        # A stated confidence is unscored only for the reason that its answer is.
+        # A stated confidence has no score only for the reason that its answer has none.
         status.append(Status.ABSENT if report is None else Status.UNPARSABLE if q is None else Status(verdict))
         stated.append(q)
     by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in stated]
@@ -331,7 +331,7 @@ def runs(
 
 @register("environment", kind="reward")
 def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, column: str = "environment") -> Reward:
-    """The number that the environment gave, as an engine brings it along.
+    """Reward with the number of the environment, which an engine passes along.
 
     Rule: None or NaN is no reward (ABSENT): in a turn that the environment does not judge. 0 is a reward.
 
@@ -364,5 +364,5 @@ def _well_formed(block: Mapping[str, str | None], counted: frozenset[str], empty
 
 @lru_cache(maxsize=256)
 def _signs_of(tags: frozenset[str]) -> re.Pattern[str]:
-    """Compile the pattern of the opening and closing signs of some tags, once for all completions that have them."""
+    """Compile the pattern of the opening and closing signs of some tags, once for all completions that have these tags."""
     return re.compile("</?(?:" + "|".join(map(re.escape, sorted(tags))) + ")>")

@@ -97,11 +97,11 @@ class Source(Generic[AnyProblems]):
         return type(parts[0])(*(np.concatenate(column) for column in columns))
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
-        """Draw random problems that no evaluation asks."""
+        """Draw random problems that are not in the evaluation."""
         return self.draw(size, rng=rng, exclude=self.held_out_prompts)
 
     def held_out(self, size: int = HELD_OUT) -> AnyProblems:
-        """Return the first `size` of the 512 evaluation problems, all different; a DataError if there are fewer."""
+        """Return the first `size` of the 512 evaluation problems, all different; raise a DataError if there are fewer."""
         if not 1 <= size <= HELD_OUT:
             raise DataError(f"This task holds {HELD_OUT} evaluation prompts; {size} were asked for. Choose 1 to {HELD_OUT}.")
         problems = self.draw(HELD_OUT, rng=np.random.default_rng(self.held_out_seed), unique=True)
@@ -109,7 +109,7 @@ class Source(Generic[AnyProblems]):
 
     @cached_property
     def held_out_prompts(self) -> frozenset[str]:
-        """The texts of all evaluation prompts, to be excluded from everything that is trained on."""
+        """The texts of all evaluation prompts, which every training set excludes."""
         return frozenset(self.held_out().prompts)
 
 
@@ -147,18 +147,20 @@ class Problems(EmbeddedProblems):
 
     @property
     def answers(self) -> list[str]:
-        """The true answers, one digit each; they know the hidden coin."""
+        """Return the true answers, one digit each, for the actual value of the hidden coin."""
         never_ns = np.zeros(self.operator_ns.shape, dtype=bool)
         return [str(digit) for digit in run_chain(self, never_ns, self.operand_ns)[:, -1].tolist()]
 
 
 @dataclass(frozen=True)
 class TraceNoise:
-    """How often, and how, a warm-start trace goes wrong."""
+    """The rates and kinds of errors in a warm-start trace."""
 
     slip: tuple[float, float, float, float]  # a step's digit becomes a random one, by operator in the order of `OPERATORS`
-    refusal: float  # no solution at all: `<reasoning></reasoning><answer>?</answer>`
-    refusal_confidence: tuple[float, ...] = ()  # what a refusal draws from; empty: the same rule as for every other trace
+    refusal: float  # the probability of no solution: `<reasoning></reasoning><answer>?</answer>`
+    refusal_confidence: tuple[
+        float, ...
+    ] = ()  # the confidences that a refusal draws from; empty: the rule of every other trace
     power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
     spread: float = 0.25
 
@@ -170,11 +172,7 @@ NOISE: dict[str, TraceNoise] = {
 
 
 def taken(digit: int, step: str) -> int:
-    """Return the digit after a step, modulo 10.
-
-    >>> taken(7, "*4"), taken(2, "-5")
-    (8, 7)
-    """
+    """Return the digit after a step, modulo 10."""
     operand = int(step[1])
     return {"+": digit + operand, "-": digit - operand, "*": digit * operand}[step[0]] % 10
 
@@ -182,7 +180,7 @@ def taken(digit: int, step: str) -> int:
 def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step; after a slip the chain goes on from the wrong digit."""
+    """Return the digit after every step; after a slip the chain continues from the wrong digit."""
     digit_n, columns = problems.start_n, list[np.ndarray]()
     plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
@@ -224,7 +222,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 
 def is_refusal(text: BlockText) -> bool:
-    """Whether a completion refuses to answer: its first block has no answer, or none that is a single digit.
+    """Return whether a completion refuses to answer: its first block has no answer, or none that is a single digit.
 
     Example:
         >>> is_refusal({"solution": {"reasoning": "", "answer": "?"}, "confidence": None})
@@ -269,7 +267,7 @@ def draw_chains(
 DIGITS = Source(draw_chains, 20_260)
 
 
-#: The two attempts. The first has no tag for reasoning: it has no room for any.
+#: The blocks of two attempts; the first has no tag for reasoning, as it has no room for any.
 TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
 
@@ -278,9 +276,10 @@ class TwiceNoise:
     """The noise in warm-start traces with two attempts."""
 
     slip: tuple[float, float, float, float]  # a digit of the reflection becomes a random one, by operator
-    repeat: float  # share of reflections that are empty and give the first answer again
+    repeat: float  # share of reflections that are empty and repeat the first answer
     refusal: float = 0.02  # share of first answers that are `?`
-    glance: float = 0.8  # a first answer takes one more step right: glance**(k - 1) of k steps; the others are random digits
+    #: The probability that a first answer gets one more step right: glance**(k - 1) of k steps; else it is a random digit.
+    glance: float = 0.8
 
 
 TWICE_NOISE: dict[str, TwiceNoise] = {
@@ -321,7 +320,7 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N problems of eight places each, of which 4 to 8 hold a step; see `Problems`. `plus_n` (N, 8) speaks of each place."""
+    """N problems of eight places each, of which 4 to 8 hold a step; see `Problems`. `plus_n` (N, 8) has a value for each place."""
 
     @property
     def prompts(self) -> list[str]:
@@ -365,7 +364,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Draw exercises of single steps: a digit, a step and `=`, then the digit that they lead to."""
+    """Draw exercises of single steps: a digit, a step and `=`, then the resulting digit."""
     length = int(rng.choice((1, 2, 4, 8)))
     digits, steps = rng.integers(0, 10, size // length).tolist(), rng.integers(0, 27, (size // length, length)).tolist()
     rows = []

@@ -126,9 +126,8 @@ class CreditResult:
     def title(self) -> Text:
         """The title over a table: the file and its size."""
         size = f"{len(self.table)} completions in {len(self.group_n.unique())} groups"
-        return Text(
-            f"{self.table.path} ({self.table.source}): {size}", style="table.title"
-        )  # a path must not be read as markup
+        # A path must not be read as markup.
+        return Text(f"{self.table.path} ({self.table.source}): {size}", style="table.title")
 
 
 def apply_arms(

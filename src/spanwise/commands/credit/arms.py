@@ -206,9 +206,8 @@ class _Presets:
             raise RecipeError(self.blocks.lack)
         if objectives is not None:
             if objectives is self.blocks.objectives and not calibrated:
-                objectives = tuple(
-                    o for o in objectives if judge_of(o) is None
-                )  # nobody asked for a reward that mixes being right and being confident
+                # Nobody asked for a reward that mixes being right and being confident.
+                objectives = tuple(o for o in objectives if judge_of(o) is None)
             choices = {"objectives": _compared(chosen, objectives, layout.names, baseline)}
         elif calibrated and states_confidence(layout):
             choices["calibration"] = self.recipe.rule

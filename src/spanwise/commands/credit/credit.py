@@ -45,9 +45,8 @@ def credit_rollouts(
     texts = SampledTexts(table) if given or own is None else []  # early completions of a spanwise run may lack the tags
     group_n, counted = compared_groups(table, loaded, None if own is None else run)
     blocks = blocks_of(Blocks(usual, longest), loaded, table, texts)
-    named = (
-        recipe is not None or "objectives" in overrides
-    )  # by the user: a recipe that lies in the folder must not run code
+    # A recipe that lies in the folder, and that the user did not name, must not run code.
+    named = recipe is not None or "objectives" in overrides
     arms = choose_arms(table, loaded, blocks, methods, reward, texts=texts, given=given, run_code=named)
     recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
     return apply_arms(table, arms, group_n, counted, recorded=recorded, must=bool(methods))

@@ -51,9 +51,8 @@ def evaluate(
     correct = dict.fromkeys(answering, torch.full((len(text),), torch.nan, dtype=torch.float64))
     for name in answering if "answer" in rows.column_names else ():
         right_n = roller.rewards(rows, text, row_n.tolist(), Objective("correct", pays=(name,), options=options))
-        present_n = torch.tensor(
-            [entry.get(name) is not None for entry in text]
-        )  # a completion without the block solves nothing
+        # A completion without the block solves nothing.
+        present_n = torch.tensor([entry.get(name) is not None for entry in text])
         correct[name] = torch.where(present_n, right_n, 0.0)
     rewards = dict[str, Tensor]()
     if not of_digits:

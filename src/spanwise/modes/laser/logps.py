@@ -55,9 +55,8 @@ def end_logp(
 ) -> Float[Tensor, " n"]:
     r"""Return T log softmax(logits / T)[token] after each row, T the temperature: one forward pass, one position each."""
     parts, training = [], model.training
-    bare = (
-        model.get_base_model() if hasattr(model, "get_base_model") else model
-    )  # an adapter hides the arguments of the model
+    # An adapter hides the arguments of the model.
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
     try:
         model.eval()
         for first in range(0, len(rows), batch_size):
