@@ -78,22 +78,24 @@ class Mode:
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in written:
             check_known(f"field of {cls.name}", name, names)
-        for one in fields(cls):  # type: ignore[arg-type]
-            if one.default is MISSING and one.name not in written:
-                raise RecipeError(f"{cls.name} has no {one.name}, which it needs; write {cls.name}: {{{one.name}: ...}}.")
+        for option in fields(cls):  # type: ignore[arg-type]
+            if option.default is MISSING and option.name not in written:
+                raise RecipeError(
+                    f"{cls.name} has no {option.name}, which it needs; write {cls.name}: {{{option.name}: ...}}."
+                )
         return cls(**dict(written))
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for one in fields(self):  # type: ignore[arg-type]
-            called, value, kind = f"{self.name}.{one.name}", getattr(self, one.name), hints[one.name]
+        for option in fields(self):  # type: ignore[arg-type]
+            called, value, kind = f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name]
             kinds = get_args(kind) or (kind,)
             if get_origin(kind) is Literal:
                 check_known(called, value, kinds)
             if kind is bool and not isinstance(value, bool):
                 raise RecipeError(f"{called} is {value!r}; write true or false.")
-            if one.metadata and not (value is None and NoneType in kinds):
-                check_number(called, value, whole=int in kinds, **one.metadata)
+            if option.metadata and not (value is None and NoneType in kinds):
+                check_number(called, value, whole=int in kinds, **option.metadata)
 
     @property
     def compares(self) -> bool:

@@ -82,12 +82,12 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
         >>> alarms({"accuracy": 0.001, "ece": 0.001, "format_rate": 1.0})
         {'accuracy': 'hardly any answer is right', 'ece': 'hardly any answer is right'}
     """
-    there = {name: value for name, value in figures.items() if value is not None and value == value}
+    known = {name: value for name, value in figures.items() if value is not None and value == value}
     wrong: dict[str, str] = {}
     for name, alarm in EVALUATION:
-        if name in there and alarm.holds(there[name]):
+        if name in known and alarm.holds(known[name]):
             wrong = dict.fromkeys((name, *alarm.hollow), alarm.sentence) | wrong
-    return {name: wrong[name] for name in there if name in wrong}
+    return {name: wrong[name] for name in known if name in wrong}
 
 
 def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:

@@ -146,11 +146,11 @@ def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> s
     if not lost:
         return ""
     least, most = min(number for _, number in lost), max(number for _, number in lost)
-    said = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+    numbers = f"{least:g}" if least == most else f"{least:g} to {most:g}"
     source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
     rule = "has no reward and costs nothing" if instead is None else f"counts as its if_missing, {instead:g}"
     return (
-        f"Objective '{objective.name}': {source} {said} for {len(lost)} of {len(reading)} completions without "
+        f"Objective '{objective.name}': {source} {numbers} for {len(lost)} of {len(reading)} completions without "
         f"{' and '.join(objective.pays)} (completion {lost[0][0]} first), which is not used: what is not there {rule}. "
         f"Write if_missing={lost[0][1]:g} to make that count."
     )
@@ -176,7 +176,7 @@ def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
         return ""
     paid = [scheme.layout.names.index(name) for name in objective.pays]
     left_out_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid] == 0).all(dim=1)
-    charged = any(one.if_missing is not None and set(objective.pays) <= set(one.pays) for one in scheme.objectives)
+    charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
     left_out = 0 if charged else int(left_out_n.sum())
     unread = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
     counts = {f"completions leave out {' and '.join(objective.pays)}": left_out, "write there what cannot be read": unread}

@@ -143,7 +143,7 @@ class Fidelity:
 
 def place_of(kind: str, known: Sequence[Any], name: Any) -> int:
     """Return the index of a name; raise a RecipeError with the known names if it is none of them."""
-    check_known(kind, str(name), names := [str(one) for one in known])
+    check_known(kind, str(name), names := [str(entry) for entry in known])
     return names.index(str(name))
 
 

@@ -64,9 +64,9 @@ class FirstBlocks:
 
     def sequences(self, device: Any = "cpu") -> Sequences:
         """Return prompts and tokens as a model reads them."""
-        head_nl, there_nl = left_padded(self.heads, 0, device)
-        rest_nt = self.ids_nt.to(device)
-        ids_nl, attention_nl = torch.cat([head_nl, rest_nt], dim=1), torch.cat([there_nl, torch.ones_like(rest_nt)], dim=1)
+        head_nl, head_mask_nl = left_padded(self.heads, 0, device)
+        ids_nt = self.ids_nt.to(device)
+        ids_nl, attention_nl = torch.cat([head_nl, ids_nt], dim=1), torch.cat([head_mask_nl, torch.ones_like(ids_nt)], dim=1)
         return Sequences(ids_nl, attention_nl, self.ids_nt.shape[1])
 
 
@@ -154,8 +154,8 @@ class Roller:
     def _stopping(self) -> Iterator[None]:
         """End a completion where a later block opens, as its reward is settled then; for one-token tags only."""
         config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
-        (_, own), *later = self.task.layout.blocks
-        opening = (f"<{tag}>" for _, tags in later for tag in tags if tag not in own)
+        (_, first_tags), *later = self.task.layout.blocks
+        opening = (f"<{tag}>" for _, tags in later for tag in tags if tag not in first_tags)
         before = config.eos_token_id
         try:
             ends = end_ids(self.model, self.tokenizer)
@@ -306,11 +306,11 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
         if id(parameter) not in trunk and parameter.dim() == 1:
             torch.nn.init.constant_(parameter, float(first.reward_n.nanmean().nan_to_num(nan=0.0)))
     optimizer = torch.optim.AdamW(critic.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    for step, rest in zip(range(1, max(steps) + 1), chain([first], batches), strict=False):
-        use_nt = rest.mask_nt & ~rest.reward_n.isnan()[:, None]
+    for step, batch in zip(range(1, max(steps) + 1), chain([first], batches), strict=False):
+        use_nt = batch.mask_nt & ~batch.reward_n.isnan()[:, None]
         if bool(use_nt.any()):
-            value_nt = critic(rest.sequences(roller.model.device))[:, :-1, 0]
-            error_nt = value_nt - rest.reward_n.float()[:, None].to(value_nt.device)
+            value_nt = critic(batch.sequences(roller.model.device))[:, :-1, 0]
+            error_nt = value_nt - batch.reward_n.float()[:, None].to(value_nt.device)
             error_nt[use_nt.to(value_nt.device)].square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -108,14 +108,14 @@ def monte_carlo_advantage(
     opens_nt = mask_nt if segments is None else segments.opens(trajectories.logp_nt, mask_nt)
     tokens = mask_nt.shape[1]
     place_t = torch.arange(tokens)
-    own_nt = torch.where(opens_nt, place_t, 0).cummax(dim=1).values
+    opening_nt = torch.where(opens_nt, place_t, 0).cummax(dim=1).values
     later_nt = torch.where(opens_nt, place_t, tokens).flip(1).cummin(dim=1).values.flip(1)
     next_nt = torch.cat([later_nt[:, 1:], later_nt.new_full((len(later_nt), 1), tokens)], dim=1)
     end_n1 = trajectories.reward_n.double()[:, None]
     value_nt = torch.cat([trajectories.value_nt.double(), end_n1], dim=1)
     noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_n1)], dim=1)
-    change_nt = value_nt.gather(1, next_nt) - value_nt.gather(1, own_nt)
-    both_nt = noise_nt.gather(1, next_nt) + noise_nt.gather(1, own_nt)
+    change_nt = value_nt.gather(1, next_nt) - value_nt.gather(1, opening_nt)
+    both_nt = noise_nt.gather(1, next_nt) + noise_nt.gather(1, opening_nt)
     return torch.where(mask_nt, change_nt, torch.nan), torch.where(mask_nt, both_nt, torch.nan)
 
 

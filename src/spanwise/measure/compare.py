@@ -138,10 +138,10 @@ class ArmComparison:
         total = len(self.differences)
         if not clear:
             return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
-        rest = f"; the other {total - len(clear)} do not order the methods" if total > len(clear) else ""
+        more = f"; the other {total - len(clear)} do not order the methods" if total > len(clear) else ""
         figures = len({d.figure for d in self.differences})
         return (
-            f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{rest}. The noise is that of the seeds, on "
+            f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{more}. The noise is that of the seeds, on "
             f"the same held-out prompts; Holm is over the pairs of one figure, so over {figures} figures up to "
             f"{figures * (1 - self.level):.2g} such calls may be luck."
         )

@@ -112,11 +112,12 @@ def figure_intervals(
         ids, options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
         if name == "ece":
             stated_n, right_n = figure.columns
-            found = ece_interval(Reports(stated_n, right_n, ids), **options)
+            interval = ece_interval(Reports(stated_n, right_n, ids), **options)
         else:
-            found = unseen_interval(figure.of, figure.columns, figure.ends, ids, **options)
-        if not math.isnan(found.value):
-            intervals[name] = replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))  # NaN bounds stay NaN
+            interval = unseen_interval(figure.of, figure.columns, figure.ends, ids, **options)
+        if not math.isnan(interval.value):
+            # NaN bounds stay NaN.
+            intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
 
 

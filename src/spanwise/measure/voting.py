@@ -184,9 +184,9 @@ def _worth(
         lambda n: _vote(vote_am, value_a, weight_m, _subsets(m, n, subsets, seed)),
         lambda n: _highest(correct_m, confidence_m, n),
     )
-    there = {n for n in budgets if n <= m and bool(judged_m.any())}
+    sizes = {n for n in budgets if n <= m and bool(judged_m.any())}
     chosen = zip(_WAYS, ways if stated else ways[:3], strict=False)
-    return {name: [way(n) if n in there else math.nan for n in budgets] for name, way in chosen}
+    return {name: [way(n) if n in sizes else math.nan for n in budgets] for name, way in chosen}
 
 
 def _highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:

@@ -39,9 +39,9 @@ def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
     assert batch.ids_nt is not None, "the batch of a trainer has token ids"
     width, device = batch.ids_nt.shape[1], output["prompt_ids"].device
     length_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)
-    there_nt = torch.arange(width, device=device) < length_n[:, None]
+    present_nt = torch.arange(width, device=device) < length_n[:, None]
     ids_nl = torch.cat([output["prompt_ids"], output["completion_ids"][:, :width]], dim=1)
-    return Sequences(ids_nl, torch.cat([output["prompt_mask"], there_nt.to(output["prompt_mask"].dtype)], dim=1), width)
+    return Sequences(ids_nl, torch.cat([output["prompt_mask"], present_nt.to(output["prompt_mask"].dtype)], dim=1), width)
 
 
 def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:

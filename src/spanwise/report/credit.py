@@ -97,8 +97,8 @@ def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
     headlines = []
     for name, reward_n in rewards.items():
-        there = int((~reward_n.isnan()).sum())
-        counts = [f"{there:,} ok", *(f"{n:,} {status}" for status, n in statuses.get(name, {}).items() if status != "ok")]
+        scored = int((~reward_n.isnan()).sum())
+        counts = [f"{scored:,} ok", *(f"{n:,} {status}" for status, n in statuses.get(name, {}).items() if status != "ok")]
         headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), ", ".join(counts)))
     return headlines
 

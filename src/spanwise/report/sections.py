@@ -182,9 +182,9 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names of the evaluation figures that exist: the usual ones, those of later attempts and of a score."""
-    there = dict.fromkeys(name for point in points for name in point)
-    scored = (name for name in SCORE_FIGURES if name in there)
-    return list(dict.fromkeys([*FIGURES, *(name for name in there if name.endswith("_accuracy")), *scored]))
+    known = dict.fromkeys(name for point in points for name in point)
+    scored = (name for name in SCORE_FIGURES if name in known)
+    return list(dict.fromkeys([*FIGURES, *(name for name in known if name.endswith("_accuracy")), *scored]))
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -324,8 +324,8 @@ def mode_sections(batches: Lines) -> list[Section]:
                 panels += _panel(replace(chart, title=title, note=note, series=series), batches, y_zero=True)
         share = values_of(batches, f"{mode.name}/share")
         cost = f" It took {percent(median(share))} of the time of the rest of a step (median)." if share else ""
-        own = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
-        sections.append(Section(page.title, f"{page.text}{cost}", warnings=own, panels=panels, asks=page.asks))
+        warnings = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
+        sections.append(Section(page.title, f"{page.text}{cost}", warnings=warnings, panels=panels, asks=page.asks))
     return sections
 
 

@@ -189,13 +189,13 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
     parts = list(row.parts.get(method, ()))
     if not paying or len(parts) != 1:  # otherwise one number may stand for all objectives together
         parts = [part for part in parts if part.objective in paying]
-    share, own = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
+    share, score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
     terms: list[_Term] = []
     for part in parts:
         mixed = share if len(parts) == 1 or part.objective == rule.verdict else 0.0
         terms.append(_term(1 - mixed, part.part, part.objective))
         if mixed:
-            terms.append(_term(mixed * part.weight, own, "its own score"))
+            terms.append(_term(mixed * part.weight, score, "its own score"))
     total = math.fsum(amount for amount, *_ in terms)
     exact = abs(total - credit) <= 1e-6 * (1 + abs(credit))
     warning = f"What is recorded adds up to {shown(total, sign=True)}, which is not the credit: do not rely on it."
@@ -220,12 +220,12 @@ def _worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         status = row.statuses.get(part.objective)
         return f"{part.objective} is {status}, and counts as {shown(part.worth)}" if status in LEFT_OUT else ""
     terms: list[_Term] = []
-    for name, one in rule.objectives.items():
+    for name, objective in rule.objectives.items():
         left_out = row.rewards.get(name) is None and row.statuses.get(name) in LEFT_OUT
-        reward = one.get("if_missing") if left_out else row.rewards.get(name)
+        reward = objective.get("if_missing") if left_out else row.rewards.get(name)
         if reward is None:
             return ""
-        terms.append(_term(one.get("weight", 1.0), reward, f"{name}, left out" if left_out else name))
+        terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if left_out else name))
     # With turns, rewards are summed over the rollout, of which this row may hold a part.
     total = math.fsum(amount for amount, *_ in terms)
     same = math.isclose(total, part.worth, rel_tol=1e-9, abs_tol=1e-9)
@@ -246,8 +246,8 @@ def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         elif status != "ok":
             why = f"the check failed ({status}), so there is no reward;"
         return f"{why} it gets no credit and joins no baseline"
-    one = rule.objectives.get(part.objective, {})
-    words = rule_words(one["baseline"], one["given"]) if one.get("baseline") else ""
+    objective = rule.objectives.get(part.objective, {})
+    words = rule_words(objective["baseline"], objective["given"]) if objective.get("baseline") else ""
     if part.averaged:
         compared = f"compared{f' ({words})' if words else ''}"
         words = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else compared}"

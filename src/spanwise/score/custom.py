@@ -41,13 +41,13 @@ _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 def called(function: partial[Any], *, what: str, text: Texts, advice: str) -> Any:
     """Call a user's function on copies of its arguments; name it if it raises or takes over a minute, and undo its side effects."""
-    kept: AbstractContextManager[None] = nullcontext()
+    guard: AbstractContextManager[None] = nullcontext()
     if not f"{getattr(function.func, '__module__', '')}.".startswith("spanwise."):
         function = partial(function.func, *own_copy(function.args), **own_copy(function.keywords))
-        kept = _process_kept(what, text)
+        guard = _process_kept(what, text)
     size, advised = len(text), "Nothing stops it; give what it waits for a deadline."
     slow = f"{what} has been running for {SLOW:g} s on {size} completions. {advised}"
-    with kept, DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
+    with guard, DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
         try:
             return function()
         except SpanwiseError:
@@ -68,7 +68,7 @@ def own_copy(value: Any) -> Any:
     if isinstance(value, dict):
         copied = copy.copy(value)
         if not _PLAIN.issuperset(map(type, value.values())):
-            copied.update((key, own_copy(one)) for key, one in value.items())
+            copied.update((key, own_copy(item)) for key, item in value.items())
         return copied
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
         copied = copy.copy(value)
@@ -151,8 +151,8 @@ def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[A
 def _place(error: BaseException) -> str:
     """Say in which line of its own file the function failed; empty for a function without a file."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    return f" It happened in {own[-1].filename}, line {own[-1].lineno}." if own else ""
+    own_frames = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" It happened in {own_frames[-1].filename}, line {own_frames[-1].lineno}." if own_frames else ""
 
 
 def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
@@ -211,14 +211,18 @@ def parameters_of(objective: Objective) -> tuple[dict[str, Any], bool]:
             f"Objective '{name}': the parameters of {objective.reward!r} cannot be read; wrap it in a function."
         ) from error
     parameters = signature.parameters.values()
-    nameless = next((one.name for one in parameters if one.kind is one.POSITIONAL_ONLY), None)
+    nameless = next((parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY), None)
     if nameless is not None:
         raise RecipeError(
             f"Objective '{name}': its reward function takes '{nameless}' by position only, and everything is passed by name; "
             f"leave the '/' out of its parameters."
         )
-    named = {one.name: one.default for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
-    return named, any(one.kind is one.VAR_KEYWORD for one in parameters)
+    named = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _missing(parameter: str, known: Mapping[str, Any], name: str) -> RewardError | DataError:
@@ -227,10 +231,10 @@ def _missing(parameter: str, known: Mapping[str, Any], name: str) -> RewardError
             f"Objective '{name}' has a reward function in TRL's signature and there are no '{parameter}' to call it with; "
             f"pass {{'{parameter}': ...}} among the columns, or write it as f(blocks, **columns)."
         )
-    there = sorted(set(known) - {"blocks"})
-    near = get_close_matches(parameter, ["blocks", *there], n=1)
+    names = sorted(set(known) - {"blocks"})
+    near = get_close_matches(parameter, ["blocks", *names], n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return DataError(
-        f"Objective '{name}' needs the column '{parameter}'; the dataset has {', '.join(there) or 'no columns'}.{hint} A reward "
+        f"Objective '{name}' needs the column '{parameter}'; the dataset has {', '.join(names) or 'no columns'}.{hint} A reward "
         f"function is called with what its parameters name: columns, and 'blocks' for the blocks of every completion."
     )

@@ -313,10 +313,10 @@ def json_schema(
 
     def rule(blocks: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str] | None:
         written = fixed or _of_cell(cell)
-        said = _field(block, tag) if tag else whole_text(blocks)
-        if written is None or said is None:
+        stated = _field(block, tag) if tag else whole_text(blocks)
+        if written is None or stated is None:
             return None if written is None else False
-        return is_valid(written, said) if read_schema(written)[1] else (written, said)
+        return is_valid(written, stated) if read_schema(written)[1] else (written, stated)
 
     return judged(text, pays, tag, cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check)
 

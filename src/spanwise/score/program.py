@@ -122,13 +122,13 @@ class Line:
         """Return the other process's answer or raise its exception; apply its changes to lists, dicts and sets here."""
         values = [*values, *(named or {}).values()]
         with self.lock:
-            self.send(what, self.encode(target), [self.encode(one) for one in values], list(named or {}))
+            self.send(what, self.encode(target), [self.encode(item) for item in values], list(named or {}))
             while (reply := self.receive())[0] != "reply":
                 self.serve(*reply)
         try:
             _, error, result, changed = reply
             raised, result = self.decode(error), self.decode(result)
-            changed = [self.decode(one) for one in changed]
+            changed = [self.decode(item) for item in changed]
             if error:
                 raised, attributes = raised.__new__(raised, *result[0]), result[1]
                 with suppress(Exception):
@@ -150,7 +150,7 @@ class Line:
         """Answer the requests of the other process."""
         error, result, given = None, None, []
         try:
-            given = [self.decode(one) for one in values]
+            given = [self.decode(item) for item in values]
             first = len(given) - len(names)
             result = self.encode(
                 self.do(what, self.decode(target), given[:first], dict(zip(names, given[first:], strict=True))),
@@ -160,7 +160,7 @@ class Line:
             if self.judging and isinstance(raised, AssertionError):
                 os._exit(1)  # a test failed inside a call from the code, which could catch the exception
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
-        now = [self.encode(one) for one in given]
+        now = [self.encode(item) for item in given]
         self.send("reply", error, result, [] if now == values else now)
 
     def do(self, what: str, one: Any, values: list[Any], named: dict[str, Any]) -> Any:
@@ -198,7 +198,7 @@ class Line:
                 if f"{base.__module__}.{name}" not in _PLAIN:
                     continue
                 if base is dict:
-                    return ["dict", *([self.encode(key), self.encode(one)] for key, one in value.items())]
+                    return ["dict", *([self.encode(key), self.encode(item)] for key, item in value.items())]
                 if base in _CONTAINERS.values():
                     return [name, *map(self.encode, value)]
                 if base in (bool, float, str):
@@ -297,7 +297,7 @@ def tests(end: int) -> None:
     program, judge, shadowed = json.loads(sys.stdin.buffer.read())
     sys.argv, status, space = ["tests"], 1, _space()
     line = Line(end, space, judging=True)
-    space["__builtins__"] = names = Names({name: one for name, one in vars(builtins).items() if name not in shadowed})
+    space["__builtins__"] = names = Names({name: value for name, value in vars(builtins).items() if name not in shadowed})
     names.line = line
     line.send(program)
     try:

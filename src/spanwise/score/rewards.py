@@ -226,7 +226,9 @@ def second_attempt(
     wrong = (value_n == 0.0).nonzero().flatten().tolist()
     attempts = {n: [read_tag(text[n], (block,), tag) for block in (first, pays[0])] for n in wrong}
     tried = {n: pair for n, pair in attempts.items() if (pair[1] or "").strip()}
-    same = judge([one for one, _ in tried.values()], [two for _, two in tried.values()], verify=verify, verifier=judges)
+    same = judge(
+        [one for one, _ in tried.values()], [second for _, second in tried.values()], verify=verify, verifier=judges
+    )
     for n, equal in zip(tried, same, strict=True):
         value_n[n] = 0.0 if equal.value == 1.0 else partial
     return replace(verdict, value_n=value_n)

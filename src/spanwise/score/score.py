@@ -74,7 +74,7 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
 
     def side_by_side(part: str) -> Tensor:
         columns = [(reward.value_n, getattr(reward, part)) for reward in scored.values()]
-        return torch.stack([torch.full_like(like, NAN) if own is None else own for like, own in columns], dim=1)
+        return torch.stack([torch.full_like(like, NAN) if table is None else table for like, table in columns], dim=1)
 
     reward_nm, status_nm, by_outcome_nmo = map(side_by_side, ("value_n", "status_n", "by_outcome_n2"))
     beyond_nm = reward_nm.abs() > LARGEST
@@ -212,7 +212,9 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
         >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
         [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
     """
-    plain = ([_with_blocks(one, layout)] if one.each is None else _each(one, layout) for one in objectives)
+    plain = (
+        [_with_blocks(objective, layout)] if objective.each is None else _each(objective, layout) for objective in objectives
+    )
     return tuple(chain.from_iterable(plain))
 
 
@@ -228,7 +230,7 @@ def _each(objective: Objective, layout: Layout) -> list[Objective]:
     objectives: list[Objective] = []
     for block in layout.matching(objective.each or ""):
         # The nearest outcome comes first: backing off drops the last one first, which matters least.
-        earlier = tuple(one.name for one in reversed(objectives))
+        earlier = tuple(other.name for other in reversed(objectives))
         given = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
         alone = not given and objective.baseline in ("outcome", "blended")  # the first block has nothing before it
         changes: dict[str, Any] = {"baseline": "group", "back_off": None} if alone else {}
@@ -316,11 +318,11 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     # A reward of two blocks reads its tag in each of them; any other reward in the first paid block that has it.
     read = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), read):
-        there = [key for block in blocks for key in tags[block]]
-        if tag and tag not in there:
+        keys = [key for block in blocks for key in tags[block]]
+        if tag and tag not in keys:
             raise RecipeError(
                 f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which "
-                f"{'has ' + ', '.join(there) if there else 'has no tags'}; add it to the layout or set 'tag'."
+                f"{'has ' + ', '.join(keys) if keys else 'has no tags'}; add it to the layout or set 'tag'."
             )
     paid = [part for part in layout.parts if layout.names[part.block] in objective.pays]
     other = next((part for part in paid if entry.segmenters and part.segmenter not in entry.segmenters), None)

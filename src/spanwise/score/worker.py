@@ -145,7 +145,9 @@ def read_schema(text: str) -> tuple[Any, bool]:
         except re.error as error:
             raise ValueError(f"{patterns!r} is no regular expression of Python ({error})") from None
         values = [contents.get(key) for key in _SAME_VALUE]
-        same_value[id(contents)] = [id(one) for value in values for one in (value if isinstance(value, list) else [value])]
+        same_value[id(contents)] = [
+            id(nested) for value in values for nested in (value if isinstance(value, list) else [value])
+        ]
         for key in ("$ref", "$dynamicRef"):
             if isinstance(contents.get(key), str):
                 try:

@@ -282,8 +282,8 @@ class Workers:
 
 def cores() -> int:
     """The cores that this process may use, shared with the other ranks of its training on this machine; at least 1."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 _shared: dict[tuple[Any, ...], Workers] = {}

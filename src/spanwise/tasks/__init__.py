@@ -33,8 +33,8 @@ def task_shape(recipe: Recipe) -> tuple[Layout, int]:
     if (start := task_start(recipe)) is not None:
         task = embedded(start)
         return task.layout, recipe.max_completion_length or task.longest
-    own = recipe.own_layout if recipe.task == SCRIPT else None
-    return own or LAYOUTS[recipe.task], recipe.max_completion_length or 4096
+    layout = recipe.own_layout if recipe.task == SCRIPT else None
+    return layout or LAYOUTS[recipe.task], recipe.max_completion_length or 4096
 
 
 __all__ = [

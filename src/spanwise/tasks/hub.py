@@ -160,10 +160,10 @@ def _prompts(part: Any, columns: DatasetColumns, instruction: str, style: Prompt
     """Return the rows with `prompt` and `answer` beside their other columns."""
     added = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     whole = [columns.prompt] if columns.whole else []
-    kept = [name for name in part.column_names if name not in (*added, *whole, *_TAKEN)]
+    other_columns = [name for name in part.column_names if name not in (*added, *whole, *_TAKEN)]
     options = {"columns": columns, "instruction": instruction, "style": style}
-    gone = [name for name in part.column_names if name not in kept]
-    return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*added, *kept])
+    gone = [name for name in part.column_names if name not in other_columns]
+    return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*added, *other_columns])
 
 
 def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:

@@ -275,8 +275,8 @@ def default_cache_folder() -> Path:
         ...     default_cache_folder().as_posix()
         '/data/warm'
     """
-    if own := os.environ.get("SPANWISE_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("SPANWISE_CACHE"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spanwise"
 
 

@@ -172,11 +172,11 @@ class _Reward(Suite):
         self.run(batch)
 
     def absent(self, batch: DrawnCompletions, _: Draw) -> None:
-        there = [any(block[name] is not None for name in self.objective.pays) for block, *_ in batch.rows]
-        for n, (present, pair) in enumerate(zip(there, self.run(batch)[""], strict=True)):
+        has_block = [any(block[name] is not None for name in self.objective.pays) for block, *_ in batch.rows]
+        for n, (present, pair) in enumerate(zip(has_block, self.run(batch)[""], strict=True)):
             if not present and pair[1] != Status.ABSENT.name:
                 self.fail(batch, f"Completion {n} has none of the paid blocks and gets {pair}.")
-        self.alone(batch, [n for n, present in enumerate(there) if present])
+        self.alone(batch, [n for n, present in enumerate(has_block) if present])
 
     def threads(self, batch: DrawnCompletions, _: Draw) -> None:
         expected = self.function(**batch.inputs())

@@ -205,9 +205,9 @@ class _Segmenter(Suite):
             data = b"".join(pieces).decode(errors="replace")
             order = sorted(range(len(spans)), key=lambda k: spans[k][0])
             texts_of_row = [blocks[result["names"][row][k]] for k in order]
-            there = [spans[k][0] < spans[k][1] for k in order]
-            if [block is not None for block in texts_of_row] != there:
-                self.fail(batch, f"Completion {row} has text {texts_of_row} for blocks that are there: {there}.")
+            has_token = [spans[k][0] < spans[k][1] for k in order]
+            if [block is not None for block in texts_of_row] != has_token:
+                self.fail(batch, f"Completion {row} has text {texts_of_row} for blocks that are there: {has_token}.")
             joined = "".join(str(block[""]) for block in texts_of_row if block is not None)
             straddled = int(result["fault_n"][row]) & Fault.STRADDLED  # the bytes of a block without a token are in no text
             if not straddled and not _same_text(joined, data, ordered=not _overlap(spans)):

@@ -291,11 +291,11 @@ def planned(
         if not listed or len(set(listed)) < len(listed):
             raise RecipeError(f"Give each {kind} once, and at least one; got {', '.join(map(str, listed)) or 'none'}.")
     fields = {name: arm_fields(arm) for name, arm in zip(names, arms, strict=True)}
-    for name, own in fields.items():
+    for name, asked in fields.items():
         for field in ("method", "baseline"):
-            if field in own and choices.get(field, own[field]) != own[field]:
+            if field in asked and choices.get(field, asked[field]) != asked[field]:
                 raise RecipeError(
-                    f"Arm '{name}' has the {field} {own[field]}, and --set {field}={choices[field]} would make it another arm; "
+                    f"Arm '{name}' has the {field} {asked[field]}, and --set {field}={choices[field]} would make it another arm; "
                     f"leave that out, or give it as an arm."
                 )
     # An arm's own fields win over the shared recipe file, and `choices` win over both.

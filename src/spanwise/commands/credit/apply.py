@@ -157,8 +157,8 @@ def apply_arms(
         *(mode.note(table) for mode in modes),
     ]  # fmt: skip
     widest = max((arm.marked for arm in applied), key=lambda marked: len(marked.names))
-    shown = marked.get(arms.layout, widest)
-    return CreditResult(table, group_n, arms, tuple(applied), scores, shown, tuple(filter(None, sentences)), worth)
+    spans_shown = marked.get(arms.layout, widest)
+    return CreditResult(table, group_n, arms, tuple(applied), scores, spans_shown, tuple(filter(None, sentences)), worth)
 
 
 def _scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
@@ -199,8 +199,8 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         worth |= {**{name.removeprefix(OF_SCORE): value for name, value in by_score.items()}, "alarms": reasons}
         numbers = ((word, worth[name]) for name, word in _OF_A_SCORE.items())
         if judged:
-            shown = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in numbers)
-            sentence = f"{sentence}, and against {verdict} {shown}"
+            listed = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in numbers)
+            sentence = f"{sentence}, and against {verdict} {listed}"
     if not judged:
         return worth, f"{sentence}; nothing in the file says which are right."
     return worth, f"{sentence}." + "".join(f" {why[:1].upper()}{why[1:]}." for why in reasons)

@@ -61,22 +61,22 @@ def choose_arms(
     if blocks.lack:
         helps = remedy(table, texts) if made_of(texts) else ""
         blocks = replace(blocks, lack="" if "correct" in taken else f"{blocks.lack}{helps}")
-    own: Scheme | SpanwiseError
+    own_scheme: Scheme | SpanwiseError
     unsaid = table.folder is None and recipe.objectives is None and "correct" not in rewards
     presets, own_name = _Presets(recipe, blocks, taken, blocks.objectives, _summed(table, taken) if unsaid else ()), "recipe"
     try:
-        own_name, own, presets = _own(presets, run_code)
+        own_name, own_scheme, presets = _own(presets, run_code)
     except (RecipeError, LayoutError) as error:
         if given:
             raise
-        own = error
+        own_scheme = error
     schemes: dict[str, Scheme] = {}
     reasons: dict[str, list[str]] = {}
     failure: SpanwiseError | None = None
     for asked in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
         name = own_name if asked == "recipe" else asked
         try:
-            scheme = own if name == own_name else presets.asked(name)
+            scheme = own_scheme if name == own_name else presets.asked(name)
             if not isinstance(scheme, Scheme):
                 raise scheme
             check_file(scheme, table)
@@ -211,8 +211,8 @@ class _Presets:
             choices = {"objectives": _compared(chosen, objectives, layout.names, baseline)}
         elif calibrated and states_confidence(layout):
             choices["calibration"] = self.recipe.rule
-        own = self.recipe.options if wanted == self.recipe.method else {}
-        return Scheme.preset(wanted, layout, **{**choices, **own}, longest=self.blocks.longest, recorded=self.taken)
+        options = self.recipe.options if wanted == self.recipe.method else {}
+        return Scheme.preset(wanted, layout, **{**choices, **options}, longest=self.blocks.longest, recorded=self.taken)
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
@@ -239,16 +239,16 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     if not missing:
         return
     streams = [name.partition("/")[2] for name in columns_there if name.startswith(schema.VALUES)]
-    wanted, there = "", "none of them" if table.has_ids else "no token ids"
+    wanted, present = "", "none of them" if table.has_ids else "no token ids"
     columns = " and ".join(name for names in asked.values() for name in names)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {columns}"
     if streams and missing == ["value_nt"]:
-        there = f"those of {', '.join(streams)}" if streams != [""] else "one value"
+        present = f"those of {', '.join(streams)}" if streams != [""] else "one value"
         wanted = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained under (its objectives and `values`)"
     raise RecipeError(
         f"Method '{scheme.method}' needs {' and '.join(PER_TOKEN[need] for need in missing)} of every token{wanted}, and "
-        f"'{table.path}' holds {there}. {advice}."
+        f"'{table.path}' holds {present}. {advice}."
     )
 
 
@@ -286,11 +286,11 @@ def _leave_out_tagless(
     lacking = [count for count in censuses.values() if count.lacking]
     if not lacking:
         return []
-    rest = [f"{count.sentence} The layout asks for {'it' if len(count.lacking) == 1 else 'them'}." for count in lacking]
+    notes = [f"{count.sentence} The layout asks for {'it' if len(count.lacking) == 1 else 'them'}." for count in lacking]
     # Where its tag is missing, a reward read from the text would call every completion wrong.
     lost = {name: marks for name, scheme in schemes.items() if (marks := _lacking_marks(scheme, lacking[0]))}
     if not lost:
-        return rest
+        return notes
     needed = [mark for mark in lacking[0].wanted if any(mark in marks for marks in lost.values())]
     lack = census(texts, needed, segmenter=lacking[0].segmenter).sentence
     if len(lost) == len(schemes) or any(name in must for name in lost):
@@ -298,7 +298,7 @@ def _leave_out_tagless(
         raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
     for name in lost:
         del schemes[name]
-    return [left_out(list(lost), lack), *rest]
+    return [left_out(list(lost), lack), *notes]
 
 
 def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:

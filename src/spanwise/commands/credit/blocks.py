@@ -49,7 +49,7 @@ def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequenc
     blocks = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
     seen = census(texts, usual.layout.tags)
     fits = any if not tags else all
-    opens = fits(any(seen.wanted[tag] for tag in own) for _, own in usual.layout.blocks)
+    opens = fits(any(seen.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
     # The usual blocks also stay if the file shows none: `choose_arms` then says which methods they allow.
     if blocks is None or (opens and set(tags) <= set(usual.layout.tags)):
         return usual

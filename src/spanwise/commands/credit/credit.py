@@ -35,20 +35,21 @@ def credit_rollouts(
     table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns)
     if not table.trainable.any():
         raise DataError(f"None of the {len(table)} completions of '{rollouts}' says anything. {table.note}".strip())
-    own, overrides = None if table.folder is None else table.folder / "recipe.yaml", overrides or {}
-    loaded = run = load(recipe or own, overrides)
-    if recipe is not None and own is not None:
-        run = load(own, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
+    own_recipe, overrides = None if table.folder is None else table.folder / "recipe.yaml", overrides or {}
+    loaded = run = load(recipe or own_recipe, overrides)
+    if recipe is not None and own_recipe is not None:
+        run = load(own_recipe, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
     given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)  # the user's recipe must fit the file
     task, longest = task_shape(loaded)
     usual = answer_layout(loaded, task)
-    texts = SampledTexts(table) if given or own is None else []  # early completions of a spanwise run may lack the tags
-    group_n, counted = compared_groups(table, loaded, None if own is None else run)
+    # Early completions of a spanwise run may lack the tags.
+    texts = SampledTexts(table) if given or own_recipe is None else []
+    group_n, counted = compared_groups(table, loaded, None if own_recipe is None else run)
     blocks = blocks_of(Blocks(usual, longest), loaded, table, texts)
     # A recipe that lies in the folder, and that the user did not name, must not run code.
     named = recipe is not None or "objectives" in overrides
     arms = choose_arms(table, loaded, blocks, methods, reward, texts=texts, given=given, run_code=named)
-    recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
+    recorded = RECORDED in methods if methods else own_recipe is None and table.as_recorded is not None
     return apply_arms(table, arms, group_n, counted, recorded=recorded, must=bool(methods))
 
 

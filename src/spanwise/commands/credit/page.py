@@ -141,5 +141,5 @@ def own_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     stepped = schema.STEP in table.column_names
     step_n = numbers(table, schema.STEP).nan_to_num().long() if stepped else torch.zeros(len(table)).long()
     group_n = torch.unique(torch.stack([step_n, numbers(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
-    share_n, own_n = mode.opinion(numbers(table, schema.SCORE), group_n, step_n)
-    return list(zip(share_n.tolist(), own_n.where(share_n > 0, 0.0).tolist(), strict=True))
+    share_n, compared_n = mode.opinion(numbers(table, schema.SCORE), group_n, step_n)
+    return list(zip(share_n.tolist(), compared_n.where(share_n > 0, 0.0).tolist(), strict=True))

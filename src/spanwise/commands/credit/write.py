@@ -58,7 +58,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
         rows, edges = slice(first, last), table.tokens.offsets[first : last + 1]
         learned_n1 = torch.ones(last - first, 1).bool() if table.learned_n is None else table.learned_n[rows, None]
         left_out = np.repeat(~learned_n1[:, 0].numpy(), np.diff(edges))
-        trained = [np.where(left_out, np.float32(np.nan), one.advantages(table, first, last)) for one in result.applied]
+        trained = [np.where(left_out, np.float32(np.nan), arm.advantages(table, first, last)) for arm in result.applied]
         columns: dict[str, Any] = {
             schema.STEP: table.step_n[rows],
             schema.GROUP: result.group_n[rows],
@@ -72,9 +72,9 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             **{name: values[edges[0] : edges[-1]] for name, values in per_token.items()},
             schema.BLOCK: None if marked.pieces is None else marked.blocks(first, last),
         }
-        for one, advantages in zip(result.applied, trained, strict=True):
-            present_nk = one.marked.length_nk[rows] > 0
-            columns |= credit_columns(one.name, one.marked.names, present_nk, one.credit.take(rows), advantages)
+        for arm, advantages in zip(result.applied, trained, strict=True):
+            present_nk = arm.marked.length_nk[rows] > 0
+            columns |= credit_columns(arm.name, arm.marked.names, present_nk, arm.credit.take(rows), advantages)
         yield rollout_table(columns, edges - edges[0])
 
 
@@ -86,15 +86,15 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         for m, name in enumerate(scores.names)
     }
     methods = {
-        one.name: {
-            "blocks": {name: credit_figures(credit_n) for name, credit_n in one.by_block.items()},
-            "no_signal_share": float(one.silent_n.double().mean()),
-            "stop_mean_abs": float(one.credit.stop_n.abs().mean()),
-            "dead_strata": one.dead,
+        arm.name: {
+            "blocks": {name: credit_figures(credit_n) for name, credit_n in arm.by_block.items()},
+            "no_signal_share": float(arm.silent_n.double().mean()),
+            "stop_mean_abs": float(arm.credit.stop_n.abs().mean()),
+            "dead_strata": arm.dead,
         }
-        for one in result.applied
+        for arm in result.applied
     }
-    given = (judge_of(o) or next(iter(o.outcomes), None) for o in arms.objectives)
+    outcomes = (judge_of(o) or next(iter(o.outcomes), None) for o in arms.objectives)
     written = {
         "source": str(table.path),
         "format": table.source,
@@ -109,7 +109,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         "options": {name: value for name, value in options.items() if value and (name, value) != ("rows", MOST)},
         "paid": {name: scheme.plain() for name, scheme in arms.schemes.items()},
         "own": arms.own,
-        "outcome": outcome_of([o.name for o in arms.objectives], given),
+        "outcome": outcome_of([o.name for o in arms.objectives], outcomes),
     }
     return json.loads(json.dumps(written, default=str))
 

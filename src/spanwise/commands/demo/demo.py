@@ -80,8 +80,8 @@ def run_demo(
     trained = []
     with sole_writer(folder):
         for (arm, seed), place in runs.items():
-            own = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(place)}
-            recipe, title = load(None, own), f"{arm}, seed {seed}" if several else arm
+            fields = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(place)}
+            recipe, title = load(None, fields), f"{arm}, seed {seed}" if several else arm
             summary = train(recipe, console=console, title=title, overwrite=overwrite)
             trained.append(Trained(arm, title, recipe, summary))
         result = {**demo.result(trained), "seconds": time.perf_counter() - started}
@@ -94,14 +94,14 @@ def run_demo(
 def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
     """Return the figures of each seed and their means."""
     seeds: dict[str, dict[str, dict[str, Any]]] = {}
-    for one in trained:
-        curve, final = one.summary["curve"], one.summary["final"]
-        seeds.setdefault(str(one.recipe.seed), {})[one.arm] = {
+    for run in trained:
+        curve, final = run.summary["curve"], run.summary["final"]
+        seeds.setdefault(str(run.recipe.seed), {})[run.arm] = {
             **{name: final[name] for name in ("accuracy", "refusal_rate")},
             "peak_refusal_rate": max(point["refusal_rate"] for point in curve),
             "mean_accuracy": sum(point["accuracy"] for point in curve) / len(curve),
             **{name: final[name] for name in ("ece", "brier", "auroc", "format_rate")},
-            **{name: one.summary[name] for name in ("seconds", "spanwise_share")},
+            **{name: run.summary[name] for name in ("seconds", "spanwise_share")},
         }
     means: dict[str, dict[str, float | None]] = {}
     for arm in DIGITS.arms:
@@ -127,28 +127,28 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
         title = f"correctness + log score from the same hard warm start, seed {seed}"
         verdicts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
-    for one in trained:
+    for run in trained:
         rates = {"refusals": "refusal_rate", "accuracy": "accuracy"}
-        curves = {name: [point.get(rate) for point in one.summary["curve"]] for name, rate in rates.items()}
-        say(console, f"\n{one.title}, every {one.recipe.eval_every} steps", text_plot(curves))
+        curves = {name: [point.get(rate) for point in run.summary["curve"]] for name, rate in rates.items()}
+        say(console, f"\n{run.title}, every {run.recipe.eval_every} steps", text_plot(curves))
 
 
 def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
     """Return the curve of each run, its last value, and the completions it took to reach the goal (None: it never did)."""
     figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
-    for one in trained:
-        names = [f"rewards/equals.{name}/mean" for name in Fields(one.recipe.fields).knowable]
-        curve = running_mean([sum(batch[name] for name in names) / len(names) for batch in one.summary["batches"]])
-        there = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
-        figures[one.title] = {
+    for run in trained:
+        names = [f"rewards/equals.{name}/mean" for name in Fields(run.recipe.fields).knowable]
+        curve = running_mean([sum(batch[name] for name in names) / len(names) for batch in run.summary["batches"]])
+        reached = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
+        figures[run.title] = {
             "right at the end": curve[-1],
-            "completions to 80 %": None if there is None else there * one.recipe.prompts * one.recipe.group_size,
-            "format rate": one.summary["final"]["format_rate"],
-            "seconds of steps": one.summary[
+            "completions to 80 %": None if reached is None else reached * run.recipe.prompts * run.recipe.group_size,
+            "format rate": run.summary["final"]["format_rate"],
+            "seconds of steps": run.summary[
                 "step_seconds"
             ],  # without the warm start, which the first arm makes for both arms
         }
-        curves[one.title] = curve
+        curves[run.title] = curve
     return {"arms": figures, "curves": curves}
 
 

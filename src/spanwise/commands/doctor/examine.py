@@ -36,8 +36,8 @@ Finding = tuple[str, str, str, str, list[str]]
 
 def main() -> None:
     """Print Python, packages and engines with their problems; exit with status 1 if something installed is broken."""
-    own = installed("spanwise") or "not installed as a package"
-    versions = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": own}
+    version = installed("spanwise") or "not installed as a package"
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": version}
     versions |= {name: number for name in PACKAGES if (number := installed(name))}
     findings: list[Finding] = [(name, number, "", "ok", []) for name, number in versions.items()]
     findings += map(_engine, WINDOWS)

@@ -100,8 +100,8 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
         rows = []
         for name in fidelity.baselines:
             value, *bounds = fidelity.interval(name, size, "rmse")
-            rest = (fidelity.interval(name, size, figure)[0] for figure in FIGURES if figure not in ("rmse", "ceiling"))
-            rows.append([name, _decimals(value), "-".join(map(_decimals, bounds)), *map(_decimals, rest)])
+            others = (fidelity.interval(name, size, figure)[0] for figure in FIGURES if figure not in ("rmse", "ceiling"))
+            rows.append([name, _decimals(value), "-".join(map(_decimals, bounds)), *map(_decimals, others)])
         ceiling, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
         yield _table(
             f"G = {size}: advantages against Monte Carlo (the exact ones would correlate {ceiling:.3f})", columns, rows

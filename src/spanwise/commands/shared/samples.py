@@ -168,7 +168,7 @@ def read_samples(folder: str | Path) -> Samples:
     place = Path(folder) / FILE
     try:
         table = pq.read_table(place)
-        plain = {one.name: table[one.name] for one in table.schema if not one.name.startswith("answer/")}
+        plain = {entry.name: table[entry.name] for entry in table.schema if not entry.name.startswith("answer/")}
         columns = {name: torch.tensor(column.to_numpy()) for name, column in plain.items()}
         blocks = [name.removeprefix("correct/") for name in columns if name.startswith("correct/")]
         return Samples(
@@ -206,7 +206,7 @@ def ended_runs(
 
 def _check_protocol(samples: Mapping[str, Samples]) -> None:
     """Refuse to compare evaluations of different sizes."""
-    sizes = {run: (len(one.prompt_n.unique()), len(one.prompt_n)) for run, one in samples.items()}
+    sizes = {run: (len(run_samples.prompt_n.unique()), len(run_samples.prompt_n)) for run, run_samples in samples.items()}
     most = max(sizes, key=lambda run: sizes[run][1], default="")
     for run, size in sizes.items():
         if size != sizes[most]:

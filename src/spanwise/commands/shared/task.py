@@ -61,10 +61,10 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
         instead = f"its newest checkpoint is '{checkpoint}'" if checkpoint else "it has no checkpoint either"
         raise DataError(f"The run in '{folder}' has no model, so it has not ended; {instead}.")
     file = recipe or (None if run is None else run / "recipe.yaml")
-    given = dict(overrides)
-    if file is None and "model" not in given and (given.get("dataset") or given.get("task", EMBEDDED[0]) not in EMBEDDED):
-        given["model"] = str(place)
-    return place, load(file, given)
+    fields = dict(overrides)
+    if file is None and "model" not in fields and (fields.get("dataset") or fields.get("task", EMBEDDED[0]) not in EMBEDDED):
+        fields["model"] = str(place)
+    return place, load(file, fields)
 
 
 def run_above(folder: Path) -> list[Path]:
@@ -94,9 +94,9 @@ def load_model(folder: Path) -> tuple[Any, Any]:
     """Load model and tokenizer of a local folder; raise a DataError if it holds none."""
     quiet()
     try:
-        own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        model = AutoModelForCausalLM.from_pretrained(str(folder), **own)
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **own)
+        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        model = AutoModelForCausalLM.from_pretrained(str(folder), **local)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **local)
     except Exception as error:  # transformers, safetensors and json each raise their own type
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"'{folder}' holds no readable model and tokenizer: {reason}") from error

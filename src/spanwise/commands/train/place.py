@@ -24,8 +24,8 @@ from spanwise.rollouts.folder import WRITES, check_free, is_first_rank, is_run, 
 
 def task_name(recipe: Recipe) -> str:
     """Return the name of a run's task, or of its dataset if the completions have blocks of their own."""
-    own = recipe.dataset is not None and recipe.own_layout is not None
-    return Path(str(recipe.dataset).partition(":")[0]).stem if own else recipe.task
+    named_by_dataset = recipe.dataset is not None and recipe.own_layout is not None
+    return Path(str(recipe.dataset).partition(":")[0]).stem if named_by_dataset else recipe.task
 
 
 def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:

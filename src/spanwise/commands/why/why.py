@@ -41,10 +41,10 @@ def why(
     """Say for every method why tokens train with 0: counts first, then examples, or one completion token by token."""
     console = console or Console()
     result = credit_rollouts(rollouts, **options)
-    own = result.arms.own
+    own_method = result.arms.own
     # A spanwise run is explained by its own method alone.
-    if not options.get("methods") and own is not None and result.table.folder is not None:
-        result = replace(result, applied=tuple(arm for arm in result.applied if arm.name == own))
+    if not options.get("methods") and own_method is not None and result.table.folder is not None:
+        result = replace(result, applied=tuple(arm for arm in result.applied if arm.name == own_method))
     if completion is not None and not 0 <= completion < len(result.table):
         last = len(result.table) - 1
         raise RecipeError(f"--completion is {completion}, and '{result.table.path}' holds the completions 0 to {last}.")

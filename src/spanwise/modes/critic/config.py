@@ -143,7 +143,7 @@ class CriticConfig(Mode):
         if not low < high:
             raise RecipeError(f"critic.value_range is [{low}, {high}]; the first number must be the smaller one.")
         object.__setattr__(self, "value_range", (float(low), float(high)))
-        usual = {one.name: one.default for one in fields(self)}
+        usual = {option.name: option.default for option in fields(self)}
         for name in ("bins", "value_range"):
             if self.head == "scalar" and getattr(self, name) != usual[name]:
                 raise RecipeError(
@@ -200,7 +200,7 @@ def critic_faults(
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
     """Return the targets of a critic with one value, and the metrics of its values."""
     (part,) = streams(reading, batch, scheme).inputs(batch.value_nt)
-    value_nt, there_nt = part["value_nt"], part["mask_nt"]
+    value_nt, mask_nt = part["value_nt"], part["mask_nt"]
     target_nt = value_target(**part, gamma=scheme.gamma, lam=lam)
-    error = critic_error(value_nt, target_nt, there_nt)
-    return torch.where(there_nt, target_nt, value_nt), {f"critic/{name}": number for name, number in error.items()}
+    error = critic_error(value_nt, target_nt, mask_nt)
+    return torch.where(mask_nt, target_nt, value_nt), {f"critic/{name}": number for name, number in error.items()}

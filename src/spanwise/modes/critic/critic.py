@@ -111,10 +111,10 @@ class Critic:
             here, logits = batch.take(part), self._read(batch.take(part))
             if first:
                 said_nts[part] = self.model.value(logits).detach()
-            own_nts, mask_nts = said_nts[part], here.mask_nts
-            target_nts = here.targets(own_nts)
+            old_nts, mask_nts = said_nts[part], here.mask_nts
+            target_nts = here.targets(old_nts)
             losses = (
-                self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], own_nts[:, :-1, s]).sum() / count
+                self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_nts[:, :-1, s]).sum() / count
                 for s in range(len(self.model.names))
             )
             loss = sum(losses, start=torch.zeros((), device=count.device))
@@ -138,8 +138,8 @@ class Critic:
         lost_r = batch.take(row_r).lost_n(said_nts[row_r])
         count = int(self._sum(lost_r.sum()))
         if count:
-            here = row_r[lost_r.cpu() > 0].tolist()
-            where = f"of completion {here[0]} first" if here else "of completions of another process"
+            faulty = row_r[lost_r.cpu() > 0].tolist()
+            where = f"of completion {faulty[0]} first" if faulty else "of completions of another process"
             raise self._diverged(f"{count:g} of its values are not finite, {where}")
 
     def _diverged(self, what: str) -> DivergedError:
@@ -155,14 +155,14 @@ class Critic:
 
     def _compare(self, batch: _Batch, said_nts: Tensor) -> dict[str, float]:
         """Measure how good the values were, over all processes."""
-        held_ntsc = torch.stack([said_nts[:, :-1], batch.targets(said_nts), batch.mask_nts.to(said_nts)], dim=-1)
+        stacked_ntsc = torch.stack([said_nts[:, :-1], batch.targets(said_nts), batch.mask_nts.to(said_nts)], dim=-1)
         if self.accelerator.num_processes > 1:
-            wide = self.accelerator.pad_across_processes(held_ntsc.to(self.accelerator.device), dim=1)
+            wide = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
             gathered: Any = self.accelerator.gather(wide)
-            held_ntsc = gathered.cpu()
+            stacked_ntsc = gathered.cpu()
         figures = {}
-        for name, held_ntc in zip(self.model.names, held_ntsc.unbind(2), strict=True):
-            value_nt, target_nt, mask_nt = held_ntc.unbind(-1)
+        for name, stream_ntc in zip(self.model.names, stacked_ntsc.unbind(2), strict=True):
+            value_nt, target_nt, mask_nt = stream_ntc.unbind(-1)
             prefix = f"{name}/" if len(self.model.names) > 1 else ""
             error = critic_error(value_nt, target_nt, mask_nt.bool())
             figures |= {f"{prefix}{key}": number for key, number in error.items()}
@@ -229,8 +229,8 @@ class _Batch:
     def lost_n(self, said_nts: Tensor) -> Tensor:
         """Count the values of each row that are read and not finite."""
         behind_n = self.truncated_n & (self.config.truncated == "bootstrap")
-        here_nts = self.streams.mask_snt.permute(1, 2, 0) & ~said_nts[:, :-1].isfinite()
-        return here_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(said_nts).isfinite()).sum(dim=1)
+        lost_nts = self.streams.mask_snt.permute(1, 2, 0) & ~said_nts[:, :-1].isfinite()
+        return lost_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(said_nts).isfinite()).sum(dim=1)
 
     def targets(self, said_nts: Tensor) -> Tensor:
         """Return the target of each value, and 0 without one; `lost` values count as 1/2, so that all processes stop together."""

@@ -56,18 +56,18 @@ class ValueModel(nn.Module):
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
         """Copy a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device."""
-        own = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
-        settings = _settled(deepcopy(own.config), names, config)
+        merged = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
+        settings = _settled(deepcopy(merged.config), names, config)
         try:
             model = AutoModelForTokenClassification.from_config(settings, dtype=torch.float32)
         except ValueError as error:
             raise RecipeError(
-                f"There is no token classifier for a {type(own).__name__}, so its trunk cannot be copied as a critic. Name one "
+                f"There is no token classifier for a {type(merged).__name__}, so its trunk cannot be copied as a critic. Name one "
                 "with critic: {model: NAME}."
             ) from error
-        model.base_model.load_state_dict({name: value.float() for name, value in own.base_model.state_dict().items()})
+        model.base_model.load_state_dict({name: value.float() for name, value in merged.base_model.state_dict().items()})
         _zero_head(model)
-        return ValueModel(model.to(own.device), names, config)
+        return ValueModel(model.to(merged.device), names, config)
 
     @staticmethod
     def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
@@ -122,9 +122,9 @@ class ValueModel(nn.Module):
         more: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
         more |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **more).logits
-        said_ntc = logits_nlc[:, -rows.width - 1 :].float()
+        output_ntc = logits_nlc[:, -rows.width - 1 :].float()
         bins = () if self.config.head == "scalar" else (self.config.bins,)
-        return said_ntc.unflatten(-1, (len(self.names), *bins))
+        return output_ntc.unflatten(-1, (len(self.names), *bins))
 
     def value(self, said_nts: Tensor) -> Float[Tensor, "n t s"]:
         """Turn the head's output into values."""

@@ -250,15 +250,15 @@ class Laser(Mode):
         m = scheme.names.index(self.verdict)
         pays_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
         paid_nk = reading.present_nk & pays_k.to(reading.length_nk.device)
-        share_n1, own_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
+        share_n1, compared_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
         if scheme.entry.kind == "block" and credit.adv_nm is not None:  # the verdict's part of a block's credit is known
-            change_n1 = scheme.objectives[m].weight * share_n1 * (own_n1 - credit.adv_nm[:, m : m + 1].double())
+            change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))
-        block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (own_n1 - credit.block_nk), 0.0)
+        block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)
         token_nt, spans = credit.token_nt, reading.spans
         if token_nt is not None and spans is not None:
-            held_nt = torch.gather(paid_nk, 1, spans.block_nt.long().clamp(min=0)) & (spans.block_nt >= 0)
-            change_nt = torch.where(held_nt, share_n1 * (own_n1 - token_nt.double()), 0.0)
+            paid_nt = torch.gather(paid_nk, 1, spans.block_nt.long().clamp(min=0)) & (spans.block_nt >= 0)
+            change_nt = torch.where(paid_nt, share_n1 * (compared_n1 - token_nt.double()), 0.0)
             token_nt = token_nt + change_nt.to(token_nt.dtype)
         return replace(credit, block_nk=block_nk, token_nt=token_nt)
 

@@ -151,5 +151,5 @@ def verification_loss(
     if count is None:
         count = float(known_n.sum())
     gap_n = torch.where(known_n, self_reward_n, 0.0) - torch.where(known_n, verdict_n, 0.0).to(self_reward_n.dtype)
-    held_n = torch.where(known_n, weight_n, 0.0).to(self_reward_n.dtype)
-    return (held_n * gap_n.square()).sum() / max(count, 1.0)
+    used_n = torch.where(known_n, weight_n, 0.0).to(self_reward_n.dtype)
+    return (used_n * gap_n.square()).sum() / max(count, 1.0)

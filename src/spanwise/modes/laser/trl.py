@@ -91,20 +91,20 @@ class SelfRewarding(TrlPart):
         **kwargs: Any,
     ) -> Any:
         """Run a forward pass with the reserved token after each end, one column wider, and split its log-probability off."""
-        there_bt = attention_mask[:, -logits_to_keep:].bool()
-        ended_b = ended(input_ids[:, -logits_to_keep:], there_bt, self.ends)
-        column_b = torch.where(ended_b, there_bt.long().cumsum(dim=1).argmax(dim=1) + 1, -1)
-        here_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == column_b[:, None]
+        present_bt = attention_mask[:, -logits_to_keep:].bool()
+        ended_b = ended(input_ids[:, -logits_to_keep:], present_bt, self.ends)
+        column_b = torch.where(ended_b, present_bt.long().cumsum(dim=1).argmax(dim=1) + 1, -1)
+        token_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == column_b[:, None]
         ids_bl, mask_bl = pad(input_ids, (0, 1)), pad(attention_mask, (0, 1))
-        ids_bl[:, -logits_to_keep - 1 :].masked_fill_(here_bt, self.token)
-        mask_bl[:, -logits_to_keep - 1 :].masked_fill_(here_bt, 1)
+        ids_bl[:, -logits_to_keep - 1 :].masked_fill_(token_bt, self.token)
+        mask_bl[:, -logits_to_keep - 1 :].masked_fill_(token_bt, 1)
         for name in ("token_type_ids", "mm_token_type_ids"):
             if kwargs.get(name) is not None:
                 kwargs[name] = pad(kwargs[name], (0, 1))
         logps_bt, entropies_bt, aux = score(model, ids_bl, mask_bl, logits_to_keep + 1, *args, **kwargs)
         self.passes = [*self.passes[:1], self.temperature * token_logp(logps_bt, column_b)]
         logps_bt, entropies_bt = (
-            None if x_bt is None else x_bt.masked_fill(here_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
+            None if x_bt is None else x_bt.masked_fill(token_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
         )
         return logps_bt, entropies_bt, aux
 
