@@ -69,32 +69,32 @@ class Critic:
         try:
             device, batch = self.accelerator.device, _Batch(rows, streams, truncated_n, self.config, self.gamma)
             batch = batch.changed(lambda x: x.to(device))
-            said_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=device)
+            value_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=device)
             # The values come from the pass that first fits the critic to a row: it has not seen the row's reward by then.
-            sizes = self._fit(batch, said_nts) if fit else {}
+            sizes = self._fit(batch, value_nts) if fit else {}
             if not fit:
                 self.model.eval()
                 with torch.no_grad():
                     for part in torch.arange(n).split(self.micro_batch):
-                        said_nts[part] = self.model.value(self._read(batch.take(part)))
-                self._check_finite(batch, said_nts, torch.arange(n))
+                        value_nts[part] = self.model.value(self._read(batch.take(part)))
+                self._check_finite(batch, value_nts, torch.arange(n))
         finally:
             self._move("cpu")
-        batch, said_nts = batch.changed(lambda x: x.cpu()), said_nts.cpu()
-        metrics = {**self._compare(batch, said_nts), **sizes, "seconds": time.perf_counter() - started}
+        batch, value_nts = batch.changed(lambda x: x.cpu()), value_nts.cpu()
+        metrics = {**self._compare(batch, value_nts), **sizes, "seconds": time.perf_counter() - started}
         named = {f"critic/{name}": number for name, number in metrics.items()}
-        return Learned(said_nts[:, :-1], batch.bootstrap(said_nts), named)
+        return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named)
 
-    def _fit(self, batch: _Batch, said_nts: Tensor) -> dict[str, float]:
+    def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
         """Fit all epochs; store each row's values before its first fit, and return the mean loss and gradient size."""
         self.model.train()
-        sizes, n = [], len(said_nts)
+        sizes, n = [], len(value_nts)
         for epoch in range(self.config.epochs):
             parts: Sequence[Tensor] = [torch.arange(n)]
             if self.config.mini_batches > 1:
                 generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
                 parts = torch.randperm(n, generator=generator).tensor_split(min(self.config.mini_batches, n))
-            sizes += [self._update(batch, part, said_nts, first=epoch == 0) for part in parts]
+            sizes += [self._update(batch, part, value_nts, first=epoch == 0) for part in parts]
         self.batches += 1
         return {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
 
@@ -103,15 +103,15 @@ class Critic:
         with self.accelerator.autocast():
             return self.model(batch.rows)
 
-    def _update(self, batch: _Batch, row_r: Tensor, said_nts: Tensor, *, first: bool) -> dict[str, float]:
+    def _update(self, batch: _Batch, row_r: Tensor, value_nts: Tensor, *, first: bool) -> dict[str, float]:
         """Take one optimizer step on some rows, with gradients summed over processes; return gradient size and loss."""
         count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
         total = torch.zeros((), device=count.device)
         for part in row_r.split(self.micro_batch):
             here, logits = batch.take(part), self._read(batch.take(part))
             if first:
-                said_nts[part] = self.model.value(logits).detach()
-            old_nts, mask_nts = said_nts[part], here.mask_nts
+                value_nts[part] = self.model.value(logits).detach()
+            old_nts, mask_nts = value_nts[part], here.mask_nts
             target_nts = here.targets(old_nts)
             losses = (
                 self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_nts[:, :-1, s]).sum() / count
@@ -120,7 +120,7 @@ class Critic:
             loss = sum(losses, start=torch.zeros((), device=count.device))
             loss.backward()
             total += loss.detach()
-        self._check_finite(batch, said_nts, row_r)
+        self._check_finite(batch, value_nts, row_r)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
@@ -133,9 +133,9 @@ class Critic:
         self.updates += 1
         return {"grad_norm": norm, "loss": float(self._sum(total))}
 
-    def _check_finite(self, batch: _Batch, said_nts: Tensor, row_r: Tensor) -> None:
+    def _check_finite(self, batch: _Batch, value_nts: Tensor, row_r: Tensor) -> None:
         """Stop all processes if a value in any of them is not finite."""
-        lost_r = batch.take(row_r).lost_n(said_nts[row_r])
+        lost_r = batch.take(row_r).lost_n(value_nts[row_r])
         count = int(self._sum(lost_r.sum()))
         if count:
             faulty = row_r[lost_r.cpu() > 0].tolist()
@@ -153,9 +153,9 @@ class Critic:
         """Sum over processes."""
         return self.accelerator.reduce(value, reduction="sum")
 
-    def _compare(self, batch: _Batch, said_nts: Tensor) -> dict[str, float]:
+    def _compare(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
         """Measure how good the values were, over all processes."""
-        stacked_ntsc = torch.stack([said_nts[:, :-1], batch.targets(said_nts), batch.mask_nts.to(said_nts)], dim=-1)
+        stacked_ntsc = torch.stack([value_nts[:, :-1], batch.targets(value_nts), batch.mask_nts.to(value_nts)], dim=-1)
         if self.accelerator.num_processes > 1:
             wide = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
             gathered: Any = self.accelerator.gather(wide)
@@ -216,27 +216,27 @@ class _Batch:
             mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]
         return mask_snt.permute(1, 2, 0)
 
-    def bootstrap(self, said_nts: Tensor) -> Tensor:
+    def bootstrap(self, value_nts: Tensor) -> Tensor:
         """Return the values after the last token, as the configuration treats truncation."""
         options: Any = {"truncated": self.config.truncated}
-        ends = (bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in self.ends(said_nts).unbind(1))
+        ends = (bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in self.ends(value_nts).unbind(1))
         return torch.stack([*ends], 1)
 
-    def ends(self, said_nts: Tensor) -> Tensor:
+    def ends(self, value_nts: Tensor) -> Tensor:
         """Return the values after the last token of each row."""
-        return said_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, said_nts.shape[2])).squeeze(1)
+        return value_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])).squeeze(1)
 
-    def lost_n(self, said_nts: Tensor) -> Tensor:
+    def lost_n(self, value_nts: Tensor) -> Tensor:
         """Count the values of each row that are read and not finite."""
         behind_n = self.truncated_n & (self.config.truncated == "bootstrap")
-        lost_nts = self.streams.mask_snt.permute(1, 2, 0) & ~said_nts[:, :-1].isfinite()
-        return lost_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(said_nts).isfinite()).sum(dim=1)
+        lost_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
+        return lost_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
 
-    def targets(self, said_nts: Tensor) -> Tensor:
+    def targets(self, value_nts: Tensor) -> Tensor:
         """Return the target of each value, and 0 without one; `lost` values count as 1/2, so that all processes stop together."""
-        said_nts = torch.where(said_nts.isfinite(), said_nts, 0.5)
+        value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         rule: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
-        parts: Iterator[dict[str, Any]] = self.streams.inputs(said_nts[:, :-1], self.bootstrap(said_nts))
+        parts: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
         return torch.stack([value_target(**part, **rule) for part in parts], dim=2)
 
     def take(self, row_r: Tensor) -> _Batch:

@@ -126,9 +126,13 @@ class ValueModel(nn.Module):
         bins = () if self.config.head == "scalar" else (self.config.bins,)
         return output_ntc.unflatten(-1, (len(self.names), *bins))
 
-    def value(self, said_nts: Tensor) -> Float[Tensor, "n t s"]:
+    def value(self, output_nts: Tensor) -> Float[Tensor, "n t s"]:
         """Turn the head's output into values."""
-        return said_nts if self.config.head == "scalar" else categorical_value(said_nts, value_range=self.config.value_range)
+        return (
+            output_nts
+            if self.config.head == "scalar"
+            else categorical_value(output_nts, value_range=self.config.value_range)
+        )
 
     def loss(self, said_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
         """Return the loss of one stream per token, 0 at masked tokens."""
