@@ -36,7 +36,7 @@ FIGURES = (
 def proper_score(
     confidence: Float[Tensor, "*n"], outcome: Float[Tensor, "*n"], *, rule: ScoreName = "brier", clip: float = 0.01
 ) -> Float[Tensor, "*n"]:
-    r"""Score confidences by what came true: the rewards `brier` and `log_score`, without their text.
+    r"""Score confidences by their outcomes: the rewards `brier` and `log_score`, without their text.
 
     Equation
         brier      -(q - c)^2
@@ -233,7 +233,7 @@ def measure_fidelity(
 
 
 def _prepare(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
-    """Compute what does not depend on the batches: columns of the X * S completions, prompt by prompt."""
+    """Compute all that does not depend on the batches: columns of the X * S completions, prompt by prompt."""
     x, s = rerolls.prefix_xs.shape
     report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)

@@ -1,10 +1,8 @@
-"""Turn plain rows into Altair charts. The page gives the colours, light or dark, when it draws them.
+"""Turn plain rows into Altair charts; the page adds the colours, light or dark, and the legend.
 
-A chart takes a list of dictionaries and says in its docstring which keys they have; None and NaN are not drawn. `series` picks the
-colour, in the order of `names`; the page shows the legend, since a legend inside a chart does not wrap on a phone.
-
-A thin mark is hard to hit and a band of an interval has no single value. So each chart has one layer on top that covers all of it:
-a band for each step, bin, group or row, which is lit and says what every series is there.
+The docstring or signature of a chart names the keys of its rows; None and NaN are not drawn. `series` selects the colour, in the
+order of `names`. As a thin mark is hard to hit, each chart has a layer of bands on top, one for each step, bin, group or row, which
+is highlighted and names the value of every series there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two processes of a program and its tests, started by path from `worker.py`; each asks the other in lines of JSON.
 
-The one that runs the code has its end of the line as standard input. The one that runs the tests gets both there, and its end as
-an argument: it lets the code start, and its exit status is the verdict. Plain values travel as copies, anything else as a
+The code has its end of the line as standard input. The tests get code and tests there, and their end as an argument: they let the
+code start, and their exit status is the verdict. Plain values travel as copies, anything else as a
 `Handle`. The code is never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 

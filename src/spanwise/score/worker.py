@@ -1,9 +1,8 @@
 """The process that runs checks which may hang or crash: one JSON line in, one JSON line out, until its input closes.
 
 `worker.py KIND DEADLINE PATIENCE MEMORY` is run by path and imports nothing of this package, so that it starts in a second and
-holds no torch; `workers.py` starts it, watches the clock and kills it. KIND is `math`, which compares answers with Math-Verify,
-`schema`, which judges JSON by a schema, or `code`, which runs programs: each in a process of its own, in an empty folder, in a
-session of its own, which is killed as a whole when the program ends, and without this process's environment.
+holds no torch. KIND is `math`, which compares answers with Math-Verify, `schema`, which judges JSON by a schema, or `code`, which
+runs each program in a process, an empty folder and a session of its own, without this process's environment.
 """
 
 import builtins

@@ -1,12 +1,8 @@
 """`Workers`: checks that may hang, eat memory or take their process down, in processes that can be killed.
 
-Every check runs in a small worker process with a deadline of its own. The deadline is of processor time, so that a verdict does
-not depend on what else the machine does; a check that sleeps is stopped by the clock. The workers are plain subprocesses rather
-than a `multiprocessing` pool: those import the user's main script again (a training script without a `__main__` guard would train
-in the worker), load torch with this package and cannot start from daemonic processes.
-
-The script, `worker.py`, writes a line of JSON when it is ready, then one for each that it reads: `{"value": 1}`, or
-`{"error": "why"}`, after the secret with which the request begins: what else is in the pipe is no reply.
+The deadline of a check is of processor time, so that a verdict does not depend on other load of the machine; a check that sleeps is
+stopped by the clock. Workers are plain subprocesses: a `multiprocessing` pool would import the user's main script again, which may
+train without a `__main__` guard, would load torch, and cannot start from daemonic processes.
 """
 
 from __future__ import annotations
@@ -109,6 +105,8 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
+# `worker.py` writes a line of JSON when it is ready, then one for each request: `{"value": 1}`, or `{"error": "why"}`, after the
+# secret with which the request begins, as a check may write into the pipe too.
 class Worker:
     """One worker process, started on first use and again after every kill."""
 

@@ -1,37 +1,7 @@
 """The problems of the embedded tasks: drawn at random, with 512 kept for evaluation; and the digit chains.
 
-The smudged digit chain: short arithmetic with a hidden coin, and the noisy traces a tiny model first learns from.
-
-A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six, so that
-every prompt has the same number of tokens. Steps are taken from left to right, modulo 10. `~` is a smudged operator: in truth
-`+` with probability 0.7 and `-` with 0.3, drawn once per prompt and visible to nobody, so that no model can know every answer.
-
-Two attempts at the smudged digit chain: an answer at once, then a reflection that has room for the steps, and a second answer.
-
-    7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
-
-The first attempt is one digit without any working. A transformer of two layers cannot take many steps at once, so beyond the
-first step its answer is a guess, and a vote over guesses is a guess too. The reflection may write a digit per step, which the
-same model can learn, or nothing. The warm start has the habit of an untrained model: most of its reflections are empty and repeat
-the first answer, and those that write the steps out slip so often that the second attempt starts about as accurate as the first.
-Nothing but the reward says that writing them out pays.
-
-The long digit chain: completions of some seventy tokens, in which a few decisions open segments of tokens that follow from them.
-
-    70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
-
-A prompt is a start digit and eight numbered places: 4 to 8 steps (an operator and an operand 1..9), then fillers. Steps are taken
-from left to right, modulo 10. A line of the completion takes one of them:
-
-    0.+3_7+3=0_           its number, the step copied, the value so far and the step, the new value
-    0.~3+3_7+3=0_         a smudged operator is copied, then read as a plus,
-    0.~3?-3_7-3=4_        or, with a question mark, as a minus
-    0.+3_7+3_7+3=0_       with care: value and step are written twice, and slips are rarer
-
-What a line decides is how a smudged operator is read, whether care is taken, and which digit comes out. Everything else follows
-from what stands before it. In truth a smudge is a plus 19 times in 20, each for itself, and the warm start reads it either way
-like a coin. So the chance to be right changes at a few places, and the only reward comes at the end. A reading is a token that a
-critic can see; a slip is one only to a critic that can calculate.
+A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six. Steps are
+taken from left to right, modulo 10. `~` is a smudged operator: its true value is in no prompt.
 """
 
 from __future__ import annotations
@@ -123,6 +93,8 @@ _RISKY = "*~"
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
+# The smudged digit chain. All prompts have the same number of tokens. A smudged operator is `+` with probability 0.7 and `-` with
+# 0.3, drawn once per prompt, so that no model can know every answer.
 @dataclass(frozen=True)
 class Problems(EmbeddedProblems):
     """N problems as arrays; steps from `length_n` on are fillers."""
@@ -267,6 +239,13 @@ def draw_chains(
 DIGITS = Source(draw_chains, 20_260)
 
 
+# Two attempts at the smudged digit chain: an answer at once, then a reflection, then a second answer.
+#
+#     7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
+#
+# A transformer of two layers cannot take many steps at once, so the first answer is a guess beyond the first step. The reflection
+# may write a digit per step, which the model can learn. After the warm start most reflections are empty and repeat the first
+# answer, and the others slip so often that only the reward shows that writing the steps out pays.
 #: The blocks of two attempts; the first has no tag for reasoning, as it has no room for any.
 TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
@@ -304,6 +283,19 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     return traces
 
 
+# The long digit chain: about seventy tokens, in which a few decisions open segments of tokens that follow from them. A prompt has
+# eight numbered places, 4 to 8 of them steps, then fillers.
+#
+#     70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
+#
+#     0.+3_7+3=0_           number of the step, the step copied, the value so far and the step, the new value
+#     0.~3+3_7+3=0_         a smudged operator is copied, then read as a plus,
+#     0.~3?-3_7-3=4_        or, with a question mark, as a minus
+#     0.+3_7+3_7+3=0_       with care: value and step are written twice, and slips are rarer
+#
+# A line decides the reading of a smudge, whether to take care, and the new digit; all else follows. A smudge is a plus 19 times in
+# 20, drawn for each place; after the warm start the model reads it as either with probability 1/2. A critic can see a reading; it
+# can see a slip only if it can calculate.
 #: The steps of the long chain.
 FEWEST, MOST = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)

@@ -1,12 +1,8 @@
-"""A JSON object of K fields, each a small question about the eight digits of the prompt.
+"""A JSON object of K fields, each a small question (`QUESTIONS`) about the eight digits of the prompt.
 
     3_8_1_4_0_7_5_2_=   {"a": 8, "b": 6, "c": 1, "d": 0}
 
-A completion has as many parts as there are fields, and each is right or wrong for itself, so one number for all of them says little
-about any. Field k asks its own question (`QUESTIONS`): a digit copied, the larger of two, parity, a look-up. Field `b` cannot be
-known: its gold value is drawn once per prompt, and nothing in the prompt says it.
-
-The warm start has learned the form and every rule, and mostly does not follow the rules: see `FieldsNoise`.
+Each field is right or wrong by itself. Field `b` cannot be known: its gold value is drawn once per prompt and is in no prompt.
 """
 
 from __future__ import annotations
@@ -133,7 +129,7 @@ class Fields:
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field; `slips` names the values that slip (N, K), and to what."""
+        """Compute the value of every field; `slips` are the values that slip (N, K) and their new values."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 

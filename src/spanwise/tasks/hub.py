@@ -307,7 +307,7 @@ def find_columns(
 
 
 def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
-    """Refuse rows without a usable question, prompt or answer; say which row, and what to do."""
+    """Refuse rows without a usable question, prompt or answer; name the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
     for name, option in (

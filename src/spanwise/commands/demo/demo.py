@@ -1,4 +1,4 @@
-"""`spanwise demo`: train two arms from one warm start, with every seed, write `summary.json`, show what came of it.
+"""`spanwise demo`: train two arms from one warm start, with every seed, write `summary.json` and show the figures.
 
 `digits`: correctness + log score paid as one number or block by block, from a hard start. `fields`: a JSON object of eight small
 answers, paid with one number or field by field.

@@ -1,6 +1,6 @@
 """`CriticConfig`: the value model that methods such as `gae` and `sae` need, and how to fit it.
 
-Of a trainer that has a critic of its own (verl, SkyRL): what is refused of it, what it is fitted to, how far off it is.
+For a trainer with a critic of its own (verl, SkyRL): checks of its settings, the targets it is fitted to, and its error.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _PAGE = Page(
 @register("critic", kind="mode")
 @dataclass(frozen=True)
 class CriticConfig(Mode):
-    """A value model beside the policy: where it comes from, how it is fitted on every generation batch, what it stands for.
+    """A value model beside the policy: its source, and how it is fitted on every generation batch.
 
     Attributes:
         model: a folder or hub name that `AutoModelForTokenClassification` reads, such as a critic that a run saved; None: a copy
