@@ -19,38 +19,24 @@ from spanwise.types import Credit
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves of a mode's metrics on the page of a run: one curve for all values together, or several for each value.
-
-    Attributes:
-        title: of the panel.
-        series: end of a metric's name -> what its curve is called.
-        y: what its axis is called.
-        note: under the chart.
-        floor: what is below is drawn there.
-    """
+    """Curves of a mode's metrics on the page of a run: one curve for all values together, or several for each value."""
 
     title: str
-    series: Mapping[str, str]
-    y: str
-    note: str = ""
-    floor: float | None = None
+    series: Mapping[str, str]  # end of a metric's name -> the name of its curve
+    y: str  # the name of the axis
+    note: str = ""  # under the chart
+    floor: float | None = None  # lower values are drawn here
 
 
 @dataclass(frozen=True)
 class Page:
-    """The section of a mode on the page of a run: curves, and the last value of one metric at the top of the page.
-
-    Attributes:
-        title, text, asks: of the section; what it took of a step, the metric `<mode>/share`, is said behind the text.
-        charts: in order.
-        headline: the end of the metric's name, what it is called, and what is said of it beside its `Metric.at_end`.
-    """
+    """The section of a mode on the page of a run: curves, and the last value of one metric at the top of the page."""
 
     title: str
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    headline: tuple[str, str, str]
+    headline: tuple[str, str, str]  # end of the metric's name, its name in words, the sentence if `Metric.at_end` holds
 
 
 class Mode:
@@ -92,22 +78,24 @@ class Mode:
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in written:
             check_known(f"field of {cls.name}", name, names)
-        for one in fields(cls):  # type: ignore[arg-type]
-            if one.default is MISSING and one.name not in written:
-                raise RecipeError(f"{cls.name} has no {one.name}, which it needs; write {cls.name}: {{{one.name}: ...}}.")
+        for option in fields(cls):  # type: ignore[arg-type]
+            if option.default is MISSING and option.name not in written:
+                raise RecipeError(
+                    f"{cls.name} has no {option.name}, which it needs; write {cls.name}: {{{option.name}: ...}}."
+                )
         return cls(**dict(written))
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for one in fields(self):  # type: ignore[arg-type]
-            called, value, kind = f"{self.name}.{one.name}", getattr(self, one.name), hints[one.name]
+        for option in fields(self):  # type: ignore[arg-type]
+            called, value, kind = f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name]
             kinds = get_args(kind) or (kind,)
             if get_origin(kind) is Literal:
                 check_known(called, value, kinds)
             if kind is bool and not isinstance(value, bool):
                 raise RecipeError(f"{called} is {value!r}; write true or false.")
-            if one.metadata and not (value is None and NoneType in kinds):
-                check_number(called, value, whole=int in kinds, **one.metadata)
+            if option.metadata and not (value is None and NoneType in kinds):
+                check_number(called, value, whole=int in kinds, **option.metadata)
 
     @property
     def compares(self) -> bool:
@@ -115,16 +103,16 @@ class Mode:
         return type(self).credit is not Mode.credit
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a `Scheme` that the mode does not fit, with a `RecipeError`."""
+        """Refuse, with a `RecipeError`, a `Scheme` that does not fit the mode."""
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse batches that lack a field which the mode needs, with a `RecipeError`."""
+        """Refuse, with a `RecipeError`, batches that lack a field which the mode needs."""
 
     def check_turns(self) -> None:
-        """Refuse rollouts of several turns, if the mode needs whole completions, with a `RecipeError`."""
+        """Refuse rollouts of several turns, with a `RecipeError`, if the mode needs whole completions."""
 
     def check_steps(self, steps: int) -> None:
-        """Refuse a run that is too short for the mode to do anything, with a `RecipeError`."""
+        """Refuse, with a `RecipeError`, a run that is too short for the mode to do anything."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
         """Return the fields of `Batch` that a `RolloutTable` records for the mode; none before the mode counts."""
@@ -145,7 +133,7 @@ class Mode:
 
     @property
     def judge(self) -> str | None:
-        """The objective that the mode's score of a completion is about; None if the mode gives no score."""
+        """The objective that the mode's score of a completion predicts; None if the mode gives no score."""
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,10 +174,7 @@ def check_modes(modes: Any) -> None:
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:
-    """Return the class of a mode's part in an engine (`spanwise.modes.parts`); None if the mode has none there.
-
-    Its module is imported here and nowhere else, so that a mode without engines needs none of them.
-    """
+    """Return the class of a mode's part in an engine (`spanwise.modes.parts`); None if the mode has no part there."""
     if engine not in mode.parts:
         return None
     module, _, name = mode.parts[engine].partition(":")

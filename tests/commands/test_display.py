@@ -7,11 +7,12 @@ import torch
 from rich.console import Console
 
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
-from spanwise.commands.shared.display import figure_table, interval_table, vote_table
+from spanwise.commands.shared.display import figure_table, interval_table, pull_note, text_plot, vote_table
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.layout import Layout
 from spanwise.measure import Interval, compare_arms, voting
+from spanwise.scheme import Scheme
 
 TAGS = {"answer": "answer", "confidence": "confidence"}
 
@@ -94,3 +95,13 @@ def test_what_a_layout_without_tags_cannot_tell_is_said_of_its_parts():
     assert fields["accuracy"].startswith("no block has the part 'answer', only 'g', 'h'; name the one")
     rest = unmeasured(Layout({"answer": "json:answer", "rest": []}), TAGS)
     assert set(rest.values()) == {"the last block, rest, has no part 'confidence'"}
+
+
+def test_curves_are_drawn_as_text():
+    assert text_plot({"accuracy": [0.0, 0.5, 1.0]}, height=2) == "accuracy  1 |  █\n          0 | ██"
+
+
+def test_only_small_groups_get_a_note_on_their_pull():
+    scheme = Scheme.preset("bae", Layout({"solution": ["answer"], "report": ["confidence"]}))
+    assert "drives a confidence of .70 to .80;" in pull_note(scheme, group_size=4)
+    assert pull_note(scheme, group_size=16) is None

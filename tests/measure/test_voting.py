@@ -13,8 +13,6 @@ from oracles import slow_voting
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure import curve_difference, voting
 
-pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
-
 #: answer, right, confidence in tenths; None is absent.
 SAMPLE = st.tuples(
     st.sampled_from(["1", " 1", "2", "3\n", None, "  "]),

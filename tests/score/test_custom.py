@@ -363,3 +363,9 @@ def test_a_reward_whose_squares_or_float32_overflow_is_refused_by_name_completio
         adv_n = METHODS[method].estimator(reward_n, torch.zeros(2, dtype=torch.long)).float()
         assert adv_n[0] > 0 > adv_n[1]
         assert adv_n.isfinite().all()
+
+
+def test_a_copy_shares_no_list_with_the_dataset():
+    rows = [{"gold": ["4"]}]
+    custom.own_copy(rows)[0]["gold"].append("5")
+    assert rows == [{"gold": ["4"]}]

@@ -11,6 +11,7 @@ from score_small import ABSENT, CORRECT, ERROR, OK, completion
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.score import MathVerifier, parse_confidence, score_all, score_one
+from spanwise.score.reward import block_with
 
 
 def test_log_score_is_clipped_on_both_sides():
@@ -138,3 +139,9 @@ def test_correct_reads_another_tag_and_column_or_the_whole_block():
         score_one(CORRECT, [completion()], columns={"gold": ["4"]}, scored={})
     with pytest.raises(AlignmentError, match="3 rows for 1"):
         score_one(CORRECT, [completion()], columns={"answer": ["4"] * 3}, scored={})
+
+
+def test_the_first_paid_block_with_the_tag_is_read():
+    text = {"solution": {"": "4"}, "confidence": {"": "", "confidence": "0.7"}, "more": None}
+    blocks = [block_with(text, pays, "confidence") for pays in (("solution", "confidence"), ("solution",), ("more",))]
+    assert blocks == [{"": "", "confidence": "0.7"}, {}, None]

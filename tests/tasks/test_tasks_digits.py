@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spanwise.errors import DataError
 from spanwise.layout import Layout
 from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer, is_refusal
-from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, noisy_traces, success_probability
+from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, noisy_traces, success_probability, taken
 
 torch.set_num_threads(1)
 COMPLETION = re.compile(
@@ -185,3 +185,7 @@ def test_refusal_is_an_answer_that_is_no_digit(solution, refuses: bool) -> None:
 
 def test_layout_is_the_one_the_traces_use() -> None:
     assert Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}) == DIGITS_LAYOUT
+
+
+def test_steps_are_taken_modulo_ten():
+    assert (taken(7, "*4"), taken(2, "-5")) == (8, 7)

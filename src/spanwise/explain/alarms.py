@@ -1,6 +1,6 @@
-"""What is wrong with a run, by one table of rules, so that no figure of it is read as if nothing were.
+"""Find the problems of a run by one table of rules, so that no figure is read without its warning.
 
-Of an evaluation the table is here: which figure shows it, beyond what, in which words, and its usual cause.
+The rules of an evaluation are here: the figure that shows a problem, its bound, the sentence and the usual cause.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from spanwise.credit_metrics import CREDIT
 from spanwise.metric import Alarm, metrics_in
 from spanwise.registry import registered
 
-#: What looks good, or like anything, of a policy that is never right, never answers or says one number.
+#: Figures that mean nothing if a policy is never right, never answers or always states one number.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
-#: What the figures of the score of a completion begin with, beside those of a stated confidence.
+#: The prefix of the figures of a completion's score, beside those of a stated confidence.
 OF_SCORE = "laser_"
-#: What mean rewards of held-out prompts are called begins with this.
+#: The prefix of mean rewards of held-out prompts.
 OF_REWARD = "reward/"
-#: Its figures: `coverage` and those of `CALIBRATION`.
+#: The figures of the score: `coverage` and those of `CALIBRATION`.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
     "Usually the score is not trained yet (reasoning_warmup, alpha), or its reference is of another model or token."
 )
-#: Of an evaluation. The first that holds speaks for a figure.
+#: The rules of an evaluation; for each figure the first rule that holds is given.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
         "Usually a wrong answer costs more than none, as where all rewards are summed into one number: pay answer and confidence "
@@ -56,17 +56,17 @@ EVALUATION = (
     (f"{OF_SCORE}sharpness", Alarm("below", 1e-4, "every completion has the same score", _OUT_OF_REACH, hollow=_SCORED)),
 )  # fmt: skip
 
-#: What is wrong with an evaluation -> the figure that shows it.
+#: Problem of an evaluation -> the figure that shows it.
 SHOWN_BY: Mapping[str, str] = {alarm.sentence: figure for figure, alarm in EVALUATION}
-#: What is wrong with an evaluation -> what usually causes it.
+#: Problem of an evaluation -> its usual cause.
 CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUATION}
 _Key = TypeVar("_Key")
-#: How many training batches in a row make a habit.
+#: A problem is a habit if it lasts for this many training batches in a row.
 IN_A_ROW = 3
 
 
 def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
-    """Which figures of an evaluation must not be read calmly, and why.
+    """Return the figures of an evaluation that must not be taken at face value, each with the reason.
 
     A refusal rate above .5, an accuracy below .05, verdicts or confidences on less than half of the completions, a variance of the
     confidences below 1e-4, a format rate below .9; and with each but the last the figures that a policy gets for nothing then. Of a
@@ -82,20 +82,16 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
         >>> alarms({"accuracy": 0.001, "ece": 0.001, "format_rate": 1.0})
         {'accuracy': 'hardly any answer is right', 'ece': 'hardly any answer is right'}
     """
-    there = {name: value for name, value in figures.items() if value is not None and value == value}
+    known = {name: value for name, value in figures.items() if value is not None and value == value}
     wrong: dict[str, str] = {}
     for name, alarm in EVALUATION:
-        if name in there and alarm.holds(there[name]):
+        if name in known and alarm.holds(known[name]):
             wrong = dict.fromkeys((name, *alarm.hollow), alarm.sentence) | wrong
-    return {name: wrong[name] for name in there if name in wrong}
+    return {name: wrong[name] for name in known if name in wrong}
 
 
 def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
-    """Each sentence once, with all that it is said of.
-
-    >>> by_sentence({"ece": "too few", "accuracy": "all wrong", "brier": "too few"})
-    {'too few': ['ece', 'brier'], 'all wrong': ['accuracy']}
-    """
+    """Return each sentence once, with the figures that it applies to."""
     keys_of: dict[str, list[_Key]] = {}
     for key, sentence in sentences.items():
         keys_of.setdefault(sentence, []).append(key)
@@ -105,7 +101,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 def _watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
-    """Each number of training batches that has an alarm of this kind: its key, the part in brackets, the alarm."""
+    """Yield each number of training batches that has an alarm of this kind: its key, the part in brackets, the alarm."""
     of_modes = (metric for mode in registered("mode").values() for metric in mode.metrics)
     for key, name, metric in metrics_in(batches, [*CREDIT, *of_modes]):
         if alarm := getattr(metric, when):
@@ -113,7 +109,7 @@ def _watched(
 
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Metric -> what was wrong in the longest run of at least `IN_A_ROW` training batches, and what usually causes it."""
+    """Return metric -> the problem in its longest run of at least `IN_A_ROW` training batches, and the usual cause."""
     sentences = {}
     for key, name, alarm in _watched(batches, "lasting"):
         if len(run := _longest(batches, key, name, alarm)) < IN_A_ROW:
@@ -127,7 +123,7 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _longest(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
-    """The longest run of batches in which an alarm holds; one without the metric ends a run."""
+    """Return the longest run of batches in which an alarm holds; a batch without the metric ends a run."""
     excuse = alarm.unless.format(name=name)
 
     def holds(line: Mapping[str, Any]) -> bool:
@@ -137,7 +133,7 @@ def _longest(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: A
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""What is wrong with the training batches of a run, in sentences: what lasted (`habits`), what holds over all, and at the end.
+    r"""Return sentences on problems of a run's training batches: those that lasted (`habits`), over all batches, and at the end.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.
@@ -156,7 +152,7 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
-    """What is wrong with the end of a run, in sentences.
+    """Return sentences on problems at the end of a run.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.
@@ -185,5 +181,5 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
 
 
 def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """What the batches have of a metric, without None and NaN."""
+    """Return the values of a metric in the batches, without None and NaN."""
     return [value for line in batches if (value := line.get(key)) is not None and value == value]

@@ -1,4 +1,4 @@
-"""`setup_warnings`: what whoever trains on a batch must be told before the numbers are believed."""
+"""`setup_warnings`: warnings about a batch that would train on something else than the scheme intends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanwise.types import Fault, Status, whole_text
 
 
 def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Say what is not as the scheme takes it to be: parts that nobody writes, rewards that nobody gets, what is left out for free.
+    """Warn about a setup that would train on nothing: missing parts, rewards that never arrive, omissions that cost nothing.
 
     An engine says each sentence once (`Watch`): the keys stay the same, the numbers in a sentence do not.
 
@@ -47,7 +47,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     for m, objective in enumerate(scheme.objectives):
         statuses = set(reading.scores.status_nm[:, m].tolist())
         if warnings["tags"] and not statuses & {Status.OK, Status.ERROR}:
-            continue  # the missing tags are why
+            continue  # the missing tags explain the missing reward
         for kind, check in (_OF_REWARDS if Status.OK in statuses else {"scored": _unscored}).items():
             if sentence := check(objective, reading, scheme, m):
                 warnings[f"{kind}/{objective.name}"] = sentence
@@ -57,7 +57,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
 
 
 class Watch:
-    """Says each remark on the batches of a training once."""
+    """Repeats no warning: returns each remark on the batches of a training once."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
@@ -65,15 +65,15 @@ class Watch:
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """What of `setup_warnings` is new, and whether any of it, new or not, leaves an objective without rewards."""
+        """Return the warnings of `setup_warnings` not given before, and whether some objective has no reward at all."""
         warnings = setup_warnings(reading, self.scheme)
-        for kind, _, name in (key.partition("/") for key in warnings):  # a habit that would say the same once more
+        for kind, _, name in (key.partition("/") for key in warnings):  # a habit that would repeat the same warning
             if kind in ("tags", "scored", "free"):
                 self._said.add("credit/malformed" if kind == "tags" else f"credit/{name}/reward_absent")
         return self._new(warnings), any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, shown: Mapping[str, float], *, step: int | None = None) -> list[str]:
-        """What of `habits` is new after a training batch of these metrics."""
+        """Return the warnings of `habits` not given before, after a training batch with these metrics."""
         self._batches.append({**({} if step is None else {"step": step}), **shown})
         return self._new(habits(self._batches))
 
@@ -84,7 +84,7 @@ class Watch:
 
 
 def _untagged(reading: Reading, scheme: Scheme) -> str:
-    """Parts of the layout that nearly all of the completions lack."""
+    """Return warnings about parts of the layout that nearly all completions lack."""
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or float(missing_n.double().mean()) <= 0.99:
         return ""
@@ -112,7 +112,7 @@ def cut_off(
     *,
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
-    """How many of some completions seem to be cut off, and what shows it: an open part, or the length that none exceeds."""
+    """Count the completions that seem cut off, and name the sign: an open part, or a length that no completion exceeds."""
     open_ended, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
     at_longest = len({text_of(n) for n in (among_n & (length_n == longest)).nonzero().flatten().tolist()} if longest else ())
     return max(
@@ -122,7 +122,7 @@ def cut_off(
 
 
 def _unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """No completion has the reward."""
+    """Warn that no completion has the reward."""
     counts = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
     listed = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
     failed = Status.TIMEOUT in counts or Status.ERROR in counts
@@ -138,7 +138,7 @@ def _unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) ->
 
 
 def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """The numbers that came for blocks that are not there, if they are not what these stand for anyway."""
+    """Warn about numbers that came for missing blocks, unless they equal the values that stand for those blocks anyway."""
     if reading.scores.unused_nm is None:
         return ""
     number_n, instead = reading.scores.unused_nm[:, m], objective.if_missing
@@ -146,18 +146,18 @@ def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> s
     if not lost:
         return ""
     least, most = min(number for _, number in lost), max(number for _, number in lost)
-    said = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+    numbers = f"{least:g}" if least == most else f"{least:g} to {most:g}"
     source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
     rule = "has no reward and costs nothing" if instead is None else f"counts as its if_missing, {instead:g}"
     return (
-        f"Objective '{objective.name}': {source} {said} for {len(lost)} of {len(reading)} completions without "
+        f"Objective '{objective.name}': {source} {numbers} for {len(lost)} of {len(reading)} completions without "
         f"{' and '.join(objective.pays)} (completion {lost[0][0]} first), which is not used: what is not there {rule}. "
         f"Write if_missing={lost[0][1]:g} to make that count."
     )
 
 
 def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """What leaving out a block costs where `if_missing` is more than ten times as far out as any reward: everything else."""
+    """Warn that leaving out a block outweighs every reward, where `if_missing` is more than ten times as far out as any reward."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
     least, most, price = float(reward_n.min()), float(reward_n.max()), objective.if_missing
@@ -171,12 +171,12 @@ def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
 
 
 def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """What leaving out a block costs where `if_missing` is None: nothing."""
+    """Warn that leaving out a block costs nothing, where `if_missing` is None."""
     if objective.if_missing is not None:
         return ""
     paid = [scheme.layout.names.index(name) for name in objective.pays]
     left_out_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid] == 0).all(dim=1)
-    charged = any(one.if_missing is not None and set(objective.pays) <= set(one.pays) for one in scheme.objectives)
+    charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
     left_out = 0 if charged else int(left_out_n.sum())
     unread = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
     counts = {f"completions leave out {' and '.join(objective.pays)}": left_out, "write there what cannot be read": unread}
@@ -190,7 +190,7 @@ def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
 
 
 def _short(reading: Reading, scheme: Scheme) -> str:
-    """Completions too short for an adaptive lambda: at 0 the reward reaches the last token only."""
+    """Warn about completions too short for an adaptive lambda: at lambda 0 the reward reaches the last token only."""
     alpha = scheme.options.get("length_adaptive_alpha")
     if alpha is None:
         return ""
@@ -206,5 +206,5 @@ def _short(reading: Reading, scheme: Scheme) -> str:
     )
 
 
-#: What is asked of an objective that has rewards; the first that has a sentence speaks for it.
+#: The checks of an objective that has rewards; the first one with a sentence is used.
 _OF_REWARDS = {"unused": _unused, "dear": _dear, "free": _free}

@@ -1,6 +1,6 @@
-"""How close estimated credit comes to credit that was measured by sampling again: baselines, token estimators, and the q* test.
+"""Compare estimated credit with credit measured by sampling again: baselines, token estimators, and the q* test.
 
-Needs `pip install 'spanwise[measure]'`. What samples again and the page are `spanwise.fidelity.rerolls` and `.page`.
+Needs `pip install 'spanwise[measure]'`. The sampling is in `spanwise.fidelity.rerolls`, the page in `.page`.
 """
 
 from spanwise.credit.methods._gae import SaeSegments

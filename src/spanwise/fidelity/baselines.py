@@ -15,9 +15,9 @@ from spanwise.credit import advantage
 from spanwise.credit.strata import moments, refine
 from spanwise.errors import AlignmentError, DataError, check_known
 
-#: The scores that are best for whoever says what they believe.
+#: The scores that a policy maximises by stating its true belief.
 ScoreName = Literal["brier", "log_score"]
-#: The baselines compared by default: what they are called, and the options of `spanwise.credit.advantage`.
+#: The baselines compared by default: name -> options of `spanwise.credit.advantage`.
 BASELINES: Mapping[str, Mapping[str, Any]] = {
     "none": {"baseline": "none"},
     "batch": {"baseline": "batch"},
@@ -27,7 +27,7 @@ BASELINES: Mapping[str, Mapping[str, Any]] = {
     "blended": {"baseline": "blended"},
 }
 
-#: What is said of every baseline and group size, see `measure_fidelity`.
+#: The figures of every baseline and group size, see `measure_fidelity`.
 FIGURES = (
     "rmse", "rmse_wrong", "rmse_right", "rmse_alone", "correlation", "ceiling", "rmse_scaled", "gradient_noise",
 )  # fmt: skip
@@ -36,7 +36,7 @@ FIGURES = (
 def proper_score(
     confidence: Float[Tensor, "*n"], outcome: Float[Tensor, "*n"], *, rule: ScoreName = "brier", clip: float = 0.01
 ) -> Float[Tensor, "*n"]:
-    r"""Score confidences by what came true: the rewards `brier` and `log_score`, without their text.
+    r"""Score confidences by their outcomes: the rewards `brier` and `log_score`, without their text.
 
     Equation
         brier      -(q - c)^2
@@ -142,8 +142,8 @@ class Fidelity:
 
 
 def place_of(kind: str, known: Sequence[Any], name: Any) -> int:
-    """Return the index of a name; a RecipeError lists the known names if it is none of them."""
-    check_known(kind, str(name), names := [str(one) for one in known])
+    """Return the index of a name; raise a RecipeError with the known names if it is none of them."""
+    check_known(kind, str(name), names := [str(entry) for entry in known])
     return names.index(str(name))
 
 
@@ -233,7 +233,7 @@ def measure_fidelity(
 
 
 def _prepare(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
-    """Compute what does not depend on the batches: columns of the X * S completions, prompt by prompt."""
+    """Compute all that does not depend on the batches: columns of the X * S completions, prompt by prompt."""
     x, s = rerolls.prefix_xs.shape
     report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
@@ -244,7 +244,7 @@ def _prepare(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     return {
         "prompt_n": torch.arange(x).repeat_interleave(s), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
-        "exact_n": reward_n - value_n, "noise_n": noise_n,  # A_MC, NaN where it is not known, and s2
+        "exact_n": reward_n - value_n, "noise_n": noise_n,  # A_MC, NaN where unknown, and s2
         "square_n": (report_n - again_nm.nanmean(dim=1)).square(),  # phi^2
     }  # fmt: skip
 
@@ -278,7 +278,7 @@ def agreement(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the correlation of A and A_MC, that of the exact advantage, and the RMSE at the best scale."""
     var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
-    varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # what rounding leaves of a constant is no variance
+    varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # the rounding error of a constant is no variance
     correlation = torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan)
     return correlation, root(var_m - noise, var_m), root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n)
 

@@ -23,7 +23,7 @@ _FEWEST = 100
 def fixed_point(
     p_b: Float[Tensor, " b"], *, group_size: int, baseline: BaselineName, leave_one_out: bool = False
 ) -> Float[Tensor, " b"]:
-    r"""Compute the confidence q* at which a proper score, paid through this baseline, stops moving; exact.
+    r"""Compute the confidence q* at which a policy comes to rest that is paid a proper score through this baseline; exact.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: what comes through of the gradient where the outcome is o
@@ -68,7 +68,7 @@ def fixed_point(
     else:
         expected_b2 = group_size * chance_b2
         paid_b2 = (expected_b2 + torch.expm1(group_size * torch.log1p(-chance_b2))).clamp(min=0.0)
-        share_b2 = (paid_b2 / expected_b2).nan_to_num(nan=0.0)  # of an outcome that never is
+        share_b2 = (paid_b2 / expected_b2).nan_to_num(nan=0.0)  # an outcome of probability 0
     wrong_b, right_b = (chance_b2 * share_b2).unbind(dim=1)
     return right_b / (right_b + wrong_b)
 
@@ -147,7 +147,7 @@ def _one_batch(
     """Sum (b - V) phi and three control variates over each prompt and outcome."""
     p_b1, mean_b1, chance_bv = prompts
     b = len(p_b1)
-    torch.randint(1, (b, g), generator=generator)  # a draw that nobody reads: the published numbers came after it
+    torch.randint(1, (b, g), generator=generator)  # an unused draw, so that the published numbers stay reproducible
     uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
     level_bg = (uniform_2bg[1][..., None] > chance_bv.cumsum(dim=1)[:, None]).sum(dim=2).clamp(max=LEVELS)
@@ -163,7 +163,7 @@ def _one_batch(
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 where there is no other
+        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 without another completion
         rescored_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     cell_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_b1

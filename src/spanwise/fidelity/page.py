@@ -26,7 +26,7 @@ PANELS: Mapping[str, tuple[str, str]] = {
 
 
 def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
-    """Return what `fidelity.json` holds of the baselines."""
+    """Return the baselines' figures, differences and q* points as `fidelity.json` stores them."""
     counts = {
         "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
         "prefixes": len(rolled.again_dm), "share": fidelity.share,
@@ -62,7 +62,7 @@ def token_rows(fidelity: TokenFidelity) -> list[Row]:
 
 
 def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
-    """What a chart draws of a figure, or of a row of it."""
+    """Return the numbers that a chart draws of a figure, or of one of its rows."""
     return {"value": value, "low": low, "high": high}
 
 
@@ -77,24 +77,7 @@ def fidelity_report(
     tokens: Rows = (),
     command: str = "",
 ) -> str:
-    """Write the report of `spanwise fidelity` as one HTML file.
-
-    Args:
-        source: the checkpoint.
-        recipe: of the run.
-        counts: `completions`, `prompts`, `rerolls`, `prefixes`, and `share`, the part of the completions that could be used.
-        figures: as `fidelity_rows` gives them.
-        differences: as `difference_rows` gives them.
-        points: the q* test: `baseline`, `group_size`, `p`, `q`, and `error` (one standard error) where q is simulated.
-        tokens: as `token_rows` gives them.
-        command: how to measure it again.
-
-    Example:
-        >>> row = {"baseline": "group", "group_size": 4, "figure": "rmse", "value": 0.25, "low": 0.2, "high": 0.3}
-        >>> page = fidelity_report(source="runs/a", recipe={}, counts={"completions": 64, "prompts": 8}, figures=[row])
-        >>> "0.250 [0.200, 0.300]" in page
-        True
-    """
+    """Write the report of `spanwise fidelity` as one HTML file, from the rows of this module's functions."""
     names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
     lead = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
     headlines, warnings = [], []
@@ -104,7 +87,7 @@ def fidelity_report(
         warnings.append(
             "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
         )
-    if "share" in counts:  # not of tokens alone
+    if "share" in counts:  # baselines were measured, not tokens alone
         smallest, used = min((row["group_size"] for row in figures), default=None), percent(counts["share"])
         headlines = [
             Headline(f"{row['baseline']}, G = {smallest}", row["value"], "correlation with Monte Carlo")
@@ -130,7 +113,7 @@ def fidelity_report(
 
 
 def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -> str:
-    """Say which baseline is nearest to Monte Carlo at the smallest group size, and whether the next one is told from it."""
+    """Say which baseline is nearest to Monte Carlo at the smallest group size, and whether it differs from the next one."""
     correlations = [row for row in figures if row["figure"] == "correlation" and is_known(row["value"])]
     if not correlations:
         best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
@@ -171,7 +154,7 @@ def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
 
 
 def _by(rows: Rows, key: str) -> Iterator[tuple[Any, Rows]]:
-    """Group the rows that follow each other with the same entry."""
+    """Group neighbouring rows with the same entry."""
     return ((entry, list(group)) for entry, group in groupby(rows, key=itemgetter(key)))
 
 

@@ -33,15 +33,15 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: Decisions, and tokens that are none, of each completion that are re-rolled on both sides; those of the embedded task all are.
+#: The largest numbers of decisions and of other tokens re-rolled in a completion; in the embedded task all are.
 MOST = 16
-#: Tokens less probable than this are re-rolled on both sides in completions of any length: SAE cuts there.
+#: Tokens less probable than this are always re-rolled on both sides, as SAE cuts there.
 UNLIKELY = 0.2
-#: Continuations sampled at a time, and their tokens: the cache of more long ones than that is slower to move than to compute.
+#: Continuations sampled at a time, and their tokens: with more, moving the cache takes longer than computing.
 ROWS, TOKENS = 512, 32_768
-#: How long the critic is fitted, in steps, each time it is looked at.
+#: The numbers of fitting steps after which the critic is evaluated.
 CRITIC_STEPS = (5, 25, 80)
-#: Completions per step.
+#: Completions per fitting step.
 CRITIC_BATCH = 256
 LEARNING_RATE = 1e-3
 #: The number of a dataset row, and the tokens of a completion so far.
@@ -54,19 +54,19 @@ class FirstBlocks:
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # the token ids of each completion's prompt
-    ids_nt: Int[Tensor, "n t"]  # as far as the longest first block
+    ids_nt: Int[Tensor, "n t"]  # up to the end of the longest first block
     mask_nt: Bool[Tensor, "n t"]  # the trainable tokens of the first block
     reward_n: Float[Tensor, " n"]  # whether the block is right; NaN where the completion has none
 
     def take(self, rows: slice) -> FirstBlocks:
-        """Some of the completions."""
+        """Return some of the completions."""
         return FirstBlocks(*(column[rows] for column in vars(self).values()))
 
     def sequences(self, device: Any = "cpu") -> Sequences:
-        """Prompts and tokens as a model reads them."""
-        head_nl, there_nl = left_padded(self.heads, 0, device)
-        rest_nt = self.ids_nt.to(device)
-        ids_nl, attention_nl = torch.cat([head_nl, rest_nt], dim=1), torch.cat([there_nl, torch.ones_like(rest_nt)], dim=1)
+        """Return prompts and tokens as a model reads them."""
+        head_nl, head_mask_nl = left_padded(self.heads, 0, device)
+        ids_nt = self.ids_nt.to(device)
+        ids_nl, attention_nl = torch.cat([head_nl, ids_nt], dim=1), torch.cat([head_mask_nl, torch.ones_like(ids_nt)], dim=1)
         return Sequences(ids_nl, attention_nl, self.ids_nt.shape[1])
 
 
@@ -137,7 +137,7 @@ class Roller:
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
         """Compute the rewards of fresh continuations of each prefix."""
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
-        # The shortest first, so that those that run together have about as far to go.
+        # The shortest prefixes first, so that prefixes of one batch have about as much to sample.
         order = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
         room = min(ROWS, TOKENS // self.limit)
         together = max(1, room // rerolls)
@@ -154,8 +154,8 @@ class Roller:
     def _stopping(self) -> Iterator[None]:
         """End a completion where a later block opens, as its reward is settled then; for one-token tags only."""
         config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
-        (_, own), *later = self.task.layout.blocks
-        opening = (f"<{tag}>" for _, tags in later for tag in tags if tag not in own)
+        (_, first_tags), *later = self.task.layout.blocks
+        opening = (f"<{tag}>" for _, tags in later for tag in tags if tag not in first_tags)
         before = config.eos_token_id
         try:
             ends = end_ids(self.model, self.tokenizer)
@@ -175,7 +175,7 @@ class Roller:
 
 
 def states_confidence(layout: Layout) -> bool:
-    """Whether the last block of a layout holds a confidence, on which the baselines are compared."""
+    """Return whether the last block of a layout holds a confidence, on which the baselines are compared."""
     return "confidence" in layout.keys[layout.names[-1]]
 
 
@@ -212,12 +212,7 @@ def collect_tokens(
     most: int = MOST,
     seed: int = 0,
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and re-roll from before their tokens; of long blocks from before some tokens (see `picked`).
-
-    Equal prefixes of one prompt are re-rolled once. A value is the mean reward of the re-rolls, absent ones left out; its noise is
-    their variance over their number. The last result are the rewards of the second set of re-rolls, NaN where there are none:
-    their mean is a critic whose noise is its own.
-    """
+    """Sample first blocks, and re-roll before each token, in long blocks before some tokens (`picked`); equal prefixes once."""
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
     mask_nt = blocks.mask_nt
@@ -233,16 +228,18 @@ def collect_tokens(
             "re-rolls would need all. Ask for the other critics: --critics own, or --critics fitted."
         )
     latest_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
-    before_nt = torch.nn.functional.pad(latest_nt[:, :-1], (1, 0), value=-1)  # the token that counts before each; -1: none
+    # The last trainable token before each; -1: none.
+    before_nt = torch.nn.functional.pad(latest_nt[:, :-1], (1, 0), value=-1)
     after_nt = (before_nt < 0) | (weight_nt > 0).gather(1, before_nt.clamp(min=0))
     numbers: dict[Prefix, int] = {}
-    place_nt = torch.full(blocks.ids_nt.shape, -1)  # a last row of NaN serves the tokens that have no prefix
+    place_nt = torch.full(blocks.ids_nt.shape, -1)  # -1 is the last row, NaN, of tokens without a prefix
     for n, t in (mask_nt & ((weight_nt > 0) | after_nt)).nonzero().tolist():
         prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
         place_nt[n, t] = numbers.setdefault(prefix, len(numbers))
     reward_dm = roller.rewards_from(rows, list(numbers), rerolls=sets * rerolls, seed=rolling)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
+    # The mean over the second set of re-rolls, the last result, serves as a critic with independent noise.
     trajectories = Trajectories(
         blocks.prompt_n, blocks.reward_n, value_d[place_nt], noise_d[place_nt], logp_nt, mask_nt, weight_nt
     )
@@ -250,22 +247,16 @@ def collect_tokens(
 
 
 def picked(logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0) -> Float[Tensor, "n t"]:
-    """Choose the tokens that get Monte Carlo values on both sides, and count the tokens that each stands for; 0: not chosen.
-
-    All tokens less probable than `UNLIKELY`, so that the values at both ends of every segment are known; of each completion's
-    other decisions (less probable than `DECISION`), and of its tokens that are none, `most` at random each, for the rest.
-
-    >>> picked(torch.tensor([[0.1, 0.9, 0.9, 0.9, 0.99]]).log(), torch.ones(1, 5, dtype=torch.bool), most=1)
-    tensor([[1., 0., 3., 0., 1.]], dtype=torch.float64)
-    """
+    """Choose the tokens with Monte Carlo values on both sides; return how many tokens each represents, 0 if not chosen."""
     draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     p_nt = logp_nt.exp()
+    # All unlikely tokens, as SAE cuts there; of the other decisions and of the rest `most` at random each, which stand for all.
     weight_nt = (mask_nt & (p_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
-        here_nt = mask_nt & (p_nt >= low) & (p_nt < high)
-        rank_nt = draw_nt.masked_fill(~here_nt, math.inf).argsort(dim=1).argsort(dim=1)
-        there_n1 = here_nt.sum(dim=1, keepdim=True)
-        weight_nt += torch.where(here_nt & (rank_nt < most), there_n1 / there_n1.clamp(min=1, max=most), 0.0)
+        kind_nt = mask_nt & (p_nt >= low) & (p_nt < high)
+        rank_nt = draw_nt.masked_fill(~kind_nt, math.inf).argsort(dim=1).argsort(dim=1)
+        count_n1 = kind_nt.sum(dim=1, keepdim=True)
+        weight_nt += torch.where(kind_nt & (rank_nt < most), count_n1 / count_n1.clamp(min=1, max=most), 0.0)
     return weight_nt
 
 
@@ -283,7 +274,7 @@ def own_critic_folder(model_folder: Path) -> Path | None:
 
 
 def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:
-    """Load a saved critic, and find which of its values is that of being right."""
+    """Load a saved critic, and find its value of being right."""
     saved = Saved.of(place)
     if saved is None:
         raise DataError(f"There is no {ABOUT} in '{place}'.")
@@ -306,10 +297,7 @@ def values(critic: ValueModel, blocks: FirstBlocks, *, stream: int = 0) -> Float
 
 
 def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int) -> Iterator[tuple[int, ValueModel]]:
-    """Fit a critic to the rewards of fresh completions, and yield it after each of these numbers of steps.
-
-    The head starts at the mean reward of the first batch. It is one critic: look at it before asking for the next.
-    """
+    """Fit one critic to the rewards of fresh completions, and yield it after each number of steps; it changes at the next one."""
     batches = _batches(roller, rows, make_seeds(seed))
     first = next(batches)
     critic = ValueModel.of_policy(roller.model, ("return",), CriticConfig())
@@ -318,11 +306,11 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
         if id(parameter) not in trunk and parameter.dim() == 1:
             torch.nn.init.constant_(parameter, float(first.reward_n.nanmean().nan_to_num(nan=0.0)))
     optimizer = torch.optim.AdamW(critic.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    for step, rest in zip(range(1, max(steps) + 1), chain([first], batches), strict=False):
-        use_nt = rest.mask_nt & ~rest.reward_n.isnan()[:, None]
+    for step, batch in zip(range(1, max(steps) + 1), chain([first], batches), strict=False):
+        use_nt = batch.mask_nt & ~batch.reward_n.isnan()[:, None]
         if bool(use_nt.any()):
-            value_nt = critic(rest.sequences(roller.model.device))[:, :-1, 0]
-            error_nt = value_nt - rest.reward_n.float()[:, None].to(value_nt.device)
+            value_nt = critic(batch.sequences(roller.model.device))[:, :-1, 0]
+            error_nt = value_nt - batch.reward_n.float()[:, None].to(value_nt.device)
             error_nt[use_nt.to(value_nt.device)].square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -331,7 +319,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Yield batches of fresh completions for ever; two are sampled at a time, as large batches cost less each."""
+    """Yield batches of fresh completions without end; two are sampled at a time, as large batches cost less each."""
     for first in count(0, 2 * CRITIC_BATCH):
         picked = [x % len(rows) for x in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(picked), samples=1, seed=next(seeds))

@@ -1,4 +1,4 @@
-"""Token fidelity: how close GAE, SAE and GRPO's broadcast come to Monte Carlo advantages token by token, for a given critic."""
+"""Token fidelity: compare GAE, SAE and GRPO's broadcast with Monte Carlo advantages token by token, for a given critic."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
 from spanwise.fidelity.baselines import agreement, check_shapes, place_of, root
 from spanwise.measure.intervals import Interval, Weighted, bootstrap
 
-#: What is said of every critic, estimator and kind of token, see `token_fidelity`.
+#: The figures of every critic, estimator and kind of token, see `token_fidelity`.
 TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")
-#: All tokens, and those at which the policy really chose: they are less probable than `DECISION`.
+#: All tokens, and the decisions among them: tokens less probable than `DECISION`.
 TOKEN_KINDS = ("all", "decision")
 DECISION = 0.97
-#: What stands behind the estimators: the values of the critic themselves.
+#: The entry behind the estimators: the values of the critic themselves.
 VALUES = "values of the critic"
 
 
@@ -108,14 +108,14 @@ def monte_carlo_advantage(
     opens_nt = mask_nt if segments is None else segments.opens(trajectories.logp_nt, mask_nt)
     tokens = mask_nt.shape[1]
     place_t = torch.arange(tokens)
-    own_nt = torch.where(opens_nt, place_t, 0).cummax(dim=1).values
+    opening_nt = torch.where(opens_nt, place_t, 0).cummax(dim=1).values
     later_nt = torch.where(opens_nt, place_t, tokens).flip(1).cummin(dim=1).values.flip(1)
     next_nt = torch.cat([later_nt[:, 1:], later_nt.new_full((len(later_nt), 1), tokens)], dim=1)
     end_n1 = trajectories.reward_n.double()[:, None]
     value_nt = torch.cat([trajectories.value_nt.double(), end_n1], dim=1)
     noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_n1)], dim=1)
-    change_nt = value_nt.gather(1, next_nt) - value_nt.gather(1, own_nt)
-    both_nt = noise_nt.gather(1, next_nt) + noise_nt.gather(1, own_nt)
+    change_nt = value_nt.gather(1, next_nt) - value_nt.gather(1, opening_nt)
+    both_nt = noise_nt.gather(1, next_nt) + noise_nt.gather(1, opening_nt)
     return torch.where(mask_nt, change_nt, torch.nan), torch.where(mask_nt, both_nt, torch.nan)
 
 
@@ -137,7 +137,7 @@ def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
     return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_n1)).expand_as(value_nt)
 
 
-#: The estimators compared, from trajectories and a critic's values (N, T) to advantages (N, T). SAE is called by its boundary, its
+#: The estimators compared, from trajectories and a critic's values (N, T) to advantages (N, T). SAE is named by its boundary, its
 #: threshold and its lambda; adaptive GAE by its alpha.
 TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
     **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
@@ -331,7 +331,7 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 
 
 def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """The figures, in the order of `TOKEN_FIGURES`."""
+    """Return the figures, in the order of `TOKEN_FIGURES`."""
     n, a, m, aa, mm, am, noise = sums.unbind(-1)
     correlation, ceiling, scaled = agreement(n, a, m, aa, mm, am, noise)
     return torch.stack([correlation, ceiling, root(aa - 2 * am + mm - noise, n), scaled], dim=-1)

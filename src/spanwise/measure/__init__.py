@@ -1,4 +1,4 @@
-"""From rollouts to figures: calibration, accuracy, refusals, voting, and how much of a difference is noise.
+"""Turn rollouts into figures: calibration, accuracy, refusals, voting, and the noise of a difference.
 
 Needs `pip install 'spanwise[measure]'`.
 """
@@ -7,7 +7,7 @@ from spanwise.errors import lacking
 
 try:
     import scipy as _scipy  # noqa: F401  (it loads scipy.stats when that is first used)
-except ModuleNotFoundError as error:  # the core installs without it
+except ModuleNotFoundError as error:  # the core installs without SciPy
     raise lacking("spanwise.measure", error) from error
 
 from spanwise.measure.calibration import auroc, ece, reliability, weighted_auroc, weighted_ece, weighted_gaps

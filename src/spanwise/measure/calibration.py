@@ -1,4 +1,4 @@
-"""Does a policy know what it knows? ECE, AUROC and reliability, plain and weighted. Pure functions on tensors.
+"""Calibration of stated confidences: ECE, AUROC and reliability, plain and weighted. Pure functions on tensors.
 
 Weights say how often each completion counts, one row per resample. All of it runs in float64 on the CPU. scikit-learn and
 torchmetrics take one row of weights or none: a bootstrap would call them once per resample.
@@ -15,7 +15,7 @@ from spanwise.measure.intervals import Prompts, mean_interval, prompt_index, wil
 
 
 def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bins: int = 10) -> float:
-    r"""Expected calibration error: how far accuracy is from confidence, bin by bin.
+    r"""Expected calibration error: the distance of accuracy from confidence, averaged over bins.
 
     Equation
         ECE = sum over bins b of (n_b / n) |mean correctness in b - mean confidence in b|
@@ -57,7 +57,7 @@ def reliability(
     prompts: Prompts | None = None,
     bins: int = 10,
 ) -> list[dict[str, float]]:
-    """The table behind a reliability diagram; bins as in `ece`, which is its mean |accuracy - confidence| weighted by count.
+    """Return the table behind a reliability diagram; bins as in `ece`, which is its mean |accuracy - confidence| weighted by count.
 
     Args:
         confidence_n: reported probabilities in [0, 1]; NaN where there is none.
@@ -96,7 +96,7 @@ def reliability(
 
 
 def _trials(correct_n: Tensor, prompt_n: Tensor) -> float:
-    """Return as how many independent completions these count; as one each if every completion has its own prompt."""
+    """Return the number of independent completions that these are worth; all of them if every completion has its own prompt."""
     p, by_prompt = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
     error, prompts = by_prompt.sem, by_prompt.count
     return float(min(max(p * (1 - p) / error**2, prompts), len(correct_n)) if error > 0 else prompts)
@@ -105,7 +105,7 @@ def _trials(correct_n: Tensor, prompt_n: Tensor) -> float:
 def weighted_ece(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, " r"]:
-    """`ece` under each row of weights.
+    """Compute `ece` under each row of weights.
 
     Example:
         >>> q, c = torch.tensor([0.75, 0.25]), torch.tensor([1.0, 0.0])  # each .25 off
@@ -133,7 +133,7 @@ def weighted_gaps(
 def weighted_auroc(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
 ) -> Float[Tensor, " r"]:
-    """`auroc` under each row of weights.
+    """Compute `auroc` under each row of weights.
 
     Example:
         >>> q, c = torch.tensor([0.9, 0.2, 0.95]), torch.tensor([1.0, 0.0, 0.0])  # the right one is above one of two wrong ones
@@ -156,13 +156,13 @@ def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
     """Return the bin of each completion; a confidence of exactly 1 lies in bin `bins`."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
-    # .29 * 100 must not fall below 29, nor .7 in float32 below .7: nudge by what the type cannot tell apart.
+    # .29 * 100 must not fall below 29, nor .7 in float32 below .7: add less than the type can distinguish.
     nudge = bins * max(torch.finfo(confidence_n.dtype).eps, 1e-10)
     return (confidence_n.cpu().double() * bins + nudge).floor().long().clamp(0, bins)
 
 
 def _reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return confidence and correctness in float64 on the CPU; refuse what is no probability."""
+    """Return confidence and correctness in float64 on the CPU; refuse numbers that are no probability."""
     if confidence_n.shape != correct_n.shape:
         raise AlignmentError(f"There are {len(confidence_n)} confidences for {len(correct_n)} answers.")
     for name, value_n in (("Confidence", confidence_n), ("Correctness", correct_n)):

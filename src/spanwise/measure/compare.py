@@ -19,7 +19,7 @@ from spanwise.errors import RecipeError, check_known
 from spanwise.explain.alarms import alarms, by_sentence
 from spanwise.measure.intervals import Interval, mean_interval
 
-#: method -> seed -> figure -> value (None or NaN where it does not exist)
+#: Method -> seed -> figure -> value (None or NaN where it does not exist).
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
 #: "clear": beyond the noise of seeds, all pairs of the figure considered; "borderline": its own interval excludes 0, the number of
 #: pairs (or of seeds) explains it; "noise": the interval holds 0; "same": equal in every seed; "unknown": no two common seeds.
@@ -119,7 +119,7 @@ class ArmComparison:
         return cells
 
     def warnings(self) -> list[str]:
-        """Say what is wrong with which method, for the figures marked with "!"."""
+        """Say which figures, marked with "!", must not be trusted, and of which method."""
         reasons = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
         return [f"{reason} ({', '.join(figure for _, figure in cells)})." for reason, cells in reasons.items()]
 
@@ -138,10 +138,10 @@ class ArmComparison:
         total = len(self.differences)
         if not clear:
             return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
-        rest = f"; the other {total - len(clear)} do not order the methods" if total > len(clear) else ""
+        more = f"; the other {total - len(clear)} do not order the methods" if total > len(clear) else ""
         figures = len({d.figure for d in self.differences})
         return (
-            f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{rest}. The noise is that of the seeds, on "
+            f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{more}. The noise is that of the seeds, on "
             f"the same held-out prompts; Holm is over the pairs of one figure, so over {figures} figures up to "
             f"{figures * (1 - self.level):.2g} such calls may be luck."
         )
@@ -221,14 +221,14 @@ def compare_arms(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p values for their number by Holm's method; NaN is not counted."""
-    # SciPy has none; statsmodels, 65 MB for these few lines, would count NaN as a test.
-    p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # NaN comes last
+    # SciPy has no such function; statsmodels (65 MB) would count NaN as a test.
+    p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # `sort` puts NaN last
     left = int((~p.isnan()).sum()) - torch.arange(len(p))
     return (p * left).clamp(max=1.0).cummax(dim=0).values[order.argsort()].tolist()
 
 
 def _wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Say for each method and figure what is wrong in some seed, and in how many seeds."""
+    """Return the warnings of each method and figure, with the number of seeds they apply to."""
     sentences: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         raised = [alarms(values) for values in seeds.values()]
@@ -254,16 +254,12 @@ def _p(interval: Interval) -> float:
 
 
 def _flat(interval: Interval) -> bool:
-    """Whether the values are equal up to rounding."""
+    """Return whether the values are equal up to rounding."""
     return interval.sem <= 1e-9 * max(abs(interval.value), 1.0)
 
 
 def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0.8, most: int = 1_000_000) -> int | None:
-    """Return how many seeds a paired t test at level `alpha` needs to see this difference; None if more than `most`.
-
-    >>> seeds_needed(0.02, 0.02, alpha=0.05), seeds_needed(0.01, 0.02, alpha=0.05)
-    (10, 34)
-    """
+    """Return how many seeds a paired t test at level `alpha` needs to see this difference; None if more than `most`."""
 
     def enough(n: int) -> bool:
         shift, limit = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)

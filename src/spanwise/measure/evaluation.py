@@ -1,4 +1,4 @@
-"""The figures of one evaluation: how often a policy is right, whether it knows, and how sure that is.
+"""The figures of one evaluation: accuracy, calibration, and their intervals.
 
 The intervals of an ECE, and of the difference of two, hold where a bootstrap of the ECE itself does not.
 """
@@ -39,7 +39,7 @@ def figures(
     well_formed_n: Bool[Tensor, " n"],
     refusal_n: Bool[Tensor, " n"] | None = None,
 ) -> dict[str, float | None]:
-    """The figures of one evaluation. Calibration is over the completions that stated a confidence; `coverage` is their share.
+    """Compute the figures of one evaluation; calibration is over completions that stated a confidence, `coverage` is their share.
 
     Accuracy is over those whose answer could be judged; `verdict_rate` is their share. `brier` is the mean squared distance between
     confidence and correctness, `sharpness` the variance of the confidences: 0 if the policy always says the same.
@@ -75,7 +75,7 @@ def figure_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval | None]:
-    """The `figures` of one evaluation with intervals by prompt; None where a figure does not exist.
+    """Compute the `figures` of one evaluation with intervals by prompt; None where a figure does not exist.
 
     Equation
         [Q_{.025} f(w, and a prompt that makes f low), Q_{.975} f(w, and a prompt that makes f high)],  w ~ Exp(1) by prompt
@@ -112,16 +112,17 @@ def figure_intervals(
         ids, options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
         if name == "ece":
             stated_n, right_n = figure.columns
-            found = ece_interval(Reports(stated_n, right_n, ids), **options)
+            interval = ece_interval(Reports(stated_n, right_n, ids), **options)
         else:
-            found = unseen_interval(figure.of, figure.columns, figure.ends, ids, **options)
-        if not math.isnan(found.value):
-            intervals[name] = replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))  # NaN stays
+            interval = unseen_interval(figure.of, figure.columns, figure.ends, ids, **options)
+        if not math.isnan(interval.value):
+            # NaN bounds stay NaN.
+            intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
 
 
 class BoundedFigure(NamedTuple):
-    """A function of columns and weights, the completions it is about, and what would make it low, and high, by column."""
+    """A function of columns and weights, its completions, and the column values that would make it low and high."""
 
     of: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -132,7 +133,7 @@ class BoundedFigure(NamedTuple):
 def build_figures(
     confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
 ) -> dict[str, BoundedFigure | None]:
-    """Every figure; None where the task knows no refusals."""
+    """Return every figure; None where the task has no refusals."""
     sizes = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
     if len(set(sizes)) > 1:
         raise AlignmentError(
@@ -169,7 +170,7 @@ def _variance(value_n: Tensor, weight_rn: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Reports:
-    """What the completions of a run said: one confidence, one verdict and one prompt each.
+    """The completions of a run: one confidence, one verdict and one prompt each.
 
     Attributes:
         confidence_n: in [0, 1].
@@ -188,7 +189,7 @@ class Reports:
 
 
 def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
-    r"""Interval of an ECE, by prompt, from the bootstrap of its bins.
+    r"""Compute the interval of an ECE, by prompt, from the bootstrap of its bins.
 
     Equation
         ECE = sum_b |g_b|, g_b = sum over the completions of bin b of (correct - confidence) / N;  Z_b: noise of g_b
@@ -234,7 +235,7 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
 def ece_difference(
     a: Reports, b: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Interval of the ECE of run `a` minus that of run `b` on the same prompts: every resample draws the same prompts for both.
+    """Compute the interval of run `a`'s ECE minus run `b`'s on the same prompts, which every resample draws for both.
 
     The upper side of `ece_interval` for the one run with the resampled error |g + Z| - |g| of the other, and the other way round:
     how far the two biases cancel depends on what is not known, so either may be as small or as large as it can be. The quantiles
@@ -270,7 +271,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Work out what one more prompt would add to the gaps if its answers contradicted their confidence, and if they agreed."""
+    """Return the change of the gaps by one more prompt: with answers that contradict their confidence, and that agree."""
     once, low_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
     ends = [weighted_gaps(confidence_n, right_n, once, bins=bins)[0] for right_n in (low_n, 1 - low_n)]
     return torch.stack(ends) / len(prompt_n.unique())
@@ -286,7 +287,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Interval of the sum of the sizes of gaps; with `minus`, those of the second half of the gaps are subtracted."""
+    """Compute the interval of the sum of absolute gaps; with `minus`, those of the second half of the gaps are subtracted."""
     check_level(level)
     gap_b, gap_rb, count = resampled(gaps, prompts, resamples=resamples, seed=seed)
     side_b = torch.ones_like(gap_b)
@@ -311,15 +312,15 @@ def bounds(
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """The bounds of `ece_interval`, from resampled gaps minus gaps; `side_b` is -1 where the size of a gap is subtracted."""
+    """Return the bounds of `ece_interval`, from resampled gaps minus gaps; `side_b` is -1 where an absolute gap is subtracted."""
     tail = (1 - level) / 2
     stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # Not the numbers that drew the prompts.
+    generator = torch.Generator().manual_seed(seed + 1)  # Not the random numbers that drew the prompts.
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # Both ways round, so that a difference taken the other way round has these bounds with the other sign.
+    # Drawn for both orders, so that the reversed difference has these bounds with the other sign.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])
     clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
-    sign_b = gap_b.round(decimals=12).sign()  # a sum that is 0 but for rounding is 0
+    sign_b = gap_b.round(decimals=12).sign()  # rounding must not give 0 a sign
     signed_rb = sign_b * noise_rb
     most_rb = torch.where(clear_b, signed_rb, noise_rb.abs())
     # Both sides of a difference are biased upwards, so that one need not be taken as if it were not at all.

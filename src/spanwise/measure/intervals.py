@@ -1,6 +1,6 @@
-"""How sure a figure is: Wilson's and Student's t intervals, and the bootstrap of any figure.
+"""Intervals of figures: Wilson's and Student's t intervals, and the bootstrap of any figure.
 
-Samples of one prompt are not independent, so what counts here is the prompt, never the single completion.
+Samples of one prompt are not independent, so the unit is the prompt, never the single completion.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError
 
-#: The prompt of each completion: integers or any other ids, in any order, any number of completions each.
+#: The prompt of each completion: integers or any other ids, in any order, with any number of completions each.
 Prompts = Int[Tensor, " n"] | Sequence[Hashable]
-#: A figure of weighted completions: given how often each of them counts, one row per resample, it returns one value per row.
+#: A figure of weighted completions: takes the weight of each completion, one row per resample; returns one value per row.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
 _CHUNK = 4_000_000
@@ -29,7 +29,7 @@ _CHUNK = 4_000_000
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and how far the noise may have moved it.
+    """A figure and the range that noise may have moved it in.
 
     Attributes:
         value: the figure itself; NaN where it is undefined.
@@ -53,22 +53,22 @@ class Interval:
 
     @property
     def sd(self) -> float:
-        """Standard deviation (ddof 1) of the values that the mean of one value each is taken over; NaN for one value."""
+        """Standard deviation (ddof 1) of the values whose mean the figure is; NaN for one value."""
         return self.sem * math.sqrt(self.count)
 
     def excludes(self, value: float = 0.0) -> bool:
-        """Whether `value` lies outside; False where the bounds are unknown."""
+        """Return whether `value` lies outside; False where the bounds are unknown."""
         return value < self.low or value > self.high
 
     def __str__(self) -> str:
-        """The figure and its bounds, three decimals."""
+        """Return the figure and its bounds, three decimals."""
         if math.isnan(self.value):
             return "-"
         return f"{self.value:.3f}" + ("" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]")
 
 
 def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
-    """The bounds in words; "" where there are none."""
+    """Return the bounds in words; "" where there are none."""
     if interval is None or math.isnan(interval.low):
         return ""
     if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
@@ -77,7 +77,7 @@ def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
 
 
 def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -> tuple[float, float]:
-    r"""Wilson's interval of a proportion; never empty, never outside [0, 1], also at 0 and `count` successes.
+    r"""Compute Wilson's interval of a proportion; never empty, never outside [0, 1], also at 0 and `count` successes.
 
     Equation
         (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n),  p = successes / n
@@ -102,7 +102,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
 
 
 def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, level: float = 0.95) -> Interval:
-    r"""Mean with Student's t interval by prompt (or by value, without `prompts`), of P - 1 degrees of freedom.
+    r"""Compute a mean with Student's t interval by prompt (or by value, without `prompts`), of P - 1 degrees of freedom.
 
     Equation
         sem = sqrt(P / (P - 1) * sum over prompts of (sum_p v - n_p mean)^2) / N
@@ -129,7 +129,7 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
 
 
 def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
-    r"""Bootstrap interval of any figure, by prompt: P prompts are drawn with replacement, each with all of its samples.
+    r"""Compute the bootstrap interval of any figure, by prompt: P prompts are drawn with replacement, each with all of its samples.
 
     Args:
         figure: from weights (R, N) to values (R), such as `partial(weighted_ece, confidence_n, correct_n)`.
@@ -171,16 +171,7 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Bootstrap interval of a bounded figure, by prompt, that counts on a prompt which nobody saw (docs/intervals.md).
-
-    A bound is a quantile of `figure(*columns, weights)` with the entries of its end behind the columns; `ends` are the low one and
-    the high one, of as many entries, and see the same draws. An entry is a prompt of average size, rounded up, and every prompt
-    weighs Exp(1). Where prompts are right or wrong as a whole this is the interval of Clopper and Pearson, of means that of Gaffke
-    2005 (see Learned-Miller and Thomas 2019, arXiv 1905.06208).
-
-    >>> print(unseen_interval(weighted_mean, [torch.ones(50)], [[[0.0]], [[1.0]]], range(50)))  # .025^(1/50) = .929, but drawn
-    1.000 [0.935, 1.000]
-    """
+    """Compute the bootstrap interval of a bounded figure, by prompt, with one more prompt that was not seen (docs/intervals.md)."""
     plain = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(plain.low):
         return plain
@@ -202,7 +193,7 @@ def unseen_interval(
 
 
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-    """Mean of the values, each counted as its weight says; NaN values are left out.
+    """Compute the mean of the values, each with its weight; NaN values are left out.
 
     Example:
         >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
@@ -216,7 +207,7 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
 def resampled(
     figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
 ) -> tuple[Tensor, Tensor, int]:
-    """The figure, the figure of every resample, and the number of prompts; with `smooth` each prompt weighs Exp(1)."""
+    """Return the figure, the figure of every resample, and the number of prompts; with `smooth` each prompt weighs Exp(1)."""
     prompt_n = prompt_index(prompts, len(prompts))
     count = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
@@ -225,7 +216,7 @@ def resampled(
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:
-    """How much each prompt weighs in each resample, some resamples at a time; the same numbers whatever the chunks."""
+    """Yield the weight of each prompt in each resample, some resamples at a time; the numbers do not depend on the chunks."""
     if resamples < 1:
         raise RecipeError(f"A bootstrap needs at least 1 resample, not {resamples}.")
     generator = torch.Generator().manual_seed(seed)
@@ -240,11 +231,7 @@ def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smoo
 
 
 def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
-    """Dense prompt numbers 0..P-1 in sorted order of the ids, so that the order of completions does not matter.
-
-    >>> prompt_index(["b", "a", "b"], 3)
-    tensor([1, 0, 1])
-    """
+    """Number the prompts 0..P-1 in sorted order of the ids, so that the order of completions does not matter."""
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     ids = plain_ids(prompts)
@@ -258,12 +245,12 @@ def _rank(prompt: Hashable) -> tuple[str, Any]:
 
 
 def plain_ids(prompts: Prompts) -> list[Hashable]:
-    """The ids as a list of plain Python values."""
+    """Return the ids as a list of plain Python values."""
     return prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
 
 
 def check_level(level: float) -> float:
-    """The level itself, if it is one."""
+    """Return the level, or refuse it."""
     if not 0 < level < 1:
         raise RecipeError(f"A level of confidence lies between 0 and 1, not at {level}.")
     return level

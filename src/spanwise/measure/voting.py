@@ -1,4 +1,4 @@
-"""What n samples of a prompt are worth together: pass@k, majority, MaxConf and confidence-weighted majority.
+"""The accuracy of n samples of a prompt together: pass@k, majority, MaxConf and confidence-weighted majority.
 
 Every number is the expected value over random subsets of n of a prompt's samples: exact where a closed form or all subsets are
 cheap (always, up to 16 samples), else over seeded random subsets. Prompts count equally.
@@ -165,8 +165,8 @@ def _curve(
 def _worth(
     rows: list[tuple[str, float, float]], budgets: Sequence[int], stated: bool, subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Return for each way the expected correctness of what it chooses among n samples of a prompt, by n."""
-    # In an order that does not depend on how they came; a seed of its own, so that errors average out over prompts.
+    """Return, for each way of choosing, the expected correctness of its choice among n samples of a prompt, by n."""
+    # Sorted, so that the order of samples does not matter; a seed per prompt, so that errors average out.
     rows = sorted(rows, key=lambda row: (row[0], *((x != x, 0.0 if x != x else x) for x in row[1:])))
     m, texts = len(rows), [text for text, *_ in rows]
     place = {text: a for a, text in enumerate(dict.fromkeys(filter(None, texts)))}
@@ -184,9 +184,9 @@ def _worth(
         lambda n: _vote(vote_am, value_a, weight_m, _subsets(m, n, subsets, seed)),
         lambda n: _highest(correct_m, confidence_m, n),
     )
-    there = {n for n in budgets if n <= m and bool(judged_m.any())}
+    sizes = {n for n in budgets if n <= m and bool(judged_m.any())}
     chosen = zip(_WAYS, ways if stated else ways[:3], strict=False)
-    return {name: [way(n) if n in there else math.nan for n in budgets] for name, way in chosen}
+    return {name: [way(n) if n in sizes else math.nan for n in budgets] for name, way in chosen}
 
 
 def _highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:

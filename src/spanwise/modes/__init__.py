@@ -1,4 +1,4 @@
-"""Features beside the methods, each in a room of its own: its settings, its credit, its part in each engine, its metrics and page.
+"""Features beside the methods; each has a folder with its settings, credit, engine parts, metrics and page.
 
 A new mode is a folder here with one `@register(NAME, kind="mode")`, and its import below. This room needs torch alone.
 """
@@ -17,7 +17,7 @@ def _named(name: str, mode: type[Mode], _: str) -> type[Mode]:
     return mode
 
 
-#: Every mode by name. What a mode does in an engine is imported when that engine makes it.
+#: Every mode by name. The part of a mode in an engine is imported when that engine builds it.
 MODES: Registry[type[Mode]] = Registry("mode", kinds=("mode",), group="spanwise.modes", entry=_named)
 
 from spanwise.modes.critic.config import CriticConfig  # noqa: E402 - into the registry
@@ -27,6 +27,6 @@ __all__ = ["MODES", "CriticConfig", "Laser", "Mode", "scoring_mode"]
 
 
 def scoring_mode(sections: Mapping[str, Any]) -> Mode | None:
-    """The mode that gives completions a score, of those that a recipe has sections for."""
+    """Return the mode that gives completions a score, if a recipe has a section for one."""
     modes = (mode.of(sections[name]) for name, mode in MODES.items() if sections.get(name))
     return next((mode for mode in modes if mode.judge is not None), None)

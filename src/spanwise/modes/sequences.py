@@ -16,72 +16,48 @@ from spanwise.batch import Batch
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompts and completions side by side, as a model reads them.
+    """Prompts and completions side by side, as a model reads them."""
 
-    Attributes:
-        ids_nl: prompt, padded on the left, and completion, padded on the right.
-        attention_nl: 1 at what is no padding; tool output is read like any other text.
-        width: how many of the last columns are the completion's.
-    """
-
-    ids_nl: Int[Tensor, "n l"]
-    attention_nl: Int[Tensor, "n l"]
-    width: int
+    ids_nl: Int[Tensor, "n l"]  # prompt, padded on the left, and completion, padded on the right
+    attention_nl: Int[Tensor, "n l"]  # 0 at padding alone: tool output is read like any other text
+    width: int  # the number of last columns that are the completion's
 
     def take(self, rows: Any) -> Sequences:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
 
     @property
     def end_n(self) -> Int[Tensor, " n"]:
-        """How many of the completion's columns lie before the end of each row: where its last token stands, plus 1."""
+        """The number of completion columns before the end of each row: the place of its last token, plus 1."""
         place_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
         last_n = (place_l * (self.attention_nl > 0)).amax(dim=1)
         return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
 
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
-    """Prompts and completions as the model saw them.
-
-    Example:
-        >>> batch = Batch.jagged([[5, 6], [7]], [0, 0], columns={"completion_ids": [[5, 6], [7]]})
-        >>> output = {"prompt_ids": torch.tensor([[1], [1]]), "prompt_mask": torch.ones(2, 1).long(),
-        ...           "completion_ids": torch.tensor([[5, 6, 0], [7, 0, 0]])}
-        >>> rows = sequences(output, batch)
-        >>> rows.ids_nl.tolist(), rows.attention_nl.tolist(), rows.end_n.tolist()
-        ([[1, 5, 6], [1, 7, 0]], [[1, 1, 1], [1, 1, 0]], [2, 1])
-    """
+    """Return prompts and completions as the model saw them."""
     assert batch.ids_nt is not None, "the batch of a trainer has token ids"
     width, device = batch.ids_nt.shape[1], output["prompt_ids"].device
     length_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)
-    there_nt = torch.arange(width, device=device) < length_n[:, None]
+    present_nt = torch.arange(width, device=device) < length_n[:, None]
     ids_nl = torch.cat([output["prompt_ids"], output["completion_ids"][:, :width]], dim=1)
-    return Sequences(ids_nl, torch.cat([output["prompt_mask"], there_nt.to(output["prompt_mask"].dtype)], dim=1), width)
+    return Sequences(ids_nl, torch.cat([output["prompt_mask"], present_nt.to(output["prompt_mask"].dtype)], dim=1), width)
 
 
 def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
-    """The completions that ran out of tokens: they do not end with an end-of-sequence token.
-
-    >>> cut_off(Batch.jagged([[5, 2], [5]], [0, 0], columns={"completion_ids": [[5, 2], [5]]}), [2])
-    tensor([False,  True])
-    """
+    """Return the completions that ran out of tokens: they do not end with an end-of-sequence token."""
     return torch.tensor([len(ids) > 0 and ids[-1] not in ends for ids in batch.columns["completion_ids"]], dtype=torch.bool)
 
 
 def sampled_end(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
-    """The completions that end with an end-of-sequence token of their own: not cut off, and no tool's.
-
-    >>> columns = {"completion_ids": [[5, 2], [5], [5, 2]]}
-    >>> sampled_end(Batch.jagged([[5, 2], [5], [5, 2]], [0, 0, 0], sampled=[[1, 1], [1], [1, 0]], columns=columns), [2])
-    tensor([ True, False, False])
-    """
+    """Return the completions that end with a sampled end-of-sequence token: not cut off, and not ended by a tool."""
     assert batch.mask_nt is not None, "the batch of a trainer has a mask"
     last_n = torch.tensor([max(0, len(ids) - 1) for ids in batch.columns["completion_ids"]])
     return ~cut_off(batch, ends) & batch.mask_nt.bool().cpu().gather(1, last_n[:, None])[:, 0]
 
 
 def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Ids and mask of lists of different lengths, padded on the left."""
+    """Return ids and mask of lists of different lengths, padded on the left."""
     width = max(len(prefix) for prefix in prefixes)
     ids = [[padding] * (width - len(prefix)) + list(prefix) for prefix in prefixes]
     mask = [[0] * (width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
@@ -89,7 +65,7 @@ def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) ->
 
 
 def positions(model: Any, attention_nl: Tensor) -> dict[str, Tensor]:
-    """What a model is told of the places of its tokens, counted from a row's first one, as when they were sampled."""
+    """Return a model's position arguments, counted from a row's first token, as when its tokens were sampled."""
     if "position_ids" not in signature(model.forward).parameters:
         return {}
     return {"position_ids": (attention_nl.cumsum(dim=1) - 1).clamp(min=0)}

@@ -1,11 +1,11 @@
-"""Figures and rollouts to one self-contained HTML file."""
+"""Turn figures and rollouts into one self-contained HTML file."""
 
 from spanwise.errors import lacking
 
 try:
     import altair as _altair  # noqa: F401
     import jinja2 as _jinja2  # noqa: F401
-except ModuleNotFoundError as error:  # the core installs without them
+except ModuleNotFoundError as error:  # the core installs without its packages
     raise lacking("spanwise.report", error) from error
 
 from spanwise.report.compare import compare_report

@@ -1,10 +1,8 @@
-"""Turn plain rows into Altair charts. The page gives the colours, light or dark, when it draws them.
+"""Turn plain rows into Altair charts; the page adds the colours, light or dark, and the legend.
 
-A chart takes a list of dictionaries and says in its docstring which keys they have; None and NaN are not drawn. `series` picks the
-colour, in the order of `names`; the page shows the legend, since a legend inside a chart does not wrap on a phone.
-
-A thin mark is hard to hit and a band of an interval has no single value. So each chart has one layer on top that covers all of it:
-a band for each step, bin, group or row, which is lit and says what every series is there.
+The docstring or signature of a chart names the keys of its rows; None and NaN are not drawn. `series` selects the colour, in the
+order of `names`. As a thin mark is hard to hit, each chart has a layer of bands on top, one for each step, bin, group or row, which
+is highlighted and names the value of every series there.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ import altair as alt
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Drawn = alt.Chart | alt.LayerChart
-#: Which of the page's colours a chart takes; in "verdicts" the third and later ones are grey.
+#: The page's colours that a chart takes; in "verdicts" the third colour and later ones are grey.
 Palette = Literal["series", "verdicts"]
 
-#: What stands where a series has no value.
+#: The text of a series without a value.
 NOTHING = "none"
 #: Room for the labels of a vertical axis, the same for charts that stand above each other.
 _AXIS = 42
@@ -195,7 +193,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colours = "category" if palette == "series" else "ordinal"  # names of lists in the page's configuration
+    colours = "category" if palette == "series" else "ordinal"  # names of colour lists in the page's configuration
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colours), legend=None)
 
 
@@ -204,20 +202,14 @@ def _shape(names: Sequence[str]) -> alt.Shape:
 
 
 def _tips(rows: Rows, **titles: str) -> list[alt.Tooltip]:
-    """Build the tooltip of a row: words as they are, numbers with four digits."""
+    """Build the tooltip of a row: words unchanged, numbers with four digits."""
     keys = {key for row in rows for key in row if row[key] != ""}
     named = {"series": " ", **titles, "low": "from", "high": "to"}
     return [tip(key, title, number=key not in ("series", "name")) for key, title in named.items() if key in keys]
 
 
 def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
-    """Return a value as text, with its interval if it has one.
-
-    >>> said({"value": 0.25}), said({"value": 0.25, "low": 0.2, "high": 0.3}), said({"value": 0.25}, percent=True)
-    ('0.25', '0.25 [0.2, 0.3]', '25 %')
-    >>> said({"value": None})
-    'none'
-    """
+    """Return a value as text, with its interval if it has one."""
     if not is_known(row.get(value)):
         return NOTHING
     bounds = [_number(row[side], percent) for side in ("low", "high") if is_known(row.get(side))]
@@ -226,14 +218,7 @@ def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
 
 
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
-    """Add a band around each `x` that shows the values of all series in a tooltip.
-
-    Example:
-        >>> rows = [{"x": x, "series": "a", "value": 0.5} for x in (0, 2)]
-        >>> chart = nearest(rows, x=alt.X("left:Q"), title="step").to_dict()
-        >>> [(row["left"], row["right"], row["s0"]) for row in next(iter(chart["datasets"].values()))]
-        [(0, 1.0, '0.5'), (1.0, 2, '0.5')]
-    """
+    """Add a band around each `x` that shows the values of all series in a tooltip."""
     places = sorted({row["x"] for row in rows})
     first, last = (places[0], places[-1]) if len(places) > 1 else (places[0] - 0.5, places[0] + 0.5)
     edges = [first, *((a + b) / 2 for a, b in pairwise(places)), last]
@@ -245,11 +230,9 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
 def bands(
     rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
-    """Add a band for each place along one axis that shows the values of all series in a tooltip.
-
-    `keys`: the fields that tell places apart, and what the band calls them; None: it does not say them.
-    """
-    names = list(dict.fromkeys(str(row["series"]) for row in rows))  # numbered: a name may hold what a field's name must not
+    """Add a band for each place along one axis with a tooltip of all series; `keys`: fields of a place -> heading or None."""
+    # A series becomes a numbered field, as its name may hold characters that a field's name must not.
+    names = list(dict.fromkeys(str(row["series"]) for row in rows))
     places: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         at = {key: row[key] for key in keys}
@@ -262,7 +245,7 @@ def bands(
 
 
 def lit(chart: alt.Chart, **encoded: Any) -> alt.Chart:
-    """Build the layer that lights up under the pointer and shows the tooltip."""
+    """Build the layer that is highlighted under the pointer and shows the tooltip."""
     pointer = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
     opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
     drawn = chart.properties(name="hover").mark_rect(style="pointed")
@@ -275,7 +258,7 @@ def tip(key: str, title: str, *, number: bool = False) -> alt.Tooltip:
 
 
 def is_known(value: Any) -> bool:
-    """Whether a value is a number that can be drawn."""
+    """Return whether a value is a number that can be drawn."""
     return value is not None and math.isfinite(value)
 
 

@@ -1,4 +1,4 @@
-"""The report of a comparison: several arms, several seeds, and what is noise."""
+"""The report of a comparison: several arms, several seeds, and the differences that are noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 
-#: Of these less is better; of accuracies, votes and the AUROC more is; of the others nothing can be said.
+#: Figures of which less is better; more is better of accuracies, votes and the AUROC; the others have no better direction.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
 HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")
@@ -92,7 +92,7 @@ def compare_report(
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
-    """Return what is wrong with each arm, its usual cause, and the arms without any run."""
+    """Return the alarms of each arm with their usual causes, and the arms without any run."""
     sentences = [
         f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
         for sentence in comparison.warnings()
@@ -107,7 +107,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 
 
 def _best(comparison: ArmComparison) -> list[Headline]:
-    """Return the arms that no clear difference puts behind another, for both figures of a calibrated policy."""
+    """Return the arms that no clear difference ranks behind another arm, for both figures of a calibrated policy."""
     headlines = []
     for figure, sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:
@@ -148,7 +148,7 @@ def _forests(comparison: ArmComparison) -> list[Panel]:
 
 
 def compare_finding(comparison: ArmComparison) -> str:
-    """Say which arm is better in which figure and by how much, which differences are noise, and what means nothing."""
+    """Say which arm is better in which figure and by how much, which differences are noise, and which mean nothing."""
     figures = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
     failed = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {why}."
@@ -158,7 +158,7 @@ def compare_finding(comparison: ArmComparison) -> str:
 
 
 def _of_figure(comparison: ArmComparison, name: str) -> str:
-    """Say what is clear in one figure, the better arm first; if nothing is, the difference closest to it."""
+    """State the clear differences in one figure, the better arm first; without any, the difference closest to clear."""
     differences = [d for d in comparison.differences if d.figure == name]
     solid, called = [d for d in differences if not _hollow(comparison, d)], parts.figure_name(name)
     clear = sorted((d for d in solid if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
@@ -177,13 +177,13 @@ def _of_figure(comparison: ArmComparison, name: str) -> str:
 
 
 def _hollow(comparison: ArmComparison, d: Difference) -> bool:
-    """Whether a figure of either arm means nothing; a low accuracy means something unless most answers were not judged."""
+    """Return whether a figure of either arm means nothing; a low accuracy means something unless most answers were not judged."""
     whys = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in whys)
 
 
 def _better(d: Difference) -> str:
-    """State a clear difference with the better arm first; if no direction is better, the higher arm."""
+    """State a clear difference with the better arm first; for a figure without a better direction, the higher arm."""
     lower = d.figure in LOWER
     good = lower or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
     first, second = (d.a, d.b) if (d.interval.value > 0) != lower else (d.b, d.a)

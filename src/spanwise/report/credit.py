@@ -1,4 +1,4 @@
-"""The report of `spanwise credit`: what several methods would have credited in the same rollouts."""
+"""The report of `spanwise credit`: the credit that several methods would have given in the same rollouts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def credit_report(
     samples: Mapping[str, Tensor] | None = None,
     command: str = "",
 ) -> str:
-    """Write what several methods credit in the same rollouts as one HTML file, beside what the rollouts record themselves.
+    """Write the credit that several methods give the same rollouts as one HTML file, beside the credit that the rollouts record.
 
     Args:
         source: where the rollouts came from.
@@ -97,8 +97,8 @@ def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
     headlines = []
     for name, reward_n in rewards.items():
-        there = int((~reward_n.isnan()).sum())
-        counts = [f"{there:,} ok", *(f"{n:,} {status}" for status, n in statuses.get(name, {}).items() if status != "ok")]
+        scored = int((~reward_n.isnan()).sum())
+        counts = [f"{scored:,} ok", *(f"{n:,} {status}" for status, n in statuses.get(name, {}).items() if status != "ok")]
         headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), ", ".join(counts)))
     return headlines
 
@@ -125,8 +125,8 @@ def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> li
 
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
-    there = {status for counts in statuses.values() for status in counts}
-    names = [name for status in Status if (name := status.name.lower()) in there]
+    counted = {status for counts in statuses.values() for status in counts}
+    names = [name for status in Status if (name := status.name.lower()) in counted]
     means = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
     rows = [
         {"name": name, "series": status, "value": counts.get(status, 0)}
@@ -144,10 +144,7 @@ def _by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
 
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
-    """Say in how many completions two methods push a block in opposite directions, and in which block most often.
-
-    `left` and `right` are equal where there is one. A method with one number for the completion says it of every block.
-    """
+    """Say in how many completions two methods push a block in opposite directions, and in which block most often."""
     ours = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
     theirs = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}
     if not ours or not theirs:
@@ -160,7 +157,7 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         return f"{alarm}{right} gives credit to {moved:,} of {count:,} completions."
     whole = next(iter(theirs.values())) if len(theirs) == 1 else None
     pairs = {name: (theirs.get(name, whole), column_n) for name, column_n in ours.items()}
-    against = {name: them * us < 0 for name, (them, us) in pairs.items() if them is not None}  # never where one is NaN
+    against = {name: them * us < 0 for name, (them, us) in pairs.items() if them is not None}  # False where either is NaN
     if not against:
         return ""
     opposed = int(torch.stack(list(against.values())).any(dim=0).sum())

@@ -26,14 +26,14 @@ from spanwise.report.charts import Drawn, Palette
 from spanwise.report.words import Terms
 from spanwise.rollouts.folder import hidden
 
-#: What a table may hold: None and NaN are shown as "not measured".
+#: The types of a table's cells: None and NaN are shown as "not measured".
 Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
 
 #: Styles and scripts of the token view.
 _OF_TOKENS = ("courses", "why", "list", "tokens")
 ABSENT = "not measured"
-#: What CITATION.cff asks for, without an address: the page holds none.
+#: The citation of CITATION.cff, without an address, as the page holds none.
 CITE = (
     "Pavlenko, Golubev, Karasik and Yangel: Blockwise Advantage Estimation for Multi-Objective RL with Verifiable Rewards, 2026, "
     "arXiv:2602.10231."
@@ -184,16 +184,13 @@ def deflated(text: str) -> str:
 
 
 def spec_data(chart: Drawn) -> Markup:
-    """Return a chart as JSON in which nothing has a meaning to an HTML parser.
-
-    It is not validated: that takes longer than all the rest of a page, and what these charts are is held by tests.
-    """
+    """Return a chart as JSON in which no character has a meaning to an HTML parser."""
     spec = {key: value for key, value in chart.to_dict(validate=False).items() if key not in ("$schema", "config")}
     return htmlsafe_json_dumps(spec, separators=(",", ":"), allow_nan=False)
 
 
 def shown(value: Cell) -> str:
-    """Format a number for a person."""
+    """Format a number for a reader of the page."""
     if value is None or (isinstance(value, float) and value != value):
         return ABSENT
     if isinstance(value, str):

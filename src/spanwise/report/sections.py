@@ -1,4 +1,4 @@
-"""Sections that several kinds of report share, and the rows for their charts and tables."""
+"""Build the sections that several kinds of report share, and the rows for their charts and tables."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from spanwise.rollouts.schema import STOP
 
 #: A row of a chart or a table.
 Row = dict[str, Any]
-#: seed -> points, each with its `step`.
+#: Seed -> points, each with its `step`.
 Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 
-#: Those that are shares of completions.
+#: The figures that are shares of completions.
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
-#: Most points of a curve, and so rows of its table.
+#: The largest number of points of a curve, and so of rows of its table.
 MOST = 100
 _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-#: What a policy may say of its own answers: the column, what it is called, and what completions do with it.
+#: The two confidences of a policy in its own answers: the column, its name, and the verb for completions that have it.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
-#: Said where votes are weighed by a self-rewarding score.
+#: The note on votes that are weighed by a self-rewarding score.
 VOTES_BY_SCORE = "No confidence is stated: what weighs a vote is the score."
 
 
@@ -99,7 +99,7 @@ def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: An
 def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
-    """Build the voting curves, one panel per arm ("" if there is only one); `over` names what the intervals are over."""
+    """Build the voting curves, one panel per arm ("" if there is only one); `over` names the units of the intervals."""
     by_score = [name for name, one in samples.items() if "score" in one and bool(one["confidence"].isnan().all())]
     note = VOTES_BY_SCORE if by_score else ""
     if any(by_score):
@@ -113,7 +113,7 @@ def voting_section(
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """Build the section on how much a later attempt gains: majority against majority, prompt by prompt."""
+    """Build the section on the gain of a later attempt: majority against majority, prompt by prompt."""
     first, *later = votes or ("",)
     differences = {
         f"{name} - {first}": curve_difference(votes[name]["majority"], votes[first]["majority"])
@@ -146,7 +146,7 @@ def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
-    # What rounding puts just below a border (.7 in float32) belongs above it.
+    # A number that rounding puts just below a border (.7 in float32) belongs above it.
     nudged_n, kinds = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
     return _binned({series: nudged_n[correct_n == kind] for series, kind in kinds.items()}, [b / 10 for b in range(12)])
 
@@ -181,31 +181,19 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the evaluation figures that exist: the usual ones, those of later attempts and of a score.
-
-    >>> [name for name in figures_of([{"step": 0, "second_accuracy": .5}]) if name not in FIGURES]
-    ['second_accuracy']
-    """
-    there = dict.fromkeys(name for point in points for name in point)
-    scored = (name for name in SCORE_FIGURES if name in there)
-    return list(dict.fromkeys([*FIGURES, *(name for name in there if name.endswith("_accuracy")), *scored]))
+    """Return the names of the evaluation figures that exist: the usual ones, those of later attempts and of a score."""
+    known = dict.fromkeys(name for point in points for name in point)
+    scored = (name for name in SCORE_FIGURES if name in known)
+    return list(dict.fromkeys([*FIGURES, *(name for name in known if name.endswith("_accuracy")), *scored]))
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return columns by name, with the columns of repeated blocks next to each other.
-
-    >>> grouped({"a": torch.tensor([1.0]), "b[0]": torch.tensor([2.0]), "b[1]": torch.tensor([3.0])})
-    {'a': tensor([1.]), 'b[*]': tensor([2., 3.])}
-    """
+    """Return columns by name, with the columns of repeated blocks next to each other."""
     return {name: torch.cat(parts) for name, parts in together(columns).items()}
 
 
 def figure_name(name: str) -> str:
-    """Return the name of a figure in words.
-
-    >>> figure_name("ece"), figure_name("second_accuracy"), figure_name("laser_ece"), figure_name("laser_coverage")
-    ('ECE', 'second accuracy', 'ECE of its score', 'has a score')
-    """
+    """Return the name of a figure in words."""
     if name in SCORE_FIGURES:
         return {"coverage": "has a score", "mean_confidence": "mean score"}.get(
             bare := name.removeprefix(OF_SCORE), f"{figure_name(bare)} of its score"
@@ -214,16 +202,12 @@ def figure_name(name: str) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Whether a figure is a share of completions."""
+    """Return whether a figure is a share of completions."""
     return name.removeprefix(OF_SCORE) in SHARES or name.endswith("_accuracy")
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
-    """Return one evaluation figure, None if it does not exist; `malformed` is 1 minus `format_rate`.
-
-    >>> figure({"format_rate": 0.75}, "malformed"), figure({}, "malformed"), figure({"ece": float("nan")}, "ece")
-    (0.25, None, None)
-    """
+    """Return one evaluation figure, None if it does not exist; `malformed` is 1 minus `format_rate`."""
     if name == "malformed" and point.get("malformed") is None:
         value = point.get("format_rate")
         return None if value is None else 1.0 - value
@@ -258,11 +242,7 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
 
 
 def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row]:
-    """Turn rows into a table with one row per `key` and one column per series, for the numbers under a chart.
-
-    >>> wide([{"x": 1, "series": "a", "value": 2.0}, {"x": 1, "series": "b", "value": 3.0, "low": 1.0, "high": 4.0}], key="x")
-    [{'x': 1, 'a': 2.0, 'b': '3.000 [1.000, 4.000]'}]
-    """
+    """Turn rows into a table with one row per `key` and one column per series, for the numbers under a chart."""
     table: dict[Any, Row] = {}
     names: dict[str, None] = {}
     for row in rows:
@@ -275,11 +255,7 @@ def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
-    """Merge rows with the same `key` into one.
-
-    >>> merged([{"n": 1, "a": 2}, {"n": 1, "b": 3}], key="n")
-    [{'n': 1, 'a': 2, 'b': 3}]
-    """
+    """Merge rows with the same `key` into one."""
     table: dict[Any, Row] = {}
     for row in rows:
         table.setdefault(row[key], {}).update(row)
@@ -287,10 +263,6 @@ def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
 
 
 def percent(share: float) -> str:
-    """Format a share as a percentage.
-
-    >>> percent(0.8906), percent(0.00049), percent(0.0), percent(1.0)
-    ('89.1 %', '0.05 %', '0 %', '100 %')
-    """
+    """Format a share as a percentage."""
     digits = 0 if share in (0, 1) else 1 if share >= 0.001 else 2
     return f"{100 * share:.{digits}f} %"

@@ -19,11 +19,11 @@ from spanwise.report.why import DIGITS, Rule, clause, credits, explained, openin
 from spanwise.report.words import GLOSSARY
 from spanwise.rollouts.rows import TokenRow
 
-#: Significant digits that are kept of a value or a probability, and of any column that changes from one token to the next more
-#: often than MANY times: so 500 completions of 1,000 tokens with all of it are a page under 3 MB.
+#: Significant digits of a value or a probability, and of any column that changes between neighbouring tokens more than MANY times:
+#: so a page of 500 completions with 1,000 tokens each stays under 3 MB.
 COARSE, FEW, MANY = 3, 2, 200_000
 
-#: Words that a coded column can tell apart: the code points from 32 on, without the 2,048 that UTF-8 cannot hold.
+#: The number of distinct words in a coded column: the code points from 32 on, without the 2,048 that UTF-8 cannot hold.
 _MOST_WORDS = 0x110000 - 2048 - 32
 
 
@@ -92,13 +92,8 @@ def token_view(view: TokenView) -> Markup:
 
 
 def payload(view: TokenView) -> dict[str, Any]:
-    """Encode the view as JSON data, with repeated values stored once.
-
-    A coded column is {"words": distinct entries, most frequent first, "codes": a text per completion, None where it has
-    none}; the character with code point 32 + i (2048 more from U+D800 on, which UTF-8 cannot hold) stands for word i.
-    Numbers have a "scale" too: the size that is shown in full colour; and whether they are "rounded" to 2 digits. "outcome" is the
-    place of that objective, None without one that ever is 0 or 1.
-    """
+    """Encode the view as JSON data, with repeated values stored once."""
+    # `_coded` columns store each distinct entry once; `_coded_numbers` adds the size that is shown in full colour.
     if not view.methods:
         raise DataError("A token view needs at least one method; none is given.")
     rows = view.completions
@@ -148,11 +143,7 @@ def payload(view: TokenView) -> dict[str, Any]:
 
 
 def _own_score(score: float | None) -> str | None:
-    """Describe the score that a completion gives itself.
-
-    >>> _own_score(0.834), _own_score(-0.1), _own_score(math.nan)
-    ('says of itself 0.83', 'says of itself 0.00 (-0.1, clipped)', 'no score of its own: it was cut off')
-    """
+    """Describe the score that a completion gives itself."""
     if score is None or math.isnan(score):
         return None if score is None else "no score of its own: it was cut off"
     clipped = min(max(score, 0.0), 1.0)
@@ -181,7 +172,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Encode a column of rounded numbers, and the number that gets the full colour; None if there are no numbers."""
+    """Encode a column of rounded numbers, and the number that gets the full colour; return None if there are no numbers."""
     if all(column is None for column in columns):
         return None
     exact = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
@@ -190,7 +181,7 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     distinct, index = np.unique(exact, return_inverse=True)
     rounded = [_number(value, digits) for value in distinct.tolist()]
     numbers = iter([rounded[place] for place in index.tolist()])
-    # The 98th percentile of the sizes that are not 0, so that no outlier bleaches the rest.
+    # The 98th percentile of the sizes that are not 0, so that an outlier does not make all others pale.
     sizes = np.abs(exact[np.isfinite(exact) & (exact != 0)])
     scale = float(f"{np.quantile(sizes, 0.98, method='higher'):.{DIGITS}g}") if sizes.size else 0.0
     coded = _coded([None if column is None else list(islice(numbers, len(column))) for column in columns])

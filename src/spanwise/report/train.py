@@ -27,7 +27,7 @@ from spanwise.report.words import SECTIONS
 
 Lines = Sequence[Mapping[str, Any]]
 _HELD_OUT, _BATCH = "held-out prompts", "training batches"
-#: The large figures at the top, in order.
+#: The large figures at the top of the page, in order.
 _HEADLINES = (
     "accuracy", "ece", "auroc", "brier", "laser_ece", "laser_auroc", "laser_brier", "refusal_rate", "malformed",
 )  # fmt: skip
@@ -77,7 +77,7 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     done = max((line["step"] for line in (*batches, *points)), default=0)
     names = names_in(batches, "rewards/<objective>/mean")
-    # Of held-out prompts; a script asks none, so that its batches are what there is.
+    # Figures of held-out prompts; a script has none, so its training batches stand in.
     rewards = {
         name.removeprefix(OF_REWARD): values_of(points, name)
         for name in dict.fromkeys(name for point in points for name in point if name.startswith(OF_REWARD))
@@ -91,7 +91,7 @@ def train_report(
     trained, *others = view.methods if view else ("",)
     beside = f"The run was trained with {trained}; beside it is what {' and '.join(others)}"
     measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
-    # The samples may be more than those of the last metrics line.
+    # There may be more samples than the last metrics line is computed from.
     ends = [*points[:-1], points[-1] | measured] if points else []
     wrong = alarms({name: value for name, value in ends[-1].items() if name not in unmeasured}) if ends else {}
     alarmed = by_sentence(wrong).items()
@@ -156,7 +156,7 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
 
 
 def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
-    """Say that a run has not ended, and how to go on with it."""
+    """Say that a run has not ended, and how to resume it."""
     asked = recipe.get("steps")
     if ended or asked is None or done >= asked:
         return []
@@ -183,7 +183,7 @@ def _headlines(
     for name in _HEADLINES:
         optional = name == "refusal_rate" or name.startswith(OF_SCORE)
         never = optional and not any(figure(point, name) is not None for point in points) and name not in intervals
-        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # only the embedded task knows refusals
+        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # only the embedded task has refusals
             continue
         value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
         show = percent if is_share(name) else shown
@@ -209,7 +209,7 @@ def train_finding(
     rewards: Mapping[str, Sequence[float | None]] | None = None,
     of_batches: bool = True,
 ) -> str:
-    """Say how a run ended and where it started; if accuracy cannot be measured, by its rewards."""
+    """Say how a run ended and where it started: by accuracy or, if that cannot be measured, by its rewards."""
     intervals, unmeasured = intervals or {}, unmeasured or {}
     earned = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
     if not points:
@@ -286,10 +286,7 @@ def rewards_section(
     points: Lines = (),
     intervals: Mapping[str, Interval | None] | None = None,
 ) -> Section:
-    """Build the section on rewards: a curve for each, and a table of what each objective pays and its change.
-
-    Beside them, where evaluations have them, stands what held-out prompts say: with its interval at the end, where it is known.
-    """
+    """Build the section on rewards: a curve for each, and a table of the blocks each objective pays and its change."""
     panels, rows = list[Panel](), list[Row]()
     pays = {str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()}
     tenth = max(1, len(batches) // 10)
@@ -313,15 +310,7 @@ def names_in(batches: Lines, metric: str) -> list[str]:
 
 
 def mode_sections(batches: Lines) -> list[Section]:
-    """Build a section for each mode with a page; it has no panels if the batches log nothing of the mode.
-
-    Example:
-        >>> (section,) = mode_sections([{"step": 1, "critic/explained_variance": -0.5, "critic/share": 0.25}])
-        >>> section.warnings[0]
-        'The critic knows nothing: its explained variance is -0.50 at the end (mean of the last batch).'
-        >>> [panel.title for panel in section.panels]
-        ['Explained variance']
-    """
+    """Build a section for each mode with a page; it has no panels if the batches log no metric of the mode."""
     sections = []
     for mode, page in _pages():
         panels, values = list[Panel](), _values(mode, page, batches)
@@ -335,8 +324,8 @@ def mode_sections(batches: Lines) -> list[Section]:
                 panels += _panel(replace(chart, title=title, note=note, series=series), batches, y_zero=True)
         share = values_of(batches, f"{mode.name}/share")
         cost = f" It took {percent(median(share))} of the time of the rest of a step (median)." if share else ""
-        own = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
-        sections.append(Section(page.title, f"{page.text}{cost}", warnings=own, panels=panels, asks=page.asks))
+        warnings = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
+        sections.append(Section(page.title, f"{page.text}{cost}", warnings=warnings, panels=panels, asks=page.asks))
     return sections
 
 
@@ -360,14 +349,14 @@ def _pages() -> list[tuple[type[Mode], Page]]:
 
 
 def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
-    """Find the values that the batches log a mode's headline metric for, and the start of their metrics' names."""
+    """Return the values that the batches log a mode's headline metric for, and the start of their metrics' names."""
     end = page.headline[0]
     numbers = metrics_in(batches, [Metric(f"{mode.name}/[value/]{end}")])
     return {value: key.removesuffix(end) for key, value, _ in numbers}
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
-    """Draw metrics as curves, with a legend unless `names` are given; nothing if no batch has them."""
+    """Draw metrics as curves, with a legend unless `names` are given; return None if no batch has them."""
     rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
     cut = chart.floor is not None and any(row["value"] < chart.floor for row in rows)
     note = chart.note + (f" What is below {chart.floor:g} is drawn there." if cut else "")

@@ -15,13 +15,13 @@ from spanwise.rollouts.rows import TokenRow
 #: Significant digits that are shown.
 DIGITS = 4
 _MINUS = "\u2212"
-#: Blocks that a sentence names one by one.
+#: The largest number of blocks that a sentence names one by one.
 _NAMED = 3
-#: An amount of a sum, as it is written, and what it is of.
+#: A term of a sum: its amount, the amount as text, and its name.
 _Term = tuple[float, str, str]
 #: Statuses of a reward that the completion left out.
 LEFT_OUT = ("absent", "unparsable")
-#: Why a reward that is there has no baseline.
+#: The reasons why a reward that exists has no baseline.
 _NOTHING = {
     "singleton": "nobody to compare it with",
     "no_scale": "there is no spread that the difference could be divided by",
@@ -30,7 +30,7 @@ _NOTHING = {
 
 @dataclass(frozen=True)
 class Rule:
-    """How a method credits, as far as a page explains it.
+    """The rule by which a method credits, as far as a page explains it.
 
     Attributes:
         kind: what it credits: "block", "completion", "token", "step"; "" is not known.
@@ -52,7 +52,7 @@ class Rule:
 
 
 def rule_words(baseline: str | None, given: Sequence[str]) -> str:
-    """Say what a baseline is the mean of.
+    """Say which completions a baseline is the mean of.
 
     >>> rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])
     ('same prompt, same correct', 'same prompt', 'nothing is subtracted')
@@ -67,11 +67,7 @@ def rule_words(baseline: str | None, given: Sequence[str]) -> str:
 
 
 def shown(value: float | None, *, sign: bool = False) -> str:
-    """Format a number with four significant digits.
-
-    >>> shown(-0.81239), shown(0.5, sign=True), shown(0.0, sign=True), shown(None)
-    ('−0.8124', '+0.5', '0', 'none')
-    """
+    """Format a number with four significant digits."""
     if value is None or math.isnan(value):
         return "none"
     text = f"{value:.{DIGITS}g}"
@@ -86,11 +82,7 @@ def _factor(value: float) -> str:
 
 
 def equation(part: CreditPart) -> str:
-    """Write down the arithmetic of one part; empty if there is none.
-
-    >>> equation(CreditPart("correct", 1.0, 0.19, 1.0, 1.0, 0.81)), equation(CreditPart("brier", -1.0, -0.5, 0.25, 0.5, -1.0))
-    ('+0.81 = 1 − 0.19', '−1 = 0.5 · (−1 − (−0.5)) / 0.25')
-    """
+    """Write down the arithmetic of one part; empty if there is none."""
     if part.worth is None or part.baseline is None or part.divisor is None:
         return ""
     difference = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"
@@ -102,11 +94,7 @@ def equation(part: CreditPart) -> str:
 
 
 def added(total: float, terms: Sequence[_Term]) -> str:
-    """Write down a sum of named terms.
-
-    >>> added(-0.4, [(-0.5, "−0.5", "correct"), (0.1, "0.5 · 0.2", "form")])
-    '−0.4 = −0.5 (correct) + 0.5 · 0.2 (form)'
-    """
+    """Write down a sum of named terms."""
     text = " + ".join(f"{number} ({name})" for _, number, name in terms)
     return f"{shown(total, sign=True)} = {text.replace(f'+ {_MINUS}', f'{_MINUS} ')}"
 
@@ -150,7 +138,7 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
 
 
 def clause(row: TokenRow, method: str, rule: Rule) -> str:
-    """Say what one method does with a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
+    """Say how one method treats a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
     numbers = [float(value) for value in row.advantages[method] if not math.isnan(value)]
     credit, stop = credits(row, method), row.stop.get(method)
     if not numbers:
@@ -178,14 +166,10 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
 
 
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
-    """Explain the credit under one method: the arithmetic of its `blocks`, or a `note` if it has none.
-
-    Each block has its `credit`, the `total` of several terms, `terms` (objective, worth, equation, what the baseline is) and
-    the `share` of its tokens. `strata` are numbers by objective: equal ones were compared.
-    """
+    """Explain the credit under one method: the arithmetic of its `blocks`, or a `note` if it has none."""
     blocks = {block: _block(row, method, rule, block, credit) for block, credit in credits(row, method).items()}
     note = ""
-    if not any(one["terms"] for one in blocks.values()) and blocks:
+    if not any(block["terms"] for block in blocks.values()) and blocks:
         note = f"The file does not say what the credit of {method} is made of. {rule.about}".strip()
         if rule.kind in ("token", "step"):
             each = f"{method} credits each {rule.kind} by itself, so no difference of two numbers gives a block's credit."
@@ -201,17 +185,17 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 
 def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
-    paying = [name for name, one in rule.objectives.items() if block in one["pays"]]
+    paying = [name for name, objective in rule.objectives.items() if block in objective["pays"]]
     parts = list(row.parts.get(method, ()))
-    if not paying or len(parts) != 1:  # else one number may stand for all objectives together
+    if not paying or len(parts) != 1:  # otherwise one number may stand for all objectives together
         parts = [part for part in parts if part.objective in paying]
-    share, own = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
+    share, score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
     terms: list[_Term] = []
     for part in parts:
         mixed = share if len(parts) == 1 or part.objective == rule.verdict else 0.0
         terms.append(_term(1 - mixed, part.part, part.objective))
         if mixed:
-            terms.append(_term(mixed * part.weight, own, "its own score"))
+            terms.append(_term(mixed * part.weight, score, "its own score"))
     total = math.fsum(amount for amount, *_ in terms)
     exact = abs(total - credit) <= 1e-6 * (1 + abs(credit))
     warning = f"What is recorded adds up to {shown(total, sign=True)}, which is not the credit: do not rely on it."
@@ -229,27 +213,27 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
 
 
 def _worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Name what is compared if it is not a plain reward: a sum, or the value that stands for a missing reward."""
+    """Name the compared number if it is not a plain reward: a sum, or the value that stands for a missing reward."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
         status = row.statuses.get(part.objective)
         return f"{part.objective} is {status}, and counts as {shown(part.worth)}" if status in LEFT_OUT else ""
     terms: list[_Term] = []
-    for name, one in rule.objectives.items():
+    for name, objective in rule.objectives.items():
         left_out = row.rewards.get(name) is None and row.statuses.get(name) in LEFT_OUT
-        reward = one.get("if_missing") if left_out else row.rewards.get(name)
+        reward = objective.get("if_missing") if left_out else row.rewards.get(name)
         if reward is None:
             return ""
-        terms.append(_term(one.get("weight", 1.0), reward, f"{name}, left out" if left_out else name))
-    # Of turns, whose rewards are summed over the rollout, this row may hold some.
+        terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if left_out else name))
+    # With turns, rewards are summed over the rollout, of which this row may hold a part.
     total = math.fsum(amount for amount, *_ in terms)
     same = math.isclose(total, part.worth, rel_tol=1e-9, abs_tol=1e-9)
     return added(part.worth, terms).removeprefix("+") if same else ""
 
 
 def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Say what the baseline is, or why there is none."""
+    """Describe the baseline, or say why there is none."""
     if part.baseline is None:
         status = row.statuses.get(part.objective) or "ok"
         if part.part != 0:
@@ -262,8 +246,8 @@ def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         elif status != "ok":
             why = f"the check failed ({status}), so there is no reward;"
         return f"{why} it gets no credit and joins no baseline"
-    one = rule.objectives.get(part.objective, {})
-    words = rule_words(one["baseline"], one["given"]) if one.get("baseline") else ""
+    objective = rule.objectives.get(part.objective, {})
+    words = rule_words(objective["baseline"], objective["given"]) if objective.get("baseline") else ""
     if part.averaged:
         compared = f"compared{f' ({words})' if words else ''}"
         words = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else compared}"
@@ -272,12 +256,12 @@ def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
 
 
 def _share(row: TokenRow, method: str, block: str, credit: float) -> str:
-    """Say what the tokens of a block carry of its credit."""
+    """Say which share of a block's credit its tokens carry."""
     advantages = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
     if advantages and row.stop.get(method):
         advantages[max(advantages)] -= row.stop[method]
     pieces = row.spans.get(block)
-    if pieces is None:  # the only block of a method is the whole completion
+    if pieces is None:  # a method with a single block credits the whole completion
         pieces = [(0, len(row.tokens))] if len(row.credit[method]) == 1 else []
     values = [advantages[t] for t in sorted({t for piece in pieces for t in range(*piece)} & advantages.keys())]
     if not values:

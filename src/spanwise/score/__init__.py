@@ -1,4 +1,4 @@
-"""From blocks of text to rewards and outcomes, each with a status: absent, failed and zero are three different things."""
+"""Turn blocks of text into rewards and outcomes, each with a status: absent, failed and zero are three different things."""
 
 from spanwise.score.answers import MathVerifier, judge, shared_verifier
 from spanwise.score.fields import count, equals, json_schema, listed, near, one_of

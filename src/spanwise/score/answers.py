@@ -1,4 +1,4 @@
-"""Whether answers are equal: as text first, and by Math-Verify in processes that can be killed if text cannot tell.
+"""Compare answers: as text first, and by Math-Verify in processes that can be killed where text cannot decide.
 
 Math-Verify may hang, eat memory or take its process down on a hostile answer, and its own timeout works in a main thread only.
 """
@@ -15,12 +15,12 @@ from spanwise.errors import DataError, check_known
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.types import Status
 
-#: Characters of an answer that Math-Verify reads at most. Of a longer one it reads the end, and only what stands there between
+#: The largest number of characters that Math-Verify reads. Of a longer answer it reads the end, and there only the text between
 #: signs of mathematics.
 LONGEST = 10_000
 
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
-# Possessive, because what a policy writes may be a megabyte of digits: giving some back one by one takes a time that is quadratic.
+# Possessive, because an answer may be a megabyte of digits: giving them back one by one would take quadratic time.
 _INTEGER = re.compile(r"([+-]?)([0-9]++)")
 _WORDS = re.compile(r"[A-Za-z]{2,}+(?:[ '-][A-Za-z]++)*+")
 _BRACE = re.compile(r"[{}]")
@@ -65,7 +65,7 @@ class MathVerifier(Workers):
 
 
 def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
-    """The verifier of these limits that the built-in rewards use, made on first use and closed when Python ends.
+    """Return the shared verifier with these limits that the built-in rewards use, made on first use and closed when Python ends.
 
     Args:
         workers, deadline: see `MathVerifier`.
@@ -118,10 +118,10 @@ def judge(
 
 
 def bare(text: str) -> str:
-    r"""Take away the spaces, dollars and `\boxed{}` around a whole answer."""
+    r"""Remove spaces, dollars and `\boxed{}` around a whole answer."""
     first, last = _stripped(text, 0, len(text))
     closing, dollars = _closing(text) if "\\boxed{" in text else {}, text.count("$")
-    while True:  # in places instead of parts of the text, so that a thousand nested boxes cost no more than one
+    while True:  # by places instead of copies of the text, so that a thousand nested boxes cost no more than one
         if last - first > 2 and dollars == 2 and text[first] == text[last - 1] == "$":
             first, last, dollars = *_stripped(text, first + 1, last - 1), 0
         elif text.startswith("\\boxed{", first, last) and closing.get(first + len("\\boxed")) == last - 1:
@@ -137,7 +137,7 @@ def _written(gold: object) -> str:
 
 
 def _by_text(gold: str, answer: str, verify: str) -> Verdict | None:
-    """A verdict without mathematics; None where it has a say."""
+    """Return a verdict without mathematics; None where only mathematics can decide."""
     if not gold:
         return Verdict(Status.ERROR, math.nan, "there is no gold answer")
     if gold == answer:
@@ -149,7 +149,7 @@ def _by_text(gold: str, answer: str, verify: str) -> Verdict | None:
         if bare_gold == bare_answer:
             return RIGHT
         if bare_answer.isascii() and not any(sign.isalnum() for sign in bare_answer):
-            return WRONG  # "?", "...": nothing that could be a value
+            return WRONG  # "?", "...": no possible value
         plain_gold, plain_answer = _plain(bare_gold), _plain(bare_answer)
         if plain_gold is not None and plain_answer is not None:
             return RIGHT if plain_gold == plain_answer else WRONG
@@ -159,16 +159,16 @@ def _by_text(gold: str, answer: str, verify: str) -> Verdict | None:
 
 
 def _end(text: str) -> str:
-    """What Math-Verify reads of a text; "" if it is too long for that."""
+    """Return the end of a text that Math-Verify reads; "" if even that is too long."""
     if len(text) <= LONGEST:
         return text
     end = text[-LONGEST:]
-    end = end.partition("\n")[2] or end  # a line that is cut in two might hold half a pair of dollars
+    end = end.partition("\n")[2] or end  # a line cut in two might hold half a pair of dollars
     return end if any(sign in end for sign in _DELIMITERS) else ""
 
 
 def _plain(text: str) -> str | None:
-    """An integer in one spelling, or words as they are; None where mathematics might have a say."""
+    """Return an integer in one spelling, or words unchanged; None where mathematics might decide otherwise."""
     number = _INTEGER.fullmatch(text)
     if number:
         digits = number[2].lstrip("0") or "0"
@@ -177,7 +177,7 @@ def _plain(text: str) -> str | None:
 
 
 def _closing(text: str) -> dict[int, int]:
-    """Where each brace that opens closes; those that never do are left out."""
+    """Map each opening brace to the brace that closes it; braces that are never closed are left out."""
     opened: list[int] = []
     closing: dict[int, int] = {}
     for brace in _BRACE.finditer(text):
@@ -189,7 +189,7 @@ def _closing(text: str) -> dict[int, int]:
 
 
 def _stripped(text: str, first: int, last: int) -> tuple[int, int]:
-    """The interval without the space at its ends."""
+    """Return the interval without the space at its ends."""
     while first < last and text[first].isspace():
         first += 1
     while first < last and text[last - 1].isspace():

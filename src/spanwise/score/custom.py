@@ -1,6 +1,6 @@
-"""Functions that somebody else wrote: how a reward is called, what goes amiss as a sentence, and a long silence broken.
+"""Call reward functions of users: check arguments and results, name their errors, and warn of a call that takes long.
 
-A reward has TRL's signature, or ours with the blocks of each completion.
+A reward has TRL's signature, or takes the blocks of each completion.
 """
 
 from __future__ import annotations
@@ -33,42 +33,32 @@ from spanwise.score.workers import DEADLINES
 from spanwise.types import whole_text
 
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
-#: Seconds after which a function that has not returned is named.
+#: Seconds after which a warning names a function that has not returned.
 SLOW = 60.0
-#: A list or dict of nothing but these is copied at once.
+#: Types of immutable values: a list or dict of these alone is copied at once.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def called(function: partial[Any], *, what: str, text: Texts, advice: str) -> Any:
-    """What `function()` returns, or a sentence in the place of what it raises; a warning names it once it takes more than a minute.
-
-    Nothing stops it: a check that may hang needs a deadline of its own. A function of somebody else's works on copies of its
-    arguments, and what it changes in the process is undone.
-    """
-    kept: AbstractContextManager[None] = nullcontext()
+    """Call a user's function on copies of its arguments; name it if it raises or takes over a minute, and undo its side effects."""
+    guard: AbstractContextManager[None] = nullcontext()
     if not f"{getattr(function.func, '__module__', '')}.".startswith("spanwise."):
         function = partial(function.func, *own_copy(function.args), **own_copy(function.keywords))
-        kept = _process_kept(what, text)
+        guard = _process_kept(what, text)
     size, advised = len(text), "Nothing stops it; give what it waits for a deadline."
     slow = f"{what} has been running for {SLOW:g} s on {size} completions. {advised}"
-    with kept, DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
+    with guard, DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
         try:
             return function()
         except SpanwiseError:
             raise
-        except (Exception, SystemExit) as error:  # a run that a reward ends would look like one that is done
+        except (Exception, SystemExit) as error:  # SystemExit of a reward would look like the end of the run
             none = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
             raise RewardError(f"{what} raised {type(error).__name__}: {error}. {advice}{none}{_place(error)}") from error
 
 
 def own_copy(value: Any) -> Any:
-    """A copy of lists, tuples, dicts, sets, tensors, arrays and data classes, and of those inside them; anything else as it is.
-
-    >>> rows = [{"gold": ["4"]}]
-    >>> own_copy(rows)[0]["gold"].append("5")
-    >>> rows
-    [{'gold': ['4']}]
-    """
+    """Copy lists, tuples, dicts, sets, tensors, arrays and data classes, and those inside them; return anything else unchanged."""
     if type(value) in (list, tuple):
         return type(value)(value if _PLAIN.issuperset(map(type, value)) else map(own_copy, value))
     if isinstance(value, Tensor):
@@ -78,7 +68,7 @@ def own_copy(value: Any) -> Any:
     if isinstance(value, dict):
         copied = copy.copy(value)
         if not _PLAIN.issuperset(map(type, value.values())):
-            copied.update((key, own_copy(one)) for key, one in value.items())
+            copied.update((key, own_copy(item)) for key, item in value.items())
         return copied
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
         copied = copy.copy(value)
@@ -91,24 +81,24 @@ def _folder() -> str:
     return os.getcwd() if os.path.isdir(".") else "gone"
 
 
-#: What a function must leave as it is, and how it is read and put back.
+#: The settings that a function must not change: the name, and the functions that read and restore it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("whether torch computes gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
     ("the working directory", _folder, os.chdir),
 )
-#: How often a call has begun with the same numbers of the training, on the same texts.
+#: Counts calls with the same random state of the training, on the same texts.
 _calls: Counter[int] = Counter()
 
 
 @contextmanager
 def _process_kept(what: str, text: Texts) -> Iterator[None]:
-    """Undo that a function changed the default dtype, gradients, a seed or the working directory, and say so."""
+    """Undo a function's change of default dtype, gradients, a seed or the working directory, and warn of it."""
     python, legacy, state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    # Each call draws from streams of its own, which begin at the first texts that it judges. Whether it draws or seeds, the
-    # numbers of the training stay as they are, and a resumed run goes on with the same ones.
+    # Each call draws from random streams of its own, seeded by the first texts that it judges. Whether it draws or seeds, the
+    # random state of the training does not change, and a resumed run draws the same numbers.
     call = crc32("".join([what, *map(whole_text, text[:8])]).encode(errors="replace"), hash(python[1]) & 0xFFFFFFFF)
     _calls[call] += 1
     seed = crc32(f"{_calls[call]}".encode(), call)
@@ -139,7 +129,7 @@ def _process_kept(what: str, text: Texts) -> Iterator[None]:
 
 
 def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[Any]:
-    """What a function returned, if that is a list of one value for each completion."""
+    """Return a function's result as a list if it holds one value for each completion."""
     if isinstance(result, (Tensor, np.ndarray)):
         if isinstance(result, Tensor) and result.is_meta:
             raise RewardError(
@@ -159,22 +149,17 @@ def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[A
 
 
 def _place(error: BaseException) -> str:
-    """Where in its own file the function went wrong; nothing for a function without one."""
+    """Say in which line of its own file the function failed; empty for a function without a file."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    return f" It happened in {own[-1].filename}, line {own[-1].lineno}." if own else ""
+    own_frames = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" It happened in {own_frames[-1].filename}, line {own_frames[-1].lineno}." if own_frames else ""
 
 
 def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
-    """Call a user's reward function with what its parameters ask for, and check what comes back.
-
-    A function with a parameter `blocks` gets the blocks of every completion, `f(blocks, **columns)`; any other one is taken for a
-    TRL reward function, `f(prompts, completions, completion_ids, **columns)`. Everything is passed by name; columns that the
-    function has no parameter for are left out unless it takes `**kwargs`. It returns one number or None (no reward) per
-    completion, as a list, tuple, array or tensor, or a `Reward`.
-    """
+    """Call a user's reward function with the arguments that its parameters name, and check its result."""
     name, what, size = objective.name, f"Objective '{objective.name}': its reward function", len(text)
     named, takes_all = parameters_of(objective)
+    # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
     offered = {**columns, **({"blocks": list(text)} if "blocks" in named else {}), **objective.options}
     for parameter, default in named.items():
         if parameter not in offered and default is inspect.Parameter.empty:
@@ -198,7 +183,7 @@ def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
 
 
 def _number(value: Any) -> float:
-    """A number as a float; NaN for what is none: text, an array of several, 10**400."""
+    """Return a number as a float; NaN for text, an array of several, 10**400."""
     try:
         return math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -206,7 +191,7 @@ def _number(value: Any) -> float:
 
 
 def check_reward_function(objective: Objective) -> None:
-    """Refuse a reward function that cannot be called by name, or that would not hear an option."""
+    """Refuse a reward function that cannot be called by name, or that has no parameter for an option."""
     named, takes_all = parameters_of(objective)
     lost = next((option for option in objective.options if option not in named and not takes_all), None)
     if lost is not None:
@@ -217,7 +202,7 @@ def check_reward_function(objective: Objective) -> None:
 
 
 def parameters_of(objective: Objective) -> tuple[dict[str, Any], bool]:
-    """The parameters of a reward function by name, with their defaults, and whether it takes any other name as well."""
+    """Return the parameters of a reward function with their defaults, and whether it takes any other name as well."""
     name = objective.name
     try:
         signature = inspect.signature(objective.reward)  # pyright: ignore[reportArgumentType] - not the name of one
@@ -226,14 +211,18 @@ def parameters_of(objective: Objective) -> tuple[dict[str, Any], bool]:
             f"Objective '{name}': the parameters of {objective.reward!r} cannot be read; wrap it in a function."
         ) from error
     parameters = signature.parameters.values()
-    nameless = next((one.name for one in parameters if one.kind is one.POSITIONAL_ONLY), None)
+    nameless = next((parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY), None)
     if nameless is not None:
         raise RecipeError(
             f"Objective '{name}': its reward function takes '{nameless}' by position only, and everything is passed by name; "
             f"leave the '/' out of its parameters."
         )
-    named = {one.name: one.default for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
-    return named, any(one.kind is one.VAR_KEYWORD for one in parameters)
+    named = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _missing(parameter: str, known: Mapping[str, Any], name: str) -> RewardError | DataError:
@@ -242,10 +231,10 @@ def _missing(parameter: str, known: Mapping[str, Any], name: str) -> RewardError
             f"Objective '{name}' has a reward function in TRL's signature and there are no '{parameter}' to call it with; "
             f"pass {{'{parameter}': ...}} among the columns, or write it as f(blocks, **columns)."
         )
-    there = sorted(set(known) - {"blocks"})
-    near = get_close_matches(parameter, ["blocks", *there], n=1)
+    names = sorted(set(known) - {"blocks"})
+    near = get_close_matches(parameter, ["blocks", *names], n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return DataError(
-        f"Objective '{name}' needs the column '{parameter}'; the dataset has {', '.join(there) or 'no columns'}.{hint} A reward "
+        f"Objective '{name}' needs the column '{parameter}'; the dataset has {', '.join(names) or 'no columns'}.{hint} A reward "
         f"function is called with what its parameters name: columns, and 'blocks' for the blocks of every completion."
     )

@@ -1,4 +1,4 @@
-"""Rewards of single fields: `equals`, `near`, `one_of`; `listed`, numbers that come as a list or by name; and `json_schema`."""
+"""Rewards of single fields: `equals`, `near`, `one_of`; `listed`, numbers from a list or by name; and `json_schema`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from spanwise.types import BlockText, Status, whole_text
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: What stands before a value.
+#: The text before a value.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
-#: There is a list of gold values, and the field lies beyond its end.
+#: The field lies beyond the end of the list of gold values.
 _BEYOND = object()
 
 
@@ -37,7 +37,7 @@ _BEYOND = object()
 def equals(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tag: str = "answer", column: str = "answer"
 ) -> Reward:
-    """1 if a field says what the dataset says, 0 if not.
+    """Reward 1 if a field equals the dataset's value, 0 if not.
 
     Rule: the gold value stands in the column at the field's own path, where a cell holds an object (or its JSON text); else the
     cell is the gold value. Texts are equal character for character, around which space does not count; numbers by value
@@ -62,7 +62,7 @@ def equals(
 
 
 def same(said: str, gold: Any) -> bool:
-    """Whether a text says a gold value, see `equals`."""
+    """Return whether a text equals a gold value, see `equals`."""
     if isinstance(gold, str):
         return said.strip() == gold.strip()
     value = json_value(said, decoder=_DECODER)
@@ -86,7 +86,7 @@ def near(
     rel: float | int = 0.01,
     abs: float | int = 0.0,
 ) -> Reward:
-    """1 if a field says a number close to the dataset's, 0 if not: |said - gold| <= max(rel |gold|, abs).
+    """Reward 1 if a number in a field is close to the dataset's, 0 if not: |stated - gold| <= max(rel |gold|, abs).
 
     Rule: the gold value is found as in `equals`. What is no plain number (digits, a sign, a point, an exponent, in quotes or not)
     is wrong (0). No paid block: ABSENT. No gold value, or one that is no finite number: ERROR.
@@ -118,7 +118,7 @@ def near(
 def one_of(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tag: str = "answer", column: str = "answer"
 ) -> Reward:
-    """1 if a field says one of the values that the dataset allows, 0 if not.
+    """Reward 1 if a field holds one of the values that the dataset allows, 0 if not.
 
     Rule: as in `equals`, but the gold value is a list of values. One that is no list, or empty: ERROR.
 
@@ -144,7 +144,7 @@ def one_of(
 
 @register("listed", kind="reward")
 def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: str = "", column: str = "listed") -> Reward:
-    """The number that a column holds for a block: what a model of rewards said of each step, for one.
+    """Reward each block with the number that a column holds for it, such as a reward model's score of each step.
 
     Rule: a cell is a list, whose number i is that of the block with the index i (`step[i]`), or an object of numbers by block;
     or the JSON text of one. No such block, None or NaN in its place: ABSENT. No number in its place, no cell: ERROR.
@@ -182,7 +182,7 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
 def _judged(
     text: Texts, pays: Pays, columns: Columns, tag: str, column: str, rule: Callable[[str | None, Any], bool | None]
 ) -> Reward:
-    """1 or 0 for each completion by a rule of what a field says and its gold value; None: the gold value cannot be read."""
+    """Reward 1 or 0 for each completion by a rule of its field and the gold value; the rule returns None if gold cannot be read."""
 
     def of_gold(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
         gold = _gold(_parsed(cell), tag)
@@ -192,7 +192,7 @@ def _judged(
 
 
 def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
-    """Whether the dataset has a gold value for what an objective reads; None: its reward does not look for one by its path."""
+    """Return where the dataset has a gold value for an objective; None if its reward does not look for one by path."""
     options = objective.options
     cells = columns.get(options.get("column", "answer"))
     if objective.reward not in ("equals", "near", "one_of") or cells is None:
@@ -202,7 +202,7 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
 
 
 def _number(value: Any) -> float | None:
-    """A plain number, maybe too large for a float (infinite); None if it is none."""
+    """Return a plain number, infinite if too large for a float; None for anything else."""
     if isinstance(value, str):
         return float(value) if _SIGNED.fullmatch(value := value.strip()) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -214,20 +214,20 @@ def _number(value: Any) -> float | None:
 
 
 def _parsed(cell: Any) -> Any:
-    """A cell, and what it is the JSON text of."""
+    """Return a cell, and the value of the JSON text in it."""
     value = json_value(cell, decoder=_DECODER) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else MISSING
     return cell if value is MISSING else value
 
 
 def _gold(value: Any, path: str) -> Any:
-    """The gold value; `MISSING` or `_BEYOND` if there is none."""
+    """Return the gold value; `MISSING` or `_BEYOND` if there is none."""
     if not isinstance(value, Mapping):
         return MISSING if value is None else value
     if path in value:
         return value[path]
     try:
         way = steps(path)
-    except LayoutError:  # another segmenter's mark
+    except LayoutError:  # the block belongs to another segmenter
         return MISSING
     for step in way:
         if isinstance(value, Mapping):
@@ -313,16 +313,16 @@ def json_schema(
 
     def rule(blocks: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str] | None:
         written = fixed or _of_cell(cell)
-        said = _field(block, tag) if tag else whole_text(blocks)
-        if written is None or said is None:
+        stated = _field(block, tag) if tag else whole_text(blocks)
+        if written is None or stated is None:
             return None if written is None else False
-        return is_valid(written, said) if read_schema(written)[1] else (written, said)
+        return is_valid(written, stated) if read_schema(written)[1] else (written, stated)
 
     return judged(text, pays, tag, cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check)
 
 
 def _field(block: Mapping[str, str | None], tag: str) -> str | None:
-    """What a field says as JSON text; what stood in quotes is a string. None: it says nothing complete."""
+    """Return a field's text as JSON, a string where it stood in quotes; None if the value is incomplete."""
     content = block.get(tag)
     if content is None:
         return None
@@ -330,7 +330,7 @@ def _field(block: Mapping[str, str | None], tag: str) -> str | None:
 
 
 def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
-    """Whether a field's text is a string, "3" and not 3: by what stands before it behind its own key, else where it comes first."""
+    """Return whether a field's text is a string, "3" and not 3: judged behind its own key, else at its first place in the text."""
     written, first, key = block.get("") or "", "", f'"{tag.rpartition(".")[2]}"'
     at = written.find(content)
     while at >= 0:
@@ -343,7 +343,7 @@ def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
 
 
 class SchemaChecker(Workers):
-    """Judge JSON by schemas whose time is not linear in it, see `worker.py`."""
+    """Judges JSON by schemas whose time is not linear in the JSON, see `worker.py`."""
 
     kind = "schema"
     what = "jsonschema"
@@ -351,7 +351,7 @@ class SchemaChecker(Workers):
 
 
 def _fixed(schema: Any) -> str | None:
-    """The JSON text of a schema that a recipe holds or names by file; None: it names a column."""
+    """Return the JSON text of a schema that a recipe holds or names by file; None if the recipe names a column."""
     named = isinstance(schema, str)
     if named and not schema.endswith(".json"):
         return None
@@ -365,7 +365,7 @@ def _fixed(schema: Any) -> str | None:
 
 
 def _of_cell(cell: Any) -> str | None:
-    """The JSON text of a schema in a dataset; None if it is none."""
+    """Return the JSON text of a schema in a dataset's cell; None if the cell holds none."""
     try:
         return None if cell is None else _checked(cell)
     except (TypeError, ValueError, RecursionError):
@@ -373,7 +373,7 @@ def _of_cell(cell: Any) -> str | None:
 
 
 def _checked(schema: Any) -> str:
-    """The JSON text of a schema; ValueError if it is none."""
+    """Return the JSON text of a schema; raise ValueError if it is none."""
     if importlib.util.find_spec("jsonschema") is None:
         raise DataError("The reward 'json_schema' needs jsonschema: install 'spanwise[json]'.")
     text = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)

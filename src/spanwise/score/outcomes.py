@@ -1,8 +1,8 @@
-"""Outcomes: discrete facts of what comes before a block, by which completions are compared with their like.
+"""Outcomes: discrete facts about the text before a block; completions are compared with those of the same outcome.
 
 An outcome is the reward of an earlier objective, or a function `(text, *, columns)` of the blocks of every completion and the
-dataset's columns that returns one bool, number, string or None (unknown) per completion. It must not look at the blocks that the
-objective pays, or the comparison would take away what they earn.
+dataset's columns that returns one bool, number, string or None (unknown) per completion. It must not depend on the blocks that the
+objective pays, or the comparison would cancel their credit.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from spanwise.registry import Registry, imported, register
 from spanwise.score.custom import called, listed_values
 from spanwise.score.reward import NAN, REWARDS, Columns, Texts
 
-#: More values than this in one batch, and hardly a completion has its like.
+#: The largest number of values in one batch: with more, hardly any two completions share one.
 MOST_VALUES = 16
-#: Whole numbers from here to twice this are exact in float64; they stand for strings, smaller ones for themselves.
+#: Whole numbers from here to twice this are exact in float64 and stand for strings; smaller ones stand for themselves.
 _STRINGS = 2**52
 
 
@@ -58,7 +58,7 @@ OUTCOMES: Registry[Outcome] = Registry("outcome", kinds=("outcome",), group="spa
 
 @register("complete", kind="outcome")
 def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
-    """Whether every tag of the first block holds something; unknown without that block.
+    """Return whether every tag of the first block has content; unknown without that block.
 
     It tells "no answer" from "a wrong answer": `given: [correct, complete]`.
 
@@ -72,7 +72,7 @@ def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
 
 
 def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
-    """The function that an entry of `Objective.given` stands for, if it is no objective.
+    """Return the function of an entry of `Objective.given`, if the entry is no objective.
 
     Raises:
         RecipeError: no such registered outcome, "module:function" that cannot be imported, a function of other parameters.
@@ -96,7 +96,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
         raise RecipeError(
             f"The outcome '{name}' cannot be called as f(text, columns=columns): {error}. Write it as def f(text, *, columns)."
         ) from error
-    except ValueError:  # built into the interpreter: what it takes is not known
+    except ValueError:  # built into the interpreter, so its parameters are not known
         pass
     return function
 
@@ -142,7 +142,7 @@ def read_outcomes(
 
 
 def check_discrete(values: Collection[float], name: str) -> None:
-    """Refuse an outcome of too many values.
+    """Refuse an outcome with too many values.
 
     Args:
         values: the different ones in a batch.
@@ -165,7 +165,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
 
 def judge_of(objective: Objective) -> str | None:
-    """The objective whose reward is the outcome by which this objective's reward is judged; None where it is judged by none.
+    """Return the objective whose reward judges this objective's reward as right or wrong; None if there is none.
 
     That is its option (`of`), else the only reward among what it is given, else `correct` if that is among them; `correct` too
     where it is given no reward at all.
@@ -196,7 +196,7 @@ def judge_of(objective: Objective) -> str | None:
 
 
 def judged_column(objective: Objective) -> int | None:
-    """Which of the outcomes that an objective is given judges its reward: the `judged` of `spanwise.credit.advantage`.
+    """Return which of an objective's given outcomes judges its reward: the `judged` of `spanwise.credit.advantage`.
 
     None where it is judged by none of them, so that `by_outcome_nmo` says nothing about what its baseline knows. A reward function
     that says by itself what it would be under the other outcome can only mean the one it is given.
@@ -229,7 +229,7 @@ def _values(function: Callable[..., Any], text: Texts, columns: Columns, name: s
 
 
 def _code(value: Any) -> float | None:
-    """The value as a number, NaN for None; None if it can be no outcome."""
+    """Return the value as a number, NaN for None; None if it cannot be an outcome."""
     if value is None:
         return NAN
     if isinstance(value, str):

@@ -1,7 +1,7 @@
 """The two processes of a program and its tests, started by path from `worker.py`; each asks the other in lines of JSON.
 
-The one that runs the code has its end of the line as standard input. The one that runs the tests gets both there, and its end as
-an argument: it lets the code start, and its exit status is the verdict. Plain values travel as copies, anything else as a
+The code has its end of the line as standard input. The tests get code and tests there, and their end as an argument: they let the
+code start, and their exit status is the verdict. Plain values travel as copies, anything else as a
 `Handle`. The code is never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
@@ -29,7 +29,7 @@ _PARTS = {
     "Decimal": "decimal",
 }
 _PLAIN = {f"{module}.{name}" for name, module in _PARTS.items()} | {f"builtins.{name}" for name in (*_CONTAINERS, "dict")}
-#: What the owner of an object is asked, where its class has it: nothing that sees a value to be compared with.
+#: Methods that the owner of an object runs, if its class has them: none of them sees a value that it is compared with.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -38,12 +38,12 @@ _UNARY = {
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _BINARY = {f"__{name}__" for name in _COMPARE + _ARITHMETIC}
-#: Methods that judge a text, a set or a float: what is none of them does not judge itself.
+#: Methods that compare a text, a set or a float; objects of other types must not judge themselves.
 _JUDGES = {one for kind in (str, set, float) for one in dir(kind) if one.startswith(("is", "startswith", "endswith"))}
 
 
 class Ended(SystemExit):
-    """The code called `sys.exit`: the tests may expect it, and do not end well by it."""
+    """Raised by the code's `sys.exit`: tests may expect it, and otherwise fail by it."""
 
 
 class Handle:
@@ -64,7 +64,7 @@ class Handle:
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """An operator: between two objects of the other process it is theirs, with any other value it is that of plain values."""
+    """Build an operator: the other process computes it between its own objects; with a plain value, plain values are compared."""
     do = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -80,7 +80,7 @@ def _binary(name: str, *, swapped: bool = False) -> Any:
 
 @lru_cache
 def _kind(names: tuple[str, ...]) -> type[Handle]:
-    """A class of handles that has these methods of the class of its object."""
+    """Build a class of handles with these methods of the class of its object."""
     asked = {name: lambda self, *values, _name=name, **named: self._line.ask(_name, self, values, named) for name in names}
     swapped = {f"__r{name}__": _binary(f"__{name}__", swapped=True) for name in _ARITHMETIC}
     both = {"__hash__": None, **swapped, **{name: _binary(name) for name in _BINARY}}
@@ -88,7 +88,7 @@ def _kind(names: tuple[str, ...]) -> type[Handle]:
 
 
 class Line:
-    """One end of the line; `judging`: that of the tests, which trusts nothing of what it reads."""
+    """One end of the line between the processes; `judging`: the end of the tests, which trusts nothing that it reads."""
 
     def __init__(self, end: int, space: dict[str, Any], *, judging: bool) -> None:
         self.reader, self.writer = os.fdopen(os.dup(end), "rb"), os.fdopen(os.dup(end), "wb")
@@ -104,31 +104,31 @@ class Line:
         try:
             self.writer.write(json.dumps(message).encode() + b"\n")
             self.writer.flush()
-        except OSError:  # nobody reads: without tests, or at their end
+        except OSError:  # without tests, or after their end, nobody reads
             if self.judging:
                 os._exit(1)
 
     def receive(self) -> list[Any]:
-        """Read a line; without a good one the tests have failed, and the code comes to its end."""
+        """Read a line; at a bad line the tests fail and the code ends."""
         text = self.reader.readline(_MOST)
         if text.endswith(b"\n"):
             with suppress(Exception):
                 return json.loads(text)
         if self.judging:
-            os._exit(1)  # it ended, or it says what nobody understands
+            os._exit(1)  # the other process ended, or sent an invalid line
         sys.exit()
 
     def ask(self, what: str, target: Any, values: Any = (), named: Any = None) -> Any:
-        """What the other process answers, or raises; what it changed in lists, dicts and sets is changed here."""
+        """Return the other process's answer or raise its exception; apply its changes to lists, dicts and sets here."""
         values = [*values, *(named or {}).values()]
         with self.lock:
-            self.send(what, self.encode(target), [self.encode(one) for one in values], list(named or {}))
+            self.send(what, self.encode(target), [self.encode(item) for item in values], list(named or {}))
             while (reply := self.receive())[0] != "reply":
                 self.serve(*reply)
         try:
             _, error, result, changed = reply
             raised, result = self.decode(error), self.decode(result)
-            changed = [self.decode(one) for one in changed]
+            changed = [self.decode(item) for item in changed]
             if error:
                 raised, attributes = raised.__new__(raised, *result[0]), result[1]
                 with suppress(Exception):
@@ -147,10 +147,10 @@ class Line:
         return result
 
     def serve(self, what: str, target: Any, values: list[Any], names: list[str]) -> None:
-        """Answer the other process."""
+        """Answer the requests of the other process."""
         error, result, given = None, None, []
         try:
-            given = [self.decode(one) for one in values]
+            given = [self.decode(item) for item in values]
             first = len(given) - len(names)
             result = self.encode(
                 self.do(what, self.decode(target), given[:first], dict(zip(names, given[first:], strict=True))),
@@ -158,13 +158,13 @@ class Line:
             )
         except BaseException as raised:
             if self.judging and isinstance(raised, AssertionError):
-                os._exit(1)  # a function of the tests found a fault, which the code could catch
+                os._exit(1)  # a test failed inside a call from the code, which could catch the exception
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
-        now = [self.encode(one) for one in given]
+        now = [self.encode(item) for item in given]
         self.send("reply", error, result, [] if now == values else now)
 
     def do(self, what: str, one: Any, values: list[Any], named: dict[str, Any]) -> Any:
-        """Do what the other process asks for, if it may."""
+        """Do a request of the other process, if it is allowed."""
         attribute = what in ("getattr", "setattr")
         open_one = type(one).__module__ == "__main__" and attribute and not values[0].startswith("_")
         if self.judging and not (open_one or what == "plain" or what in _UNARY | _BINARY):
@@ -177,7 +177,7 @@ class Line:
         return do(one, *values, **named)
 
     def encode(self, value: Any, *, whole: bool = False) -> Any:
-        """A value as JSON; `whole`: of an object of a class that the code derives from a plain kind, what is plain."""
+        """Encode a value as JSON; `whole`: encode the plain part of an object whose class derives from a plain kind."""
         kind = type(value)
         if kind in _SCALARS or (kind is int and value.bit_length() < 64):
             return value
@@ -198,14 +198,14 @@ class Line:
                 if f"{base.__module__}.{name}" not in _PLAIN:
                     continue
                 if base is dict:
-                    return ["dict", *([self.encode(key), self.encode(one)] for key, one in value.items())]
+                    return ["dict", *([self.encode(key), self.encode(item)] for key, item in value.items())]
                 if base in _CONTAINERS.values():
                     return [name, *map(self.encode, value)]
                 if base in (bool, float, str):
                     return base.__str__(value) if base is str else base(value)
                 return [name, *map(self.encode, _parts(base, value))]
         if self.judging and not isinstance(value, type(_parts)):
-            import pickle  # only from the tests to the code
+            import pickle  # pickles go only from the tests to the code
 
             with suppress(Exception):
                 data = pickle.dumps(value)
@@ -215,7 +215,7 @@ class Line:
         return ["object", id(value), [name for name in sorted(_UNARY) if any(name in vars(base) for base in kind.__mro__)]]
 
     def decode(self, value: Any) -> Any:
-        """The value that `encode` of the other process had, or a stand-in."""
+        """Decode the value that `encode` of the other process had, or a stand-in for it."""
         if not isinstance(value, list):
             return value
         tag, *rest = value
@@ -248,7 +248,7 @@ class Line:
 
 
 def _parts(kind: Any, value: Any) -> tuple[Any, ...]:
-    """What the constructor of a plain kind makes a value of."""
+    """Return the arguments from which the constructor of a plain kind rebuilds a value."""
     if kind is int:
         return hex(value), 16
     if kind in (bytes, bytearray):
@@ -264,7 +264,7 @@ def _error(name: str) -> type[BaseException]:
 
 
 class Names(dict[str, Any]):
-    """The builtins of the tests, after which the names of the code come."""
+    """The names that tests can use: builtins first, then the names of the code."""
 
     line: Line
 
@@ -283,7 +283,7 @@ def _space() -> dict[str, Any]:
 
 
 def code() -> None:
-    """Run the code, then what the tests ask for."""
+    """Run the code, then answer the requests of the tests."""
     space = _space()
     line = Line(0, space, judging=False)
     exec(compile(line.receive()[0], "completion", "exec"), space)
@@ -293,11 +293,11 @@ def code() -> None:
 
 
 def tests(end: int) -> None:
-    """Run the tests, and exit with 0 if they come to their end."""
+    """Run the tests, and exit with 0 if they reach their end."""
     program, judge, shadowed = json.loads(sys.stdin.buffer.read())
     sys.argv, status, space = ["tests"], 1, _space()
     line = Line(end, space, judging=True)
-    space["__builtins__"] = names = Names({name: one for name, one in vars(builtins).items() if name not in shadowed})
+    space["__builtins__"] = names = Names({name: value for name, value in vars(builtins).items() if name not in shadowed})
     names.line = line
     line.send(program)
     try:

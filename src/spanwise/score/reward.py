@@ -1,4 +1,4 @@
-"""`Reward`: what one objective says of every completion; and the registry of rewards that a recipe can name."""
+"""`Reward`: one objective's rewards of all completions; and the registry of rewards that a recipe can name."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from spanwise.score.workers import Verdict
 from spanwise.types import BlockText, ByCompletion, Status
 
 NAN = float("nan")
-#: What every reward gets: the blocks of each completion, the paid ones, and the dataset's columns.
+#: The arguments of every reward: the blocks of each completion, the paid blocks, and the dataset's columns.
 Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 Columns = Mapping[str, Any]
-#: What is said of a completion: its blocks, the one that is read and a cell of the dataset; see `judged`.
+#: Judges a completion by its blocks, the block that is read and a cell of the dataset; see `judged`.
 Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | tuple[Any, ...] | None"]
 
 
 @dataclass(frozen=True)
 class Reward(ByCompletion):
-    """What one objective says of N completions.
+    """The rewards of N completions under one objective.
 
     Attributes:
         value_n: float64; a finite number where `status_n` is OK, NaN everywhere else.
@@ -69,7 +69,7 @@ class Reward(ByCompletion):
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
-        """No reward (ABSENT) where there is nothing to reward; a number that came for it is kept as unused.
+        """Remove the reward (ABSENT) where there is nothing to reward; keep the number in `unused`.
 
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
@@ -124,28 +124,24 @@ Scored = Mapping[str, Reward]
 
 
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
-    """A column of the dataset, one row per completion."""
+    """Return a column of the dataset, one row per completion."""
     if name not in columns:
-        there = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))  # the rest is the trainer's
-        raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(there) or 'none'}.")
+        # Other entries are the trainer's.
+        names = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))
+        raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(names) or 'none'}.")
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
     return columns[name]
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
-    """The first paid block that has a tag; nothing is in it if none has. None if no paid block is there.
-
-    >>> text = {"solution": {"": "4"}, "confidence": {"": "", "confidence": "0.7"}, "more": None}
-    >>> [block_with(text, pays, "confidence") for pays in (("solution", "confidence"), ("solution",), ("more",))]
-    [{'': '', 'confidence': '0.7'}, {}, None]
-    """
-    there = [block for name in pays if (block := blocks.get(name)) is not None]
-    return next((block for block in there if tag in block), {}) if there else None
+    """Return the first paid block that has a tag; empty if none has it, None if no paid block exists."""
+    paid = [block for name in pays if (block := blocks.get(name)) is not None]
+    return next((block for block in paid if tag in block), {}) if paid else None
 
 
 def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> str | None:
-    """What `tag` holds in the first paid block that has it."""
+    """Return the content of `tag` in the first paid block that has it."""
     return (block_with(blocks, pays, tag) or {}).get(tag)
 
 
@@ -157,10 +153,8 @@ def judged(
     rule: Rule,
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
-    """The reward of completions by a rule of their blocks, the first paid one that has a tag, and a cell; ABSENT without a block.
-
-    The rule says right or wrong, None where nothing can judge it (ERROR), or, as a tuple, what `check` is asked.
-    """
+    """Reward completions by a rule of blocks, the first paid block with a tag, and a cell; ABSENT without a block."""
+    # The rule returns right or wrong, None if nothing can judge the completion, or a tuple for `check` to judge.
     verdicts: dict[int, Any] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)

@@ -21,7 +21,7 @@ from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_o
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
 
-# Possessive: what is read may be a megabyte of digits, which must not be given back one by one.
+# Possessive: the text may be a megabyte of digits, which must not be given back one by one.
 NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
 _FENCED = re.compile(r"```[\w+-]*+[^\S\n]*+\n(.*?)```", re.DOTALL)
 
@@ -226,7 +226,9 @@ def second_attempt(
     wrong = (value_n == 0.0).nonzero().flatten().tolist()
     attempts = {n: [read_tag(text[n], (block,), tag) for block in (first, pays[0])] for n in wrong}
     tried = {n: pair for n, pair in attempts.items() if (pair[1] or "").strip()}
-    same = judge([one for one, _ in tried.values()], [two for _, two in tried.values()], verify=verify, verifier=judges)
+    same = judge(
+        [one for one, _ in tried.values()], [second for _, second in tried.values()], verify=verify, verifier=judges
+    )
     for n, equal in zip(tried, same, strict=True):
         value_n[n] = 0.0 if equal.value == 1.0 else partial
     return replace(verdict, value_n=value_n)
@@ -248,7 +250,7 @@ def _report(text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Ca
         report = read_tag(blocks, pays, tag)
         q = None if report is None else parse_confidence(report)
         values.append(None if q is None or math.isnan(c) else rule(q, c))
-        # A stated confidence is unscored only for the reason that its answer is.
+        # A stated confidence has no score only for the reason that its answer has none.
         status.append(Status.ABSENT if report is None else Status.UNPARSABLE if q is None else Status(verdict))
         stated.append(q)
     by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in stated]
@@ -331,7 +333,7 @@ def runs(
 
 @register("environment", kind="reward")
 def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, column: str = "environment") -> Reward:
-    """The number that the environment gave, as an engine brings it along.
+    """Reward with the number of the environment, which an engine passes along.
 
     Rule: None or NaN is no reward (ABSENT): in a turn that the environment does not judge. 0 is a reward.
 
@@ -364,5 +366,5 @@ def _well_formed(block: Mapping[str, str | None], counted: frozenset[str], empty
 
 @lru_cache(maxsize=256)
 def _signs_of(tags: frozenset[str]) -> re.Pattern[str]:
-    """Compile the pattern of the opening and closing signs of some tags, once for all completions that have them."""
+    """Compile the pattern of the opening and closing signs of some tags, once for all completions that have these tags."""
     return re.compile("</?(?:" + "|".join(map(re.escape, sorted(tags))) + ")>")

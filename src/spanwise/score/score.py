@@ -21,7 +21,7 @@ from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outco
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts
 from spanwise.types import Scores, Status
 
-#: The largest reward: squares of a batch stay finite in float64, and in float32 eight powers of ten are left for weights and sums.
+#: The largest reward: squares of a batch stay finite in float64, and float32 has eight more powers of ten for weights and sums.
 LARGEST = 1e30
 
 
@@ -74,7 +74,7 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
 
     def side_by_side(part: str) -> Tensor:
         columns = [(reward.value_n, getattr(reward, part)) for reward in scored.values()]
-        return torch.stack([torch.full_like(like, NAN) if own is None else own for like, own in columns], dim=1)
+        return torch.stack([torch.full_like(like, NAN) if table is None else table for like, table in columns], dim=1)
 
     reward_nm, status_nm, by_outcome_nmo = map(side_by_side, ("value_n", "status_n", "by_outcome_n2"))
     beyond_nm = reward_nm.abs() > LARGEST
@@ -140,25 +140,21 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
 
 
 def taken_as_recorded(objective: Objective, known: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """A reward that was computed elsewhere, with what its text says beside the number.
-
-    A completion that lacks every paid block has no reward, see `score_one`. Where the reward is a known function of an outcome
-    (`brier`), the text says what it would have been under the other one, and whether a gap is the completion's own doing.
-    """
+    """Take a reward that was computed elsewhere, and add the outcomes and statuses that the text shows."""
     status_n, by_outcome_n2, stated_n = known.status_n, known.by_outcome_n2, known.stated_n
     if isinstance(objective.reward, str) and REWARDS.find(objective.reward).judged_by is not None:
         read = score_one(objective, text, columns=columns, scored=scored)
         by_outcome_n2, stated_n = read.by_outcome_n2, read.stated_n
         left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
-        own_n = (status_n >= int(Status.ERROR)) & left_out_n  # a gap of its own doing, whatever the file says of it
-        status_n = torch.where(own_n, read.status_n, status_n)
+        omitted_n = (status_n >= int(Status.ERROR)) & left_out_n  # the completion left it out, whatever the file records
+        status_n = torch.where(omitted_n, read.status_n, status_n)
     return Reward(known.value_n, status_n, by_outcome_n2, stated_n).only_where(_has_blocks(objective, text))
 
 
 def _has_blocks(objective: Objective, text: Texts) -> Bool[Tensor, " n"]:
-    """The completions that have one of the blocks an objective pays."""
-    there = [any(blocks.get(block) is not None for block in objective.pays) for blocks in text]
-    return torch.tensor(there, dtype=torch.bool)
+    """Return the completions that have one of the blocks an objective pays."""
+    has_block = [any(blocks.get(block) is not None for block in objective.pays) for blocks in text]
+    return torch.tensor(has_block, dtype=torch.bool)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
@@ -201,7 +197,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Objectives without `each`, whose paid blocks are plain names.
+    """Write out objectives: without `each`, and with plain names of paid blocks.
 
     Args:
         objectives: in order.
@@ -216,23 +212,25 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
         >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
         [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
     """
-    plain = ([_with_blocks(one, layout)] if one.each is None else _each(one, layout) for one in objectives)
+    plain = (
+        [_with_blocks(objective, layout)] if objective.each is None else _each(objective, layout) for objective in objectives
+    )
     return tuple(chain.from_iterable(plain))
 
 
 def _with_blocks(objective: Objective, layout: Layout) -> Objective:
-    """The objective with the names of the paid blocks in the place of patterns."""
+    """Return the objective with the names of its paid blocks in place of patterns."""
     matched = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
     return replace(objective, pays=tuple(dict.fromkeys(name for names in matched for name in names)))
 
 
 def _each(objective: Objective, layout: Layout) -> list[Objective]:
-    """An objective for every block that `each` matches."""
+    """Build an objective for every block that `each` matches."""
     pays = _with_blocks(objective, layout).pays
     objectives: list[Objective] = []
     for block in layout.matching(objective.each or ""):
-        # The nearest first: backing off drops the last one first, and that says least.
-        earlier = tuple(one.name for one in reversed(objectives))
+        # The nearest outcome comes first: backing off drops the last one first, which matters least.
+        earlier = tuple(other.name for other in reversed(objectives))
         given = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
         alone = not given and objective.baseline in ("outcome", "blended")  # the first block has nothing before it
         changes: dict[str, Any] = {"baseline": "group", "back_off": None} if alone else {}
@@ -243,7 +241,7 @@ def _each(objective: Objective, layout: Layout) -> list[Objective]:
 
 
 def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
-    """The option that tells a reward which part it reads, or a function which block."""
+    """Return the option by which a reward names the part it reads, or a function the block."""
     if not isinstance(objective.reward, str):
         named, takes_all = parameters_of(objective)
         if "block" not in objective.options and "block" not in named and not takes_all:
@@ -310,21 +308,21 @@ def _check_options(objective: Objective, entry: BuiltIn) -> None:
 
 
 def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
-    """Refuse a built-in reward that reads blocks and tags which the layout does not have, or another segmenter's."""
+    """Refuse a built-in reward that reads blocks and tags which the layout lacks, or which another segmenter finds."""
     tags, options = layout.keys, {**entry.options, **objective.options}
     for name in entry.blocks:
         if options[name] not in tags:
             raise RecipeError(
                 f"Objective '{objective.name}' reads block '{options[name]}'. {unknown('block', options[name], tags)}"
             )
-    # A reward of two blocks reads its tag in each of them; any other one in whichever paid block has it.
+    # A reward of two blocks reads its tag in each of them; any other reward in the first paid block that has it.
     read = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), read):
-        there = [key for block in blocks for key in tags[block]]
-        if tag and tag not in there:
+        keys = [key for block in blocks for key in tags[block]]
+        if tag and tag not in keys:
             raise RecipeError(
                 f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which "
-                f"{'has ' + ', '.join(there) if there else 'has no tags'}; add it to the layout or set 'tag'."
+                f"{'has ' + ', '.join(keys) if keys else 'has no tags'}; add it to the layout or set 'tag'."
             )
     paid = [part for part in layout.parts if layout.names[part.block] in objective.pays]
     other = next((part for part in paid if entry.segmenters and part.segmenter not in entry.segmenters), None)

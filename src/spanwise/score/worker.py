@@ -1,9 +1,8 @@
-"""The process that runs what may hang or crash: one JSON line in, one JSON line out, until its input closes.
+"""The process that runs checks which may hang or crash: one JSON line in, one JSON line out, until its input closes.
 
 `worker.py KIND DEADLINE PATIENCE MEMORY` is run by path and imports nothing of this package, so that it starts in a second and
-holds no torch; `workers.py` starts it, watches the clock and kills it. KIND is `math`, which compares answers with Math-Verify,
-`schema`, which judges JSON by a schema, or `code`, which runs programs: each in a process of its own, in an empty folder, in a
-session of its own, which is killed as a whole when the program ends, and without this process's environment.
+holds no torch. KIND is `math`, which compares answers with Math-Verify, `schema`, which judges JSON by a schema, or `code`, which
+runs each program in a process, an empty folder and a session of its own, without this process's environment.
 """
 
 import builtins
@@ -35,25 +34,21 @@ _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
 _DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _PROGRAM = Path(__file__).with_name("program.py")
 _FILE_BYTES = 2**26
-#: A text is no JSON.
+#: The value of a text that is not JSON.
 MISSING = object()
-#: Keywords of a schema whose time is linear in the value. With any other one (`pattern`, `uniqueItems`, `$ref`) a value may hang.
+#: Keywords of a schema whose time is linear in the value; with others (`pattern`, `uniqueItems`, `$ref`) a check may hang.
 _LINEAR = {
     "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
     "writeOnly", "format", "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
     "minLength", "maxLength", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "properties", "required",
     "additionalProperties", "minProperties", "maxProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
 }  # fmt: skip
-#: Keywords whose schemas look at the same value as the one that they stand in.
+#: Keywords whose schemas check the same value as the schema around them.
 _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
-    r"""Put bare text between dollars, so that `\frac{1}{3}` is not read as 3; words become `\text{...}`, not a product of letters.
-
-    >>> as_latex(r"\frac{1}{3}"), as_latex("Paris"), as_latex("it is $4$")
-    ('$\\frac{1}{3}$', '$\\text{Paris}$', 'it is $4$')
-    """
+    r"""Put bare text between dollars, so that `\frac{1}{3}` is not read as 3; words become `\text{...}`, not a product."""
     text = text.strip()
     if any(sign in text for sign in _DELIMITERS) or "\n" in text:
         return text
@@ -61,15 +56,12 @@ def as_latex(text: str) -> str:
 
 
 def equals_as_math(gold: str, answer: str) -> bool | None:
-    """Whether `answer` equals `gold` as mathematics; None if the gold answer cannot be read.
-
-    Memory errors rise; any other exception inside a comparison counts as "not equal", as Math-Verify itself has it.
-    """
-    from math_verify import parse, verify  # only in this process
+    """Return whether `answer` equals `gold` as mathematics; None if the gold answer cannot be read."""
+    from math_verify import parse, verify  # loaded only in this process
 
     # This process is killed from outside: alarms of its own would only work in a main thread.
     parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if all(isinstance(part, str) for part in parsed_gold):  # nothing found, or only the raw text
+    if all(isinstance(part, str) for part in parsed_gold):  # no mathematics in it, only the raw text
         return None
     try:
         parsed = parse(as_latex(answer), parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
@@ -82,7 +74,7 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
 
 
 def exact(text: str) -> int | Fraction:
-    """The decimal that is the shortest for this float, so that remainders are exact; ValueError if it is none."""
+    """Return the shortest decimal of a float, so that remainders are exact; raise ValueError if there is none."""
     number = Fraction(repr(float(text)))
     return number.numerator if number.denominator == 1 else number
 
@@ -94,7 +86,7 @@ EXACT = json.JSONDecoder(
 
 
 def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = EXACT) -> Any:
-    """What the JSON of a text says, or that from its first brace on (`within`); `MISSING` if it is no JSON."""
+    """Return the value of a JSON text, or of the JSON from its first brace on (`within`); `MISSING` if it is not JSON."""
     try:
         return decoder.raw_decode(text, text.index("{"))[0] if within else decoder.decode(text)
     except (ValueError, RecursionError):
@@ -102,26 +94,23 @@ def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = E
 
 
 def whole_json(said: str) -> Any:
-    """The JSON of a completion: from its first brace on, if it is not JSON as a whole."""
+    """Return the JSON of a completion: from its first brace on, if the whole is not JSON."""
     value = json_value(said)
     return json_value(said, within=True) if value is MISSING else value
 
 
 def is_valid(schema: str, said: str) -> bool:
-    """Whether the JSON of a completion is valid under a schema, of its JSON text."""
+    """Return whether the JSON of a completion is valid under the schema of this JSON text."""
     value = whole_json(said)
     try:
         return value is not MISSING and read_schema(schema)[0].is_valid(value)
-    except RecursionError:  # nested deeper than any schema means
+    except RecursionError:  # nested deeper than any schema intends
         return False
 
 
 @lru_cache(maxsize=4096)
 def read_schema(text: str) -> tuple[Any, bool]:
-    """What checks values under a schema, of its JSON text, and whether its time is linear in the value.
-
-    ValueError: it is no schema, a pattern in it is none, or a reference leads nowhere or back to itself.
-    """
+    """Return a checker of values under a schema's JSON text, and whether its time is linear in the value; ValueError if invalid."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
@@ -135,7 +124,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     kind = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(kind.META_SCHEMA["$schema"])
     keywords: set[str] = set()
-    same_value: dict[int, list[int]] = {}  # the identity of each schema, and of those that look at the same value
+    same_value: dict[int, list[int]] = {}  # the identity of each schema, and of those that check the same value
 
     def check(contents: Any) -> None:
         try:
@@ -145,7 +134,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
             raise ValueError(f"{error.message:.200}" + (f" (at {place})" if place else "")) from error
 
     def follow(contents: Any, resolver: Any) -> None:
-        """Look into a schema, those in it and those that it refers to."""
+        """Check a schema, the schemas in it and those that it refers to."""
         if not isinstance(contents, dict) or id(contents) in same_value:
             return
         keywords.update(contents)
@@ -155,7 +144,9 @@ def read_schema(text: str) -> tuple[Any, bool]:
         except re.error as error:
             raise ValueError(f"{patterns!r} is no regular expression of Python ({error})") from None
         values = [contents.get(key) for key in _SAME_VALUE]
-        same_value[id(contents)] = [id(one) for value in values for one in (value if isinstance(value, list) else [value])]
+        same_value[id(contents)] = [
+            id(nested) for value in values for nested in (value if isinstance(value, list) else [value])
+        ]
         for key in ("$ref", "$dynamicRef"):
             if isinstance(contents.get(key), str):
                 try:
@@ -171,7 +162,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     check(schema)
     resource = specification.create_resource(schema)
-    registry = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # without a way to fetch anything
+    registry = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # without a way to fetch a schema
     follow(schema, registry.resolver(resource.id() or ""))
     try:
         TopologicalSorter(same_value).prepare()
@@ -181,7 +172,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
 
 def builtins_of_code(tests: str) -> list[str]:
-    """The builtins that the code may define for its tests: all that they use, if they use no other name that they do not define."""
+    """Return the builtins that the code may define for its tests: all that the tests use, if they use no other undefined name."""
     try:
         table = symtable.symtable(tests, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the tests fail with them
@@ -196,7 +187,7 @@ def builtins_of_code(tests: str) -> list[str]:
 
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
-    """Whether the code runs to its end and exits with 0, or, in a process of their own, the tests that use it do."""
+    """Return whether the code runs to its end and exits with 0, or whether the tests that use it do."""
     with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
 
         def start(*words: str, **ends: Any) -> subprocess.Popen[Any]:
@@ -227,14 +218,14 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
-    """Kill a process and what it started and left behind."""
+    """Kill a process and all that it started and left behind."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _limit_program(deadline: float, clock: float, memory: int) -> None:
-    """In the new process: what ends it even if nobody is left to watch it."""
+    """Set limits in the new process that end it even if its parent is gone."""
     assert resource is not None, "a POSIX system"
     limits = {resource.RLIMIT_CPU: math.ceil(deadline), resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
     if memory:
@@ -247,14 +238,14 @@ def _limit_program(deadline: float, clock: float, memory: int) -> None:
 
 
 def _limit_time(processor: float, clock: float) -> None:
-    """End this process after so many seconds of its own time, or by the clock: if the parent dies, nobody else would stop it."""
+    """End this process after `seconds` of its own time, or by the clock: if the parent dies, nobody else would."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, processor)
         signal.setitimer(signal.ITIMER_REAL, clock)
 
 
 def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> str:
-    """A line for one request; an exception becomes an `error` entry."""
+    """Return the reply to one request; an exception becomes an `error` entry."""
     try:
         value = check(*request, **limits)
     except Exception as error:
@@ -263,9 +254,9 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
 
 
 def main() -> None:
-    """Warm up, say so, then answer line by line."""
+    """Warm up, announce it, then answer line by line."""
     kind, (deadline, patience), memory = sys.argv[1], map(float, sys.argv[2:4]), int(sys.argv[4])
-    # What the libraries print must not reach the pipe that carries the answers.
+    # Output of libraries must not reach the pipe that carries the answers.
     out = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.disable(logging.CRITICAL)

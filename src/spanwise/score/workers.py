@@ -1,12 +1,8 @@
 """`Workers`: checks that may hang, eat memory or take their process down, in processes that can be killed.
 
-Every check runs in a small worker process with a deadline of its own. The deadline is of processor time, so that a verdict does
-not depend on what else the machine does; a check that sleeps is stopped by the clock. The workers are plain subprocesses rather
-than a `multiprocessing` pool: those import the user's main script again (a training script without a `__main__` guard would train
-in the worker), load torch with this package and cannot start from daemonic processes.
-
-The script, `worker.py`, writes a line of JSON when it is ready, then one for each that it reads: `{"value": 1}`, or
-`{"error": "why"}`, after the secret with which the request begins: what else is in the pipe is no reply.
+The deadline of a check is of processor time, so that a verdict does not depend on other load of the machine; a check that sleeps is
+stopped by the clock. Workers are plain subprocesses: a `multiprocessing` pool would import the user's main script again, which may
+train without a `__main__` guard, would load torch, and cannot start from daemonic processes.
 """
 
 from __future__ import annotations
@@ -35,12 +31,12 @@ from spanwise.types import Status
 
 _SCRIPT = Path(__file__).with_name("worker.py")
 _START_SECONDS = 120.0
-#: How often a start is tried before it costs the item that needs it, and the pause between two tries.
+#: How often a start is tried before the request fails, and the pause between two tries.
 _STARTS = 3
 _PAUSE_SECONDS = 0.5
-#: What the system sends when it has no memory left, and whoever ends processes: not the doing of an answer.
+#: Signals of a system without memory and of users who end processes: the answer has not caused them.
 _FROM_OUTSIDE = (-9, -15)
-#: What is sent to a worker.
+#: A request to a worker.
 Request = tuple[str | None, ...]
 #: Seconds of processor time that a check may take.
 DEADLINE = 5.0
@@ -54,16 +50,16 @@ _all: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 class Deadlines:
-    """Calls what is overdue, from one thread that lives as long as the process; whatever ends in time starts and wakes none."""
+    """Calls overdue actions from one thread of the process; a call that ends in time neither starts nor wakes the thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: dict[object, tuple[float, Callable[[], object]]] = {}
-        self._wakes = 0.0  # when the thread looks next; 0: there is none yet
+        self._wakes = 0.0  # when the thread wakes next; 0: there is no thread yet
 
     @contextlib.contextmanager
     def over(self, seconds: float, action: Callable[[], object]) -> Iterator[None]:
-        """Call an action if what follows takes longer; never after it."""
+        """Call an action if the block takes longer than `seconds`, and never after the block."""
         key, due = object(), time.monotonic() + seconds
         with self._changed:
             self._due[key] = due, action
@@ -85,7 +81,7 @@ class Deadlines:
                     if due <= time.monotonic():
                         del self._due[key]
                         action()
-                # What ended meanwhile leaves it asleep until then, so that the next one need not wake it.
+                # A call that has ended leaves the thread asleep until then, so that the next call need not wake it.
                 planned = self._wakes if self._wakes > time.monotonic() else math.inf
                 self._wakes = min((due for due, _ in self._due.values()), default=planned)
                 self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - time.monotonic()))
@@ -95,7 +91,7 @@ DEADLINES = Deadlines()
 
 
 class Verdict(NamedTuple):
-    """What one check said: 1.0 or 0.0 with status OK, NaN with any other status and the reason in `why`.
+    """The verdict of one check: 1.0 or 0.0 with status OK, NaN with any other status and the reason in `why`.
 
     Example:
         >>> Verdict(Status.OK, 1.0).value
@@ -109,6 +105,8 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
+# `worker.py` writes a line of JSON when it is ready, then one for each request: `{"value": 1}`, or `{"error": "why"}`, after the
+# secret with which the request begins, as a check may write into the pipe too.
 class Worker:
     """One worker process, started on first use and again after every kill."""
 
@@ -120,9 +118,9 @@ class Worker:
         self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """The verdict, and whether it is the answer's own doing, so that it would be the same again."""
+        """Return the verdict, and whether the answer itself caused it, so that it would be the same again."""
         if self.process is not None and self.process.poll() is not None:
-            self.stop()  # died while idle, for instance of the out-of-memory killer: nobody's fault
+            self.stop()  # died while idle, for instance by the out-of-memory killer: not caused by a request
         if self.process is None and (fault := self.start()):
             return Verdict(Status.ERROR, math.nan, fault), False
         secret = secrets.token_hex()
@@ -140,7 +138,7 @@ class Worker:
         return Verdict(Status.OK, float(reply["value"])), True
 
     def start(self) -> str | None:
-        """Start the process, several times if need be; what is wrong if it does not. After such a failure one try is enough."""
+        """Start the process, several times if need be, and return the reason of a failure; after a failure try once."""
         fault = self._start_once()
         for _ in range(0 if self.failed else _STARTS - 1):
             if fault is not None:
@@ -168,7 +166,7 @@ class Worker:
         return None
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
-        """Send a line, read a line; the second item says that the clock ran out and the process was killed."""
+        """Send a line and read a line; the second item tells whether the time ran out and the process was killed."""
         process, late = self.process, threading.Event()
         assert process is not None
         assert process.stdin is not None
@@ -186,7 +184,7 @@ class Worker:
         return line, late.is_set()
 
     def stop(self) -> int | None:
-        """End the process; its exit status, None if there is none."""
+        """End the process; return its exit status, None if there is none."""
         process, self.process = self.process, None
         if process is None:
             return None
@@ -198,15 +196,11 @@ class Worker:
 
 
 class Workers:
-    """Check requests in worker processes with a deadline.
+    """Checks requests in worker processes with a deadline, and caches verdicts; works in threads, asyncio and child processes."""
 
-    Neither waiting for a free worker nor the worker's start-up counts. A request that hangs or takes its process down costs its
-    own item only; the worker is replaced. Works from any thread, from asyncio and from child processes. Verdicts are cached by
-    request, those of hanging and crashing ones too, so that each costs its deadline once; those that something else brought about
-    (a process killed from outside, one that did not start) are not.
-    """
-
-    #: What the workers check, in the words of `worker.py` and of a sentence, and what to do where they cannot start.
+    # Verdicts of requests that hang or crash are cached too, so that each costs its deadline once. Verdicts of a process that was
+    # killed from outside, or did not start, are not.
+    #: The kind of check for `worker.py`, its name in a sentence, and the advice if the workers cannot start.
     kind: str
     what: str
     advice: str
@@ -286,15 +280,15 @@ class Workers:
 
 def cores() -> int:
     """The cores that this process may use, shared with the other ranks of its training on this machine; at least 1."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 _shared: dict[tuple[Any, ...], Workers] = {}
 
 
 def shared_workers(kind: Callable[..., _W], **limits: Any) -> _W:
-    """The workers of a kind and these limits that the built-in rewards use, made on first use and closed when Python ends."""
+    """Return the shared workers of a kind with these limits, made on first use and closed when Python ends."""
     key = (kind, *sorted(limits.items()))
     if key not in _shared:
         _shared.setdefault(key, kind(**limits))
@@ -317,7 +311,7 @@ def _after_fork() -> None:
     for workers in list(_all):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # the parent's child, not ours to wait for
+                worker.process.returncode = 0  # a child of the parent, which this process cannot wait for
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

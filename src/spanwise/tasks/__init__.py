@@ -1,4 +1,4 @@
-"""What to train on: an embedded task with its tiny warm-started model, or a model and a dataset by name."""
+"""Tasks to train on: an embedded task with its tiny warm-started model, or a model and a dataset by name."""
 
 from spanwise.layout import Layout
 from spanwise.recipe import SCRIPT, Recipe
@@ -10,7 +10,7 @@ from spanwise.tasks.warm_start import Phase, WarmStartSettings, default_cache_fo
 
 
 def task_start(recipe: Recipe) -> Start | Fields | None:
-    """The warm start of a recipe's embedded task, or its fields; None where the task is not embedded."""
+    """Return the warm start of a recipe's embedded task, or its fields; None if the task is not embedded."""
     starts: dict[str, Start | Fields] = {
         "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
     }  # fmt: skip
@@ -18,7 +18,7 @@ def task_start(recipe: Recipe) -> Start | Fields | None:
 
 
 def task_layout(recipe: Recipe) -> Layout:
-    """The blocks of a recipe's task, where the recipe names none; a script's run has those that it names.
+    """Return the blocks of a recipe's task, if the recipe names none; a script's run has the blocks that it names.
 
     Example:
         >>> from spanwise.recipe import load
@@ -29,12 +29,12 @@ def task_layout(recipe: Recipe) -> Layout:
 
 
 def task_shape(recipe: Recipe) -> tuple[Layout, int]:
-    """`task_layout`, and the tokens of the longest completion there may be."""
+    """Return `task_layout`, and the largest possible number of tokens of a completion."""
     if (start := task_start(recipe)) is not None:
         task = embedded(start)
         return task.layout, recipe.max_completion_length or task.longest
-    own = recipe.own_layout if recipe.task == SCRIPT else None
-    return own or LAYOUTS[recipe.task], recipe.max_completion_length or 4096
+    layout = recipe.own_layout if recipe.task == SCRIPT else None
+    return layout or LAYOUTS[recipe.task], recipe.max_completion_length or 4096
 
 
 __all__ = [

@@ -1,37 +1,7 @@
 """The problems of the embedded tasks: drawn at random, with 512 kept for evaluation; and the digit chains.
 
-The smudged digit chain: short arithmetic with a hidden coin, and the noisy traces a tiny model first learns from.
-
-A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six, so that
-every prompt has the same number of tokens. Steps are taken from left to right, modulo 10. `~` is a smudged operator: in truth
-`+` with probability 0.7 and `-` with 0.3, drawn once per prompt and visible to nobody, so that no model can know every answer.
-
-Two attempts at the smudged digit chain: an answer at once, then a reflection that has room for the steps, and a second answer.
-
-    7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
-
-The first attempt is one digit without any working. A transformer of two layers cannot take many steps at once, so beyond the
-first step its answer is a guess, and a vote over guesses is a guess too. The reflection may write a digit per step, which the
-same model can learn, or nothing. The warm start has the habit of an untrained model: most of its reflections are empty and repeat
-the first answer, and those that write the steps out slip so often that the second attempt starts about as accurate as the first.
-Nothing but the reward says that writing them out pays.
-
-The long digit chain: completions of some seventy tokens, in which a few decisions open segments of tokens that follow from them.
-
-    70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
-
-A prompt is a start digit and eight numbered places: 4 to 8 steps (an operator and an operand 1..9), then fillers. Steps are taken
-from left to right, modulo 10. A line of the completion takes one of them:
-
-    0.+3_7+3=0_           its number, the step copied, the value so far and the step, the new value
-    0.~3+3_7+3=0_         a smudged operator is copied, then read as a plus,
-    0.~3?-3_7-3=4_        or, with a question mark, as a minus
-    0.+3_7+3_7+3=0_       with care: value and step are written twice, and slips are rarer
-
-What a line decides is how a smudged operator is read, whether care is taken, and which digit comes out. Everything else follows
-from what stands before it. In truth a smudge is a plus 19 times in 20, each for itself, and the warm start reads it either way
-like a coin. So the chance to be right changes at a few places, and the only reward comes at the end. A reading is a token that a
-critic can see; a slip is one only to a critic that can calculate.
+A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six. Steps are
+taken from left to right, modulo 10. `~` is a smudged operator: its true value is in no prompt.
 """
 
 from __future__ import annotations
@@ -97,11 +67,11 @@ class Source(Generic[AnyProblems]):
         return type(parts[0])(*(np.concatenate(column) for column in columns))
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
-        """Draw random problems that no evaluation asks."""
+        """Draw random problems that are not in the evaluation."""
         return self.draw(size, rng=rng, exclude=self.held_out_prompts)
 
     def held_out(self, size: int = HELD_OUT) -> AnyProblems:
-        """Return the first `size` of the 512 evaluation problems, all different; a DataError if there are fewer."""
+        """Return the first `size` of the 512 evaluation problems, all different; raise a DataError if there are fewer."""
         if not 1 <= size <= HELD_OUT:
             raise DataError(f"This task holds {HELD_OUT} evaluation prompts; {size} were asked for. Choose 1 to {HELD_OUT}.")
         problems = self.draw(HELD_OUT, rng=np.random.default_rng(self.held_out_seed), unique=True)
@@ -109,7 +79,7 @@ class Source(Generic[AnyProblems]):
 
     @cached_property
     def held_out_prompts(self) -> frozenset[str]:
-        """The texts of all evaluation prompts, to be excluded from everything that is trained on."""
+        """The texts of all evaluation prompts, which every training set excludes."""
         return frozenset(self.held_out().prompts)
 
 
@@ -123,6 +93,8 @@ _RISKY = "*~"
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
+# The smudged digit chain. All prompts have the same number of tokens. A smudged operator is `+` with probability 0.7 and `-` with
+# 0.3, drawn once per prompt, so that no model can know every answer.
 @dataclass(frozen=True)
 class Problems(EmbeddedProblems):
     """N problems as arrays; steps from `length_n` on are fillers."""
@@ -147,18 +119,20 @@ class Problems(EmbeddedProblems):
 
     @property
     def answers(self) -> list[str]:
-        """The true answers, one digit each; they know the hidden coin."""
+        """Return the true answers, one digit each, for the actual value of the hidden coin."""
         never_ns = np.zeros(self.operator_ns.shape, dtype=bool)
         return [str(digit) for digit in run_chain(self, never_ns, self.operand_ns)[:, -1].tolist()]
 
 
 @dataclass(frozen=True)
 class TraceNoise:
-    """How often, and how, a warm-start trace goes wrong."""
+    """The rates and kinds of errors in a warm-start trace."""
 
     slip: tuple[float, float, float, float]  # a step's digit becomes a random one, by operator in the order of `OPERATORS`
-    refusal: float  # no solution at all: `<reasoning></reasoning><answer>?</answer>`
-    refusal_confidence: tuple[float, ...] = ()  # what a refusal draws from; empty: the same rule as for every other trace
+    refusal: float  # the probability of no solution: `<reasoning></reasoning><answer>?</answer>`
+    refusal_confidence: tuple[
+        float, ...
+    ] = ()  # the confidences that a refusal draws from; empty: the rule of every other trace
     power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
     spread: float = 0.25
 
@@ -170,11 +144,7 @@ NOISE: dict[str, TraceNoise] = {
 
 
 def taken(digit: int, step: str) -> int:
-    """Return the digit after a step, modulo 10.
-
-    >>> taken(7, "*4"), taken(2, "-5")
-    (8, 7)
-    """
+    """Return the digit after a step, modulo 10."""
     operand = int(step[1])
     return {"+": digit + operand, "-": digit - operand, "*": digit * operand}[step[0]] % 10
 
@@ -182,7 +152,7 @@ def taken(digit: int, step: str) -> int:
 def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step; after a slip the chain goes on from the wrong digit."""
+    """Return the digit after every step; after a slip the chain continues from the wrong digit."""
     digit_n, columns = problems.start_n, list[np.ndarray]()
     plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
@@ -224,7 +194,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 
 def is_refusal(text: BlockText) -> bool:
-    """Whether a completion refuses to answer: its first block has no answer, or none that is a single digit.
+    """Return whether a completion refuses to answer: its first block has no answer, or none that is a single digit.
 
     Example:
         >>> is_refusal({"solution": {"reasoning": "", "answer": "?"}, "confidence": None})
@@ -269,7 +239,14 @@ def draw_chains(
 DIGITS = Source(draw_chains, 20_260)
 
 
-#: The two attempts. The first has no tag for reasoning: it has no room for any.
+# Two attempts at the smudged digit chain: an answer at once, then a reflection, then a second answer.
+#
+#     7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
+#
+# A transformer of two layers cannot take many steps at once, so the first answer is a guess beyond the first step. The reflection
+# may write a digit per step, which the model can learn. After the warm start most reflections are empty and repeat the first
+# answer, and the others slip so often that only the reward shows that writing the steps out pays.
+#: The blocks of two attempts; the first has no tag for reasoning, as it has no room for any.
 TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
 
@@ -278,9 +255,10 @@ class TwiceNoise:
     """The noise in warm-start traces with two attempts."""
 
     slip: tuple[float, float, float, float]  # a digit of the reflection becomes a random one, by operator
-    repeat: float  # share of reflections that are empty and give the first answer again
+    repeat: float  # share of reflections that are empty and repeat the first answer
     refusal: float = 0.02  # share of first answers that are `?`
-    glance: float = 0.8  # a first answer takes one more step right: glance**(k - 1) of k steps; the others are random digits
+    #: The probability that a first answer gets one more step right: glance**(k - 1) of k steps; else it is a random digit.
+    glance: float = 0.8
 
 
 TWICE_NOISE: dict[str, TwiceNoise] = {
@@ -305,6 +283,19 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     return traces
 
 
+# The long digit chain: about seventy tokens, in which a few decisions open segments of tokens that follow from them. A prompt has
+# eight numbered places, 4 to 8 of them steps, then fillers.
+#
+#     70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
+#
+#     0.+3_7+3=0_           number of the step, the step copied, the value so far and the step, the new value
+#     0.~3+3_7+3=0_         a smudged operator is copied, then read as a plus,
+#     0.~3?-3_7-3=4_        or, with a question mark, as a minus
+#     0.+3_7+3_7+3=0_       with care: value and step are written twice, and slips are rarer
+#
+# A line decides the reading of a smudge, whether to take care, and the new digit; all else follows. A smudge is a plus 19 times in
+# 20, drawn for each place; after the warm start the model reads it as either with probability 1/2. A critic can see a reading; it
+# can see a slip only if it can calculate.
 #: The steps of the long chain.
 FEWEST, MOST = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
@@ -321,7 +312,7 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N problems of eight places each, of which 4 to 8 hold a step; see `Problems`. `plus_n` (N, 8) speaks of each place."""
+    """N problems of eight places each, of which 4 to 8 hold a step; see `Problems`. `plus_n` (N, 8) has a value for each place."""
 
     @property
     def prompts(self) -> list[str]:
@@ -365,7 +356,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Draw exercises of single steps: a digit, a step and `=`, then the digit that they lead to."""
+    """Draw exercises of single steps: a digit, a step and `=`, then the resulting digit."""
     length = int(rng.choice((1, 2, 4, 8)))
     digits, steps = rng.integers(0, 10, size // length).tolist(), rng.integers(0, 27, (size // length, length)).tolist()
     rows = []

@@ -1,4 +1,4 @@
-"""The embedded tasks: where their problems come from, the shape of a completion, and what their models learned before.
+"""The embedded tasks: the source of their problems, the shape of a completion, and the warm start of their models.
 
 A warm start is a `Course`: stretches of training on noisy traces, one after the other. Tokenizers have some forty or sixty ids
 and models at most 0.6 million parameters; all are real `transformers` classes.
@@ -25,7 +25,7 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# At the usual 0.02 the blocks' outputs swamp the digits and arithmetic is learned much later.
+# At the usual 0.02 the outputs of the layers hide the digits, and arithmetic is learned much later.
 _EMBEDDING_STD = 0.5
 
 
@@ -121,7 +121,7 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
     return model
 
 
-#: Prompts, none of them held out, and what is written behind them.
+#: Training prompts and the completions behind them.
 Pairs = list[tuple[str, str]]
 #: The warm starts of the digit chain.
 Start = Literal["easy", "hard", "twice", "long"]
@@ -132,8 +132,8 @@ class Stretch:
     """One stretch of the warm start; without `learned` the model learns all tokens after the prompts."""
 
     name: str
-    place: int  # seeds its traces
-    noise: Any  # a dataclass: part of what the cache knows a model by
+    place: int  # the seed of its traces
+    noise: Any  # a dataclass, part of the key of a cached model
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
@@ -151,9 +151,10 @@ class Course:
 
     stretches: tuple[Stretch, ...]
     tokenizer: Callable[[], Any] = build_tokenizer
-    shape: Mapping[str, int] = field(default_factory=dict)  # where the model is another one than that of the short chains
+    # The sizes in which the model differs from that of the short chains.
+    shape: Mapping[str, int] = field(default_factory=dict)
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(default_factory=dict)  # what else the weights depend on
+    key: Mapping[str, Any] = field(default_factory=dict)  # all else that the weights depend on
 
 
 @dataclass(frozen=True)
@@ -190,19 +191,19 @@ def _course(
 
 
 def _long_course() -> Course:
-    """Build the long chain's warm start: arithmetic alone, of which only results are learned, then long traces."""
+    """Build the long chain's warm start: arithmetic alone, with a loss on results only, then long traces."""
     noises = dict(digits.LONG_NOISE)
     exercises = Stretch(
         "long_tables", 6, noises.pop("long_tables"), lambda size, rng: digits.tables(4 * size, rng=rng),
         lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
     )  # fmt: skip
-    # Half as many long chains as there are short ones in a step.
+    # A step has half as many long chains as short ones.
     traces = _course(7, noises, digits.LONG, digits.long_traces, share=2)
     return Course((exercises, *traces.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
 
 
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
-#: 4 and 5 are the places of another warm start (benchmarks/agent_start.py).
+#: The places 4 and 5 belong to another warm start (benchmarks/agent_start.py).
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
 STARTS: Mapping[Start, Embedded] = {
     "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),

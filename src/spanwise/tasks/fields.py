@@ -1,12 +1,8 @@
-"""A JSON object of K fields, each a small question about the eight digits of the prompt.
+"""A JSON object of K fields, each a small question (`QUESTIONS`) about the eight digits of the prompt.
 
     3_8_1_4_0_7_5_2_=   {"a": 8, "b": 6, "c": 1, "d": 0}
 
-A completion has as many parts as there are fields, and each is right or wrong for itself, so one number for all of them says little
-about any. Field k asks its own question (`QUESTIONS`): a digit copied, the larger of two, parity, a look-up. Field `b` cannot be
-known: its gold value is drawn once per prompt, and nothing in the prompt says it.
-
-The warm start has learned the form and every rule, and mostly does not follow the rules: see `FieldsNoise`.
+Each field is right or wrong by itself. Field `b` cannot be known: its gold value is drawn once per prompt and is in no prompt.
 """
 
 from __future__ import annotations
@@ -26,11 +22,11 @@ DIGITS = 8
 #: The names of fields, in order; `total` is one of benchmarks/field_kinds.py.
 LETTERS = "abcdefghijklmnop"
 NAMES = (*LETTERS, "total")
-#: The block of what no field claims.
+#: The block of all text outside the fields.
 FORM = "form"
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
-#: What field k asks: an operation and the places of its digits; `hidden` is the one that cannot be known.
+#: The question of field k: an operation and the places of its digits; the answer to `hidden` cannot be known.
 QUESTIONS: tuple[tuple[str, int, int], ...] = (
     ("larger", 0, 1), ("hidden", 0, 0), ("copy", 2, 2), ("smaller", 3, 4),
     ("look-up", 5, 5), ("parity", 7, 7), ("rest", 6, 6), ("larger", 4, 6),
@@ -43,22 +39,22 @@ QUESTIONS: tuple[tuple[str, int, int], ...] = (
 class FieldProblems(EmbeddedProblems):
     """N prompts of the task `fields`, as arrays."""
 
-    digit_nd: Int[np.ndarray, "n d"]  # what the prompt shows
-    hidden_n: Int[np.ndarray, " n"]  # the value that nobody is told
+    digit_nd: Int[np.ndarray, "n d"]  # the digits in the prompt
+    hidden_n: Int[np.ndarray, " n"]  # the value that is in no prompt
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: the digits with a gap behind each, so that d_k stands as far before field k for every k; then `=`."""
+        """The prompt texts: digits with a gap behind each, so that d_k is equally far from field k for every k; then `=`."""
         return [f"{''.join(f'{digit}{FILLER}' for digit in digits)}=" for digits in self.digit_nd.tolist()]
 
 
 @dataclass(frozen=True)
 class FieldsNoise:
-    """How often a value of a warm-start trace follows its rule."""
+    """The probability that a value of a warm-start trace follows its rule."""
 
     right: tuple[float, ...]  # the probability, for fields 0, 1, 2, ... in turn; otherwise a random digit
-    # How often field k copies the digit four places after d_k instead: so each field has another thing to unlearn. Were wrong
-    # values only random, one dial, how sure the model is, would mend all fields at once.
+    # How often field k copies the digit four places after d_k instead, so that each field has its own error to unlearn. If wrong
+    # values were only random, a more certain model would improve all fields at once.
     astray: float = 0.4
 
 
@@ -119,12 +115,12 @@ class Fields:
 
     @property
     def knowable(self) -> tuple[str, ...]:
-        """The fields whose values the prompt says."""
+        """The fields whose values follow from the prompt."""
         return tuple(name for name, (asks, *_) in zip(self.names, QUESTIONS, strict=False) if asks != "hidden")
 
     @property
     def layout(self) -> Layout:
-        """A block for each field's value, and one for the form: keys, punctuation, the end."""
+        """Return a block for each field's value, and one for the form: keys, punctuation, the end."""
         return Layout({FORM: [], **{name: [name] for name in self.names}}, segmenter="json")
 
     @property
@@ -133,12 +129,12 @@ class Fields:
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field; `slips` names the values that slip (N, K), and to what."""
+        """Compute the value of every field; `slips` are the values that slip (N, K) and their new values."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 
     def answers(self, problems: FieldProblems) -> list[str]:
-        """The gold objects, as JSON; they know what is hidden."""
+        """Return the gold objects as JSON, hidden values included."""
         return self.objects(self.values(problems))
 
     def traces(self, problems: FieldProblems, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
@@ -149,7 +145,7 @@ class Fields:
         return self.objects(self.values(problems, (slip_nk | astray_nk, np.where(astray_nk, copied_nk, slipped_nk))))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw which values break their rule, and their new values."""
+        """Draw the values that break their rule, and their new values."""
         right_k = [noise.right[k % len(noise.right)] * (name in self.knowable) for k, name in enumerate(self.names)]
         return rng.random((size, self.count)) >= np.array(right_k), rng.integers(0, 10, (size, self.count))
 

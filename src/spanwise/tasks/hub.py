@@ -20,11 +20,11 @@ from spanwise.tasks.digits import HELD_OUT
 from spanwise.tasks.embedded import Task
 
 PromptFormat = Literal["confidence", "two_attempts"]
-#: Where an instruction can go: no chat template, one without a system message, or one with it.
+#: The place of an instruction: no chat template, a template without a system message, or one with it.
 PromptStyle = Literal["plain", "user", "system"]
-#: So many prompts are looked through for the tags of the layout.
+#: The number of prompts that are searched for the tags of the layout.
 _LOOKED_AT = 64
-#: What TRL calls its own things when it calls a reward function, or takes for pictures.
+#: Names that TRL uses itself in the call of a reward function, or reads as images.
 _TAKEN = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
@@ -133,13 +133,13 @@ def load_task(
 
 
 def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
-    """Load the tokenizer, and find where an instruction can go: without a chat template, in the user's or a system message."""
+    """Load the tokenizer, and find the place of an instruction: without a chat template, in the user's or a system message."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
         AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds, and a damaged file adds its parser's
+    except Exception as error:  # transformers raises many types, and the parser of a damaged file adds its own
         if Path(model).is_dir():
             what = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {_listing(Path(model))}"
         else:
@@ -151,7 +151,7 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
         return tokenizer, "plain"
     try:
         tokenizer.apply_chat_template(message("system", "s") + message("user", "u"), tokenize=False)
-    except Exception:  # a template refuses a role with an exception of its own
+    except Exception:  # a template raises a type of its own for a role that it refuses
         return tokenizer, "user"
     return tokenizer, "system"
 
@@ -160,10 +160,10 @@ def _prompts(part: Any, columns: DatasetColumns, instruction: str, style: Prompt
     """Return the rows with `prompt` and `answer` beside their other columns."""
     added = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     whole = [columns.prompt] if columns.whole else []
-    kept = [name for name in part.column_names if name not in (*added, *whole, *_TAKEN)]
+    other_columns = [name for name in part.column_names if name not in (*added, *whole, *_TAKEN)]
     options = {"columns": columns, "instruction": instruction, "style": style}
-    gone = [name for name in part.column_names if name not in kept]
-    return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*added, *kept])
+    gone = [name for name in part.column_names if name not in other_columns]
+    return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*added, *other_columns])
 
 
 def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str,
 
 
 def _check_told(layout: Layout, seen: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
-    """Refuse our own instruction for tags that it does not ask for; warn if the user's prompts name none of them."""
+    """Refuse spanwise's own instruction for tags that it does not ask for; warn if the user's prompts name none of the tags."""
     missing = untold(layout, seen)
     if not missing or instruction == "":
         return
@@ -213,17 +213,17 @@ def asked(question: str, instruction: str, style: PromptStyle) -> Any:
 
 
 def shown(prompt: Any, tokenizer: Any) -> str:
-    """Return a prompt as the model sees it: a text as it is, a conversation in the chat template."""
+    """Return a prompt as the model sees it: a text unchanged, a conversation in the chat template."""
     if isinstance(prompt, str):
         return prompt
     try:
         return tokenizer.apply_chat_template(prompt, tokenize=False)
-    except Exception as error:  # a template refuses a conversation with an exception of its own
+    except Exception as error:  # a template raises a type of its own for a conversation that it refuses
         raise DataError(f"The model's chat template does not take the prompt {prompt!r:.80}: {error}.") from error
 
 
 def untold(layout: Layout, texts: Sequence[str]) -> list[str]:
-    """Return the opening tags and keys of a layout that no text names, without what the prompt opens itself."""
+    """Return the opening tags and keys of a layout that no text names, except those that the prompt itself opens."""
     words: dict[str, None] = {}
     for part in layout.parts:
         asks = SEGMENTERS.find(part.segmenter).asks
@@ -233,7 +233,7 @@ def untold(layout: Layout, texts: Sequence[str]) -> list[str]:
 
 
 def _holds(text: str, word: str) -> bool:
-    """Whether a text holds a tag, or a word that is no part of a longer word."""
+    """Return whether a text holds a tag, or a word that is not part of a longer word."""
     return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)) if word[:1].isalnum() else word in text
 
 
@@ -242,9 +242,9 @@ class DatasetColumns:
     """The columns of a dataset that hold prompts and answers."""
 
     prompt: str
-    whole: bool  # the prompts are used as they are
+    whole: bool  # the column holds whole prompts, used unchanged
     answer: str | None
-    conversations: bool = False  # nobody has named the column: its conversations must not end with the answer itself
+    conversations: bool = False  # the user has not named the column, so its conversations must not end with the answer
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:
@@ -254,7 +254,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     place = Path(dataset)
     suffix, kinds = place.suffix.lower(), (*_READERS, *SUFFIXES)
     if place.exists():
-        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it counts readers of local files too, at a server of its own
+        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would count readers of local files too, on a server
     if place.is_file() != (suffix in kinds):
         gone = f"does not exist in '{Path.cwd()}' or beside the recipe"
         what = "is not a kind of file that can be read" if place.is_file() else gone
@@ -273,7 +273,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
             saved = load_from_disk(dataset)
             return saved[split] if isinstance(saved, DatasetDict) else saved
         return load_dataset(name, part or None, split=split)
-    except Exception as error:  # datasets, pyarrow and the hub client each raise their own kinds
+    except Exception as error:  # datasets, pyarrow and the hub client each raise their own types
         if "StopIteration" in reason(error) or "corresponds to no data" in reason(error):
             raise DataError(_NO_ROWS.format(dataset)) from error
         what = "file" if reader else "folder" if place.is_dir() else "name"
@@ -307,7 +307,7 @@ def find_columns(
 
 
 def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
-    """Refuse rows without a usable question, prompt or answer; say which row, and what to do."""
+    """Refuse rows without a usable question, prompt or answer; name the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
     for name, option in (
@@ -334,7 +334,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
 
 
 def _fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
-    """Say why a cell is no question, no prompt or no answer; None if it is one."""
+    """Say why a cell is no question, no prompt or no answer; return None if it is one."""
     if option == "prompt_column":
         fault = prompt_fault(cell, template=template)
         if not fault and columns.conversations and cell[-1]["role"] == "assistant":
@@ -361,7 +361,7 @@ def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of the innermost cause, which says what went wrong."""
+    """Return the first line of the innermost cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     line = (str(error).strip().splitlines() or [""])[0].rstrip(" .:")

@@ -90,7 +90,7 @@ class WarmStartSettings:
 
 
 def shortened(steps: int, settings: WarmStartSettings | None = None) -> WarmStartSettings:
-    """Return settings with every phase cut to `steps`, for a model that has learned little in little time."""
+    """Return settings with every phase cut to `steps`, for a model that has learned little in a short time."""
     settings = settings or WarmStartSettings()
     return replace(settings, **{name: replace(phase, steps=steps) for name, phase in _phases(settings).items()})
 
@@ -207,7 +207,7 @@ def _train(model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: Wa
     rng, threads = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
     ids = tokenizer.get_vocab()
     model.train()
-    # At this size a second thread helps little on an idle machine and makes a busy one several times slower.
+    # At this size a second thread helps little on an idle machine and slows a busy one down several times.
     torch.set_num_threads(1)
     try:
         for _ in range(phase.steps):
@@ -249,7 +249,7 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
-    """Return what the weights depend on: this stretch and those before it."""
+    """Return all that the weights depend on: this stretch and those before it."""
     used = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
     skipped = _phases(settings).keys() - used.keys()
     return {
@@ -275,13 +275,13 @@ def default_cache_folder() -> Path:
         ...     default_cache_folder().as_posix()
         '/data/warm'
     """
-    if own := os.environ.get("SPANWISE_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("SPANWISE_CACHE"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spanwise"
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether a cached folder exists with every file as it was written; log a notice if a file is not."""
+    """Return whether a cached folder exists with every file unchanged; log a notice if a file has changed."""
     if not folder.exists():
         return False
     try:
@@ -299,7 +299,7 @@ def _digest(file: Path) -> str:
 
 
 def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) -> None:
-    """Write the folder beside its place and rename it, so that a reader sees all of it or nothing."""
+    """Write the folder beside its place and rename it, so that a reader sees the whole folder or nothing."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-", ignore_cleanup_errors=True) as scratch:
@@ -332,7 +332,7 @@ def load(folder: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars of transformers, which would cut through ours."""
+    """Hide the progress bars of transformers, which would break into those of spanwise."""
     from transformers.utils import logging as transformers_logging
 
     enabled = transformers_logging.is_progress_bar_enabled()
@@ -344,7 +344,7 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-#: Of the quintic iteration; see torch.optim.Muon.
+#: Coefficients of the quintic iteration; see torch.optim.Muon.
 _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 

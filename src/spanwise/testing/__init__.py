@@ -1,6 +1,6 @@
-"""The conformance suite: what every estimator, segmenter and reward must do, ours and yours alike.
+"""The conformance suite: properties of every estimator, segmenter and reward, built in or your own.
 
-`check_estimator`, `check_segmenter` and `check_reward` look for counter-examples and say in one sentence what they found. Needs
+`check_estimator`, `check_segmenter` and `check_reward` search for counter-examples and describe one in a sentence. Needs
 `pip install 'spanwise[testing]'`.
 """
 
@@ -8,7 +8,7 @@ from spanwise.errors import lacking
 
 try:
     import hypothesis as _hypothesis  # noqa: F401
-except ModuleNotFoundError as error:  # the core installs without it
+except ModuleNotFoundError as error:  # the core installs without hypothesis
     raise lacking("spanwise.testing", error) from error
 
 from spanwise.testing.batches import ENTRIES

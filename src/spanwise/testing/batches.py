@@ -27,7 +27,7 @@ _numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, 
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
-#: What the entries of an input look like, by the name before the index letters. Extend it for a call with `inputs=`.
+#: The entries of an input, by the name before the index letters; extend it for a call with `inputs=`.
 ENTRIES: dict[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("reward", "score", "by_outcome", "metric", "value", "adv", "advantage", "bootstrap"), _numbers),
     **dict.fromkeys(("confidence", "report", "importance"), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
@@ -42,7 +42,7 @@ ENTRIES: dict[str, SearchStrategy[Any]] = {
 _REWARDS = ("reward", "score", "calibration", "correct")
 _WHOLE = ("ids", "length", "stratum", "group", "trajectory", "step", "block", "start", "end", "anchor", "state")
 _STRUCTURE = ("group", "trajectory", "step", "mask", "block")
-#: Ids as hashes are: of both signs, and so large that neighbours are one number in float64.
+#: Ids like hashes: of both signs, and so large that neighbours are one number in float64.
 LABELS = (-(2**62) - 1, -(2**62), -1, -(2**63), 0, 2**62, 2**63 - 1, 2, 7)
 
 
@@ -58,17 +58,17 @@ class Input:
 
     @property
     def is_reward(self) -> bool:
-        """Whether it is a reward."""
+        """Whether the input is a reward."""
         return self.stem in _REWARDS
 
     @property
     def by_token(self) -> bool:
-        """Whether it has one entry per token."""
+        """Whether the input has one entry per token."""
         return "t" in self.axes
 
 
 def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
-    """These rows of columns that are tensors or lists, in this order."""
+    """Return these rows, in this order, of columns that are tensors or lists."""
     return {
         name: value[list(index)] if isinstance(value, Tensor) else [value[row] for row in index]
         for name, value in columns.items()
@@ -77,37 +77,29 @@ def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """The inputs of one call, before tokens get their places.
-
-    Attributes:
-        spec: the inputs.
-        group_n: which rows belong together; also where the estimator is not told.
-        rows: inputs by name: a tensor or a list with an entry per row; of tokens each row's trainable ones, padded on the right.
-        place_nt: which trainable token of its row stands at each place; -1 where none does (masked).
-        fill: what masked places hold, but in rewards (integers: its whole part, -100 for NaN).
-    """
+    """The inputs of one call, before tokens get their places."""
 
     spec: tuple[Input, ...]
-    group_n: Int[Tensor, " n"]
+    group_n: Int[Tensor, " n"]  # which rows belong together, also where the estimator gets no groups
     rows: Mapping[str, Any]
     place_nt: Int[Tensor, "n t"]
     fill: float = 0.0
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.group_n)
 
     def take(self, index: Sequence[int]) -> DrawnBatch:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         picked = list(index)
         return replace(self, group_n=self.group_n[picked], rows=take(self.rows, picked), place_nt=self.place_nt[picked])
 
     def put(self, changes: Mapping[str, Any]) -> DrawnBatch:
-        """The same batch with other values for some inputs per row."""
+        """Return the same batch with other values for some inputs per row."""
         return replace(self, rows={**self.rows, **changes})
 
     def inputs(self) -> dict[str, Any]:
-        """The arguments by name."""
+        """Return the arguments by name."""
         inputs, whole = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
         for entry in (entry for entry in self.spec if entry.by_token):
             other = self.fill if entry.dtype == torch.float64 else whole
@@ -119,14 +111,14 @@ class DrawnBatch:
 
 
 def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
-    """The trainable tokens of each row at their places, and one value at all others."""
+    """Put the trainable tokens of each row at their places, and one value at all others."""
     return pad(token_nt, (0, 1), value=masked).gather(1, place_nt % (token_nt.shape[1] + 1))
 
 
 def read_inputs(
     estimator: Callable[..., Any], *, optional: Sequence[str] = (), entries: Mapping[str, SearchStrategy[Any]] | None = None
 ) -> tuple[Input, ...]:
-    """What an estimator must be called with: its parameters without default, and the `optional` ones."""
+    """Return the arguments of an estimator: its parameters without default, and the `optional` ones."""
     spec = []
     for parameter in inspect.signature(estimator).parameters.values():
         name, variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -155,16 +147,13 @@ def batches_of(
     most: int = 8,
     ids: SearchStrategy[tuple[int, ...]] | None = None,
 ) -> DrawnBatch:
-    """Batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens.
-
-    With `absent`, some rewards of whole completions are NaN. `ids` draws the token ids of one row, which may depend on each
-    other.
-    """
+    """Draw batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens."""
     stems = {entry.stem for entry in spec}
-    n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # more of the larger ones
+    n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # larger batches more often
     group = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=n, max_size=n))
     trajectory = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)) if "trajectory" in stems else list(range(n))
-    group = [group[trajectory.index(j)] for j in trajectory] if "group" in stems else trajectory  # one of each trajectory
+    # One group for each trajectory.
+    group = [group[trajectory.index(j)] for j in trajectory] if "group" in stems else trajectory
     one_row = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
     rows_of_ids = draw(st.lists(one_row, min_size=n, max_size=n))
     has_tokens = any(entry.by_token for entry in spec)
@@ -194,14 +183,14 @@ def _row_of_tokens(draw: Draw, entry: Input, size: int, k: int) -> tuple[Any, ..
 def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[int]], absent: bool) -> Any:
     if entry.stem in structure:
         return torch.tensor(structure[entry.stem], dtype=entry.dtype)
-    if entry.stem == "step":  # numbered in row order, with gaps: only their order counts
+    if entry.stem == "step":  # numbered in row order, with gaps, as only the order counts
         row = structure["trajectory"]
         return torch.tensor([3 * row[:i].count(j) for i, j in enumerate(row)], dtype=entry.dtype)
     sizes = [{"k": k, "m": 2}.get(axis) or int(axis) for axis in entry.axes[1:]]
     count = n * math.prod(sizes)
     assert entry.entries is not None
     values = draw(st.lists(entry.entries, min_size=count, max_size=count))
-    if not isinstance(values[0], int | float):  # of states anything hashable will do
+    if not isinstance(values[0], int | float):  # a state may be any hashable value
         return values
     tensor = torch.tensor(values, dtype=entry.dtype).reshape(n, *sizes)
     if absent and entry.is_reward and entry.axes[0] == "n":
@@ -211,12 +200,12 @@ def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[in
 
 
 def _padded(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fill: int = 0) -> Tensor:
-    """Rows of different lengths as one tensor, padded on the right."""
+    """Stack rows of different lengths into one tensor, padded on the right."""
     return pad_sequence([torch.tensor(list(row), dtype=dtype) for row in rows], batch_first=True, padding_value=fill)
 
 
 def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
-    """Places for the same trainable tokens with masked ones before, between and after them."""
+    """Draw places for the same trainable tokens with masked tokens before, between and after them."""
     rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
     for row in rows:
         for _ in range(draw(st.integers(0, 3))):
@@ -225,5 +214,5 @@ def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
 
 
 def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
-    """Places for the same tokens with all padding on the left."""
+    """Return places for the same tokens with all padding on the left."""
     return pad(batch.place_nt, (1, 0), value=-1).sort(dim=1).values

@@ -22,7 +22,7 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # numbers whose sums do not come out even
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # numbers whose sums are rounded
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
@@ -30,7 +30,7 @@ _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
 _PAID = ("monotone", "signs")
 _MASKED = ("masking", "poison", "padding")
-#: What a method credits -> the properties that are checked of it.
+#: Kind of method -> its properties.
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "completion": (*_ALWAYS, *_REWARDED, *_PAID),
     "block": (*_ALWAYS, *_REWARDED, *_PAID),
@@ -118,7 +118,7 @@ def _kind(name: str, axes: str) -> Kind:
 
 @dataclass(kw_only=True)
 class _Estimator(Suite):
-    """A method, the inputs it needs, and what it is compared with."""
+    """An estimator under test, the inputs it needs, and the results it is compared with."""
 
     method: Method
     spec: tuple[Input, ...]
@@ -129,7 +129,7 @@ class _Estimator(Suite):
 
     @property
     def of_tokens(self) -> bool:
-        """Whether it gives every token a number."""
+        """Whether the estimator gives every token a number."""
         return self.method.kind in ("token", "refinement")
 
     @property
@@ -138,11 +138,11 @@ class _Estimator(Suite):
         return [entry.name for entry in self.spec if entry.is_reward and not entry.by_token]
 
     def pieces(self, batch: DrawnBatch) -> list[list[int]]:
-        """The groups."""
+        """Return the groups."""
         return [(batch.group_n == group).nonzero().flatten().tolist() for group in batch.group_n.unique()]
 
     def columns(self, result: Any) -> dict[str, Tensor]:
-        """The advantages."""
+        """Return the advantages."""
         if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
             result = result[0]  # a NamedTuple whose first field is the advantage
         if not isinstance(result, Tensor):
@@ -150,7 +150,7 @@ class _Estimator(Suite):
         return {"": result}
 
     def refuse(self, batch: DrawnBatch, result: Tensor, expected: str) -> None:
-        """Say what came out, and what should have."""
+        """Fail with the result and the expected one."""
         self.fail(batch, f"Got {show(result)}, expected {expected}.")
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
@@ -183,7 +183,7 @@ class _Estimator(Suite):
         self.alone(batch, (~gone_n).nonzero().flatten().tolist())
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Call it with the rows in another order, under other ids."""
+        """Call the estimator with the rows in another order, under other ids."""
         labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}  # steps keep their order
         numbered = [e for e in self.spec if e.stem in labels and isinstance(batch.rows.get(e.name), Tensor)]
         order = draw(st.permutations(range(len(batch))))
@@ -198,7 +198,7 @@ class _Estimator(Suite):
         self.same(moved, self.run(moved), self.run(batch))
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Some groups are constant, the others as they come; in steps, whose trajectories differ in length, nothing is earned."""
+        """Make some groups constant and leave the others; in steps, whose trajectories differ in length, set all rewards to 0."""
         numbers = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         numbers = [abs(n) if "negative" in self.method.exceptions else n for n in numbers]
         level_n = _by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*numbers, NAN))
@@ -238,7 +238,7 @@ class _Estimator(Suite):
             self.refuse(batch, adv_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Give one row more of one reward, of tokens the last; credit of that row's same block, step or token is compared."""
+        """Raise one reward of one row, of tokens the last; compare the credit of the same block, step or token."""
         names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
         row, name, more = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(names)), draw(_NOT_NEGATIVE)
         before = batch.rows[name]
@@ -272,11 +272,11 @@ class _Estimator(Suite):
 
 
 def _by_group(batch: DrawnBatch, draw: Draw, numbers: Sequence[float]) -> Tensor:
-    """A number for each group, row by row."""
+    """Draw a number for each group and return it row by row."""
     levels = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
     return torch.tensor(levels, dtype=torch.float64)[batch.group_n % len(levels)]
 
 
 def _wide(number_n: Tensor, like: Tensor) -> Tensor:
-    """A number for each row, in the shape of an input."""
+    """Return a number for each row in the shape of an input."""
     return number_n.to(like.dtype).reshape(-1, *(1 for _ in like.shape[1:])).expand_as(like)

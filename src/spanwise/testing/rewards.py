@@ -1,4 +1,4 @@
-"""`check_reward`: the properties of whatever turns text into a number."""
+"""`check_reward`: the properties of every function that turns text into a number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spanwise.testing.batches import Draw
 from spanwise.testing.search import Suite
 from spanwise.types import BlockText, Status
 
-#: What is checked of a reward, and what each check means.
+#: Property of a reward -> its meaning.
 REWARD_PROPERTIES: Mapping[str, str] = {
     "result": "one finite number or one status per completion, whatever the text",
     "pure": "its inputs stay as they are and a second call gives the same numbers",
@@ -34,7 +34,7 @@ REWARD_PROPERTIES: Mapping[str, str] = {
     "split": "a completion alone gets what it gets in a batch",
     "threads": "main thread, worker thread, event loop and another process give the same numbers",
 }
-#: What policies write where an answer or a confidence should stand.
+#: Texts that policies write in place of an answer or a confidence.
 HOSTILE = (
     "", " ", "4", "0.7", "70%", "-0.1", "nan", "inf", "1e999", "high", "0,7", "\u0660.\u0667", "\\boxed{4}", "\\frac{1}{0}",
     "x" * 50, "<answer>", "</answer>", "日本🙂", "\x00", "1" * 400,
@@ -43,22 +43,22 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class DrawnCompletions:
-    """What a reward is called with: of each completion its blocks, its row of the dataset, and what was scored before."""
+    """The arguments of a reward: of each completion its blocks, its row of the dataset, and the rewards scored before."""
 
     rows: Sequence[tuple[Any, ...]]
 
     def __len__(self) -> int:
-        """How many completions there are."""
+        """The number of completions."""
         return len(self.rows)
 
     def inputs(self) -> dict[str, Any]:
-        """The arguments by name; whoever changes them changes a copy."""
+        """Return the arguments by name, as copies."""
         text, *tables = copy.deepcopy(list(zip(*self.rows, strict=True)))
         columns, scored = ({name: [row[name] for row in table] for name in table[0]} for table in tables)
         return {"text": list(text), "columns": columns, "scored": scored}
 
     def take(self, index: Sequence[int]) -> DrawnCompletions:
-        """These completions, in this order."""
+        """Return these completions, in this order."""
         return DrawnCompletions([self.rows[row] for row in index])
 
 
@@ -130,7 +130,7 @@ def _block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, s
 def _completions(
     layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]
 ) -> SearchStrategy[DrawnCompletions]:
-    """One to five completions, whose blocks hold any contents or are not there."""
+    """Draw one to five completions, whose blocks have any contents or are missing."""
     inside = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
     blocks = {name: st.tuples(*[inside] * len(tags)).map(partial(_block, tags)) for name, tags in layout.keys.items()}
     text = st.fixed_dictionaries({name: st.one_of(block, block, st.none()) for name, block in blocks.items()})
@@ -139,7 +139,7 @@ def _completions(
 
 
 def _every(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:
-    """Every content with every row of the columns, to compare places where the reward runs."""
+    """Pair every content with every row of the columns, to compare the processes in which the reward runs."""
     rows = max((len(values) for table in tables for values in table.values()), default=1)
     drawn = [[{name: v[i % len(v)] for name, v in table.items()} for table in tables] for i in range(rows)]
     return DrawnCompletions(
@@ -153,7 +153,7 @@ def _every(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequen
 def score_completions(
     objective: Objective, *, text: Sequence[BlockText], columns: dict[str, Any], scored: dict[str, Any]
 ) -> list[tuple[float, str]]:
-    """Values and statuses as plain pairs, which travel between processes."""
+    """Return values and statuses as plain pairs, which can be sent between processes."""
     before = {name: Reward.of(values) for name, values in scored.items()}
     reward = score_one(objective, text, columns=columns, scored=before)
     names = [Status(code).name for code in reward.status_n.tolist()]
@@ -162,7 +162,7 @@ def score_completions(
 
 @dataclass(kw_only=True)
 class _Reward(Suite):
-    """A reward as an objective, and whether it is called in another process."""
+    """A reward under test as an objective; it may be called in another process."""
 
     objective: Objective
     processes: bool
@@ -172,11 +172,11 @@ class _Reward(Suite):
         self.run(batch)
 
     def absent(self, batch: DrawnCompletions, _: Draw) -> None:
-        there = [any(block[name] is not None for name in self.objective.pays) for block, *_ in batch.rows]
-        for n, (present, pair) in enumerate(zip(there, self.run(batch)[""], strict=True)):
+        has_block = [any(block[name] is not None for name in self.objective.pays) for block, *_ in batch.rows]
+        for n, (present, pair) in enumerate(zip(has_block, self.run(batch)[""], strict=True)):
             if not present and pair[1] != Status.ABSENT.name:
                 self.fail(batch, f"Completion {n} has none of the paid blocks and gets {pair}.")
-        self.alone(batch, [n for n, present in enumerate(there) if present])
+        self.alone(batch, [n for n, present in enumerate(has_block) if present])
 
     def threads(self, batch: DrawnCompletions, _: Draw) -> None:
         expected = self.function(**batch.inputs())

@@ -16,15 +16,15 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-# How fast an estimator is, and how large its inputs are, is not what is checked here.
+# Speed of an estimator and size of its inputs are not checked here.
 _NOT_OURS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
 
-#: Examples that a property sees at least which asks that something happens at all.
+#: The least number of examples for a property that something happens at all.
 _MOST_TO_MEET = 60
 
 
 class ConformanceError(SpanwiseError, AssertionError):
-    """A property does not hold; the message names the property, who breaks it, the smallest example and what was expected.
+    """A property does not hold; the message names the property, the function, the smallest example and the expected result.
 
     Example:
         >>> issubclass(ConformanceError, AssertionError)  # pytest shows it as a failed assertion
@@ -34,30 +34,30 @@ class ConformanceError(SpanwiseError, AssertionError):
 
 @dataclass(kw_only=True)
 class Suite:
-    """Something under test. A property is the method of its name, which takes an example and what draws more, and may `fail`."""
+    """A function under test: a property is the method of its name, which takes an example and a source of draws, and may `fail`."""
 
     who: str
     function: Callable[..., Any]
     sentences: Mapping[str, str]
-    name: str = ""  # the property that is checked
-    met: set[Any] = field(default_factory=set)  # what examples of it showed so far
-    #: Properties that hold if the examples together showed all of this.
+    name: str = ""  # of the property being checked
+    met: set[Any] = field(default_factory=set)  # facts that its examples showed so far
+    #: Property -> the facts that its examples together must show.
     to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {}
-    #: What a result has per token -> what stands at a masked one; and what it has per row that other places leave alone.
+    #: Column per token -> its value at masked tokens; and the columns per row that do not depend on the places of tokens.
     by_token: ClassVar[Mapping[str, float]] = {}
     by_row: ClassVar[tuple[str, ...]] = ()
     crashes: ClassVar[str] = "raises"
 
     def columns(self, result: Any) -> dict[str, Any]:
-        """What the function returned, by name: tensors and lists with an entry per row."""
+        """Return the function's result by name: tensors and lists with an entry per row."""
         return {"": result}
 
     def pieces(self, batch: Any) -> list[list[int]]:
-        """The rows that are computed apart from the others."""
+        """Return the sets of rows that are computed apart from each other."""
         return [[row] for row in range(len(batch))]
 
     def shown(self, example: Any) -> str:
-        """The text of an example."""
+        """Return an example as text."""
         return show(example.inputs())
 
     def check(
@@ -83,7 +83,7 @@ class Suite:
                     )
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """What comes out; a crash breaks the property too."""
+        """Return the result for an example; a crash breaks the property too."""
         try:
             return self.columns((function or self.function)(**inputs))
         except ConformanceError:
@@ -95,29 +95,29 @@ class Suite:
             ) from error
 
     def run(self, batch: Any) -> dict[str, Any]:
-        """What comes out for an example."""
+        """Return the result for an example."""
         return self.call(batch.inputs())
 
     def fail(self, example: Any, detail: str) -> NoReturn:
-        """Raise the sentence."""
+        """Raise the error with its sentence."""
         raise ConformanceError(
             f"{self.who} breaks '{self.name}': {self.sentences[self.name]}. Smallest example: {self.shown(example)}. {detail}"
         )
 
     def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
-        """Fail if two results differ, in the columns that are expected."""
+        """Fail if two results differ in the expected columns."""
         for column, value in expected.items():
             if differ(result[column], value, tolerance=tolerance):
                 what = f"{column} " if column else ""
                 self.fail(example, f"Got {what}{show(result[column])}, expected {show(value)}.")
 
     def alone(self, batch: Any, rows: list[int]) -> None:
-        """Fail if rows do not get in the batch what they get without the others."""
+        """Fail if rows get another result in the batch than without the other rows."""
         if rows:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 
     def pure(self, batch: Any, _: Draw) -> None:
-        """Call it twice."""
+        """Call the function twice."""
         inputs = batch.inputs()
         before = copy.deepcopy(inputs)
         first = copy.deepcopy(self.call(inputs))
@@ -127,13 +127,13 @@ class Suite:
         self.same(batch, self.call(inputs), first, tolerance=0.0)
 
     def permutation(self, batch: Any, draw: Draw) -> None:
-        """Call it with the rows in another order."""
+        """Call the function with the rows in another order."""
         order = draw(st.permutations(range(len(batch))))
         moved = batch.take(order)
         self.same(moved, self.run(moved), take(self.run(batch), order))
 
     def split(self, batch: Any, _: Draw) -> None:
-        """Call it with each piece alone."""
+        """Call the function with each piece alone."""
         for rows in self.pieces(batch):
             self.alone(batch, rows)
 
@@ -146,14 +146,14 @@ class Suite:
         self._moved(batch, left_padded(batch))
 
     def poison(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Put something else at masked tokens."""
+        """Put other values at masked tokens."""
         moved = replace(batch, place_nt=rearranged(batch, draw))
         for fill in (NAN, 1e9):
             poisoned = replace(moved, fill=fill)
             self.same(poisoned, self.run(poisoned), self.run(moved))
 
     def _moved(self, batch: DrawnBatch, place_nt: Tensor) -> None:
-        """The same trainable tokens at other places get the same there."""
+        """Check that the same trainable tokens get the same numbers at other places."""
         moved, plain = replace(batch, place_nt=place_nt), self.run(batch)
         tokens = {column: placed(plain[column], place_nt, masked) for column, masked in self.by_token.items()}
         result = self.run(moved)
@@ -164,7 +164,7 @@ class Suite:
 
 
 def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
-    """Run `check` on examples, the same in every run; of the failing ones the smallest that hypothesis can find raises."""
+    """Run `check` on examples, the same in every run; raise for the smallest failing example that hypothesis finds."""
 
     @settings(
         max_examples=examples,
@@ -183,13 +183,13 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
     try:
         run()
     except ConformanceError as error:
-        raise ConformanceError(str(error)) from error.__cause__  # without the pages of the search
+        raise ConformanceError(str(error)) from error.__cause__  # without hypothesis's long output
     except Unsatisfiable as error:
         raise RecipeError("No example could be built from the given inputs; loosen their strategies.") from error
 
 
 def show(value: Any) -> str:
-    """A short, exact text of an input or a result."""
+    """Return a short, exact text of an input or a result."""
     if isinstance(value, Tensor):
         return str(value.tolist())
     if isinstance(value, dict):
@@ -198,7 +198,7 @@ def show(value: Any) -> str:
 
 
 def differ(actual: Any, expected: Any, *, tolerance: float) -> bool:
-    """Whether two results differ, tensors by more than `tolerance` of the largest number expected; NaN differs from all."""
+    """Return whether two results differ, tensors by more than `tolerance` of the largest expected number; NaN differs from all."""
     if not isinstance(expected, Tensor):
         return repr(actual) != repr(expected)
     largest = float(expected.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected.numel() else 1.0

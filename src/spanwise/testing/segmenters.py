@@ -1,4 +1,4 @@
-"""`check_segmenter`: the properties of whatever turns token ids into spans."""
+"""`check_segmenter`: the properties of every function that turns token ids into spans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spanwise.testing.batches import Draw, DrawnBatch, batches_of, read_inputs
 from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Fault, Spans
 
-#: What is checked of a segmenter, and what each check means.
+#: Property of a segmenter -> its meaning.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "partition": "every trainable token belongs to exactly one block, no other token to any, and the intervals say the same",
     "contiguous": "the intervals of two blocks do not overlap",
@@ -74,10 +74,7 @@ def token_rows(
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
-    """A function of some bytes and choices that cuts the bytes into pieces of the vocabulary.
-
-    Choice 0 takes the longest piece that fits, 1 the next one, and so on, in turn; bytes that no piece starts with are left out.
-    """
+    """Return a function of bytes and choices that cuts the bytes into pieces of the vocabulary, 0 the longest that fits."""
     by_first: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
         if vocabulary.pieces[index]:
@@ -141,7 +138,7 @@ def check_segmenter(
 
 @dataclass(kw_only=True)
 class _Segmenter(Suite):
-    """A segmenter, and the bytes of its tokens."""
+    """A segmenter under test, and the bytes of its tokens."""
 
     vocabulary: Vocabulary
     by_token: ClassVar[Mapping[str, float]] = {"block_nt": -1}
@@ -149,7 +146,7 @@ class _Segmenter(Suite):
     to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {"seen": frozenset((True,))}
 
     def columns(self, result: Any) -> dict[str, Any]:
-        """The tensors of its spans, and its texts if it says them."""
+        """Return the tensors of its spans, and its texts if it returns them."""
         spans, text = result if isinstance(result, tuple) else (result, None)
         if not isinstance(spans, Spans):
             raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
@@ -164,11 +161,11 @@ class _Segmenter(Suite):
         }
 
     def shown(self, example: DrawnBatch) -> str:
-        """The pieces of its tokens, and all that it is given."""
+        """Return the pieces of its tokens, and all other arguments."""
         return f"as pieces: {self.spelled(example)}; {show(example.inputs())}"
 
     def spelled(self, batch: DrawnBatch) -> list[list[bytes]]:
-        """The pieces of the trainable tokens of each completion."""
+        """Return the pieces of the trainable tokens of each completion."""
         rows = zip(batch.inputs()["ids_nt"], batch.place_nt >= 0, strict=True)
         return [[self.vocabulary.pieces[i] for i in ids_t[here_t].tolist()] for ids_t, here_t in rows]
 
@@ -208,9 +205,9 @@ class _Segmenter(Suite):
             data = b"".join(pieces).decode(errors="replace")
             order = sorted(range(len(spans)), key=lambda k: spans[k][0])
             texts_of_row = [blocks[result["names"][row][k]] for k in order]
-            there = [spans[k][0] < spans[k][1] for k in order]
-            if [block is not None for block in texts_of_row] != there:
-                self.fail(batch, f"Completion {row} has text {texts_of_row} for blocks that are there: {there}.")
+            has_token = [spans[k][0] < spans[k][1] for k in order]
+            if [block is not None for block in texts_of_row] != has_token:
+                self.fail(batch, f"Completion {row} has text {texts_of_row} for blocks that are there: {has_token}.")
             joined = "".join(str(block[""]) for block in texts_of_row if block is not None)
             straddled = int(result["fault_n"][row]) & Fault.STRADDLED  # the bytes of a block without a token are in no text
             if not straddled and not _same_text(joined, data, ordered=not _overlap(spans)):
@@ -218,19 +215,19 @@ class _Segmenter(Suite):
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
-    """From which token to which each block of each completion goes."""
+    """Return the first and last token of each block of each completion."""
     pairs = zip(result["start_nk"].tolist(), result["end_nk"].tolist(), strict=True)
     return [list(zip(start_k, end_k, strict=True)) for start_k, end_k in pairs]
 
 
 def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether two intervals of a completion share a token."""
+    """Return whether two intervals of a completion share a token."""
     used = sorted(span for span in spans if span[0] < span[1])
     return any(before[1] > after[0] for before, after in pairwise(used))
 
 
 def _same_text(joined: str, data: str, *, ordered: bool) -> bool:
-    """Whether two texts hold the same; a character that blocks share became U+FFFD in each, so then the others are compared."""
+    """Return whether two texts are the same, up to characters that blocks share and that became U+FFFD in each."""
     if "\ufffd" in joined:
         joined, data = (text.encode("ascii", "ignore").decode() for text in (joined, data))
     return joined == data if ordered else sorted(joined) == sorted(data)

@@ -11,12 +11,17 @@ import torch
 
 import trl_small
 from rollout_files import LAYOUT, episode, quiet, said, trace, verl_rows, write_lines
+from spanwise.commands.credit.apply import steps
+from spanwise.commands.credit.arms import token_columns
 from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
+from spanwise.layout import Layout
+from spanwise.objective import Objective
 from spanwise.rollouts.rows import credit_figures
 from spanwise.rollouts.table import fitting_runs
+from spanwise.scheme import Scheme
 from spanwise.types import Status
 
 pytestmark = [
@@ -426,3 +431,10 @@ def test_a_check_that_failed_stays_failed(tmp_path):
     assert result.scores.status_nm[:, 0].tolist() == [0, int(Status.TIMEOUT), 0, int(Status.ABSENT)]
     # Present: 1 and 0, mean .5. Absent stands for 0, so it is credited with 0 - .5; the timeout with exactly 0.
     assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, 0.0, -0.5, -0.5]
+
+
+def test_rows_of_each_step_and_the_columns_of_a_token_method():
+    assert [rows.tolist() for rows in steps(torch.tensor([2, 1, 2]))] == [[1], [0, 2]]
+    pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
+    scheme = Scheme("sae", Layout({"solution": ["answer"], "confidence": ["confidence"]}), pair)
+    assert token_columns(scheme) == {"value_nt": ["values/correct", "values/brier"], "logp_nt": ["logprobs"]}

@@ -12,8 +12,10 @@ from helpers import NAN, assert_close
 from report_pages import Page
 from rollout_files import quiet
 from spanwise.commands.credit.credit import credit, credit_rollouts
+from spanwise.commands.credit.page import own_shares
 from spanwise.commands.report.report import report_folder
 from spanwise.errors import RecipeError
+from spanwise.modes import scoring_mode
 from spanwise.rollouts import read_rollouts
 
 SCORES = [0.9, 0.7, 0.3, 0.1]
@@ -126,3 +128,10 @@ def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):
     assert solution["total"] == "+0.715 = 0.9 · 0.75 (correct) + 0.1 · 0.4 (its own score)"
     assert [term["sum"] for term in solution["terms"]] == ["+0.75 = 1 \u2212 0.25"]
     assert [term["sum"] for term in plain["blocks"]["solution"]["terms"]] == ["+0.75 = 1 \u2212 0.25"]
+
+
+def test_the_share_of_the_score_and_the_score_within_its_group():
+    table = pa.table({"step": [1] * 4, "group": [0] * 4, "self_reward": [0.9, 0.7, 0.3, 0.1]})
+    mode = scoring_mode({"laser": {"token": "<unk>", "self_rewarding_warmup": 0}})
+    shares = [(round(share, 4), round(score, 4)) for share, score in own_shares(table, mode)]
+    assert shares == [(0.1, 1.0954), (0.1, 0.5477), (0.1, -0.5477), (0.1, -1.0954)]

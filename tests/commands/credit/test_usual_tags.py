@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import quickly
-from spanwise.commands.credit.blocks import usual_tags
+from spanwise.commands.credit.blocks import layout_of, usual_tags
 
 PARTS = ["<a>", "</a>", "<b>", "</b>", "<a", "x", "</", "<c.d>", "</c.d>", "<a></b>"]
 
@@ -29,3 +29,8 @@ def test_a_text_of_very_many_tags_is_no_layout():
     text = "".join(f"<t{n}>4</t{n}>" for n in range(33))
     assert usual_tags([text]) == ((), 0)
     assert usual_tags([text[: text.index("<t32>")]]) == (tuple(f"t{n}" for n in range(32)), 1)
+
+
+def test_a_lone_tag_is_the_completion_and_a_lone_confidence_ends_it():
+    names = [layout_of(tags).names for tags in (["plan", "code"], ["think"], ["confidence"])]
+    assert names == [("plan", "code"), ("completion",), ("text", "confidence")]

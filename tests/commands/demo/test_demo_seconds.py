@@ -7,7 +7,7 @@ from importlib import import_module
 from rich.console import Console
 
 import trl_small
-from spanwise.commands.demo.demo import FIELDS, run_demo
+from spanwise.commands.demo.demo import FIELDS, run_demo, running_mean, verdict
 
 pytestmark = trl_small.THIRD_PARTY
 
@@ -30,3 +30,11 @@ def test_the_seconds_of_an_arm_are_those_of_its_steps(tmp_path, monkeypatch):
     assert 0 < first < 6
     assert 0 < second < 6
     assert result["seconds"] > 6 + first + second
+
+
+def test_a_running_mean_has_fewer_values_at_the_start():
+    assert running_mean([0.0, 1.0, 0.5]) == [0.0, 0.5, 0.5]
+
+
+def test_an_arm_that_ends_in_refusing_is_called_collapsed():
+    assert verdict({"peak_refusal_rate": 0.98, "refusal_rate": 0.95}) == "collapsed into refusing and stayed there"

@@ -134,3 +134,10 @@ def test_no_reference_another_token_or_out_of_reach(tmp_path):
     write(tmp_path, {"token": "<unk>", "id": 2})
     with pytest.raises(DataError, match="it has no reference"):
         laser_of(tmp_path, recipe(token="<unk>"))
+
+
+def test_elements_of_a_list_have_one_mean_reward():
+    by_item = {"equals.items[0]": torch.tensor([1.0, 1.0]), "equals.items[1]": torch.tensor([0.0, NAN])}
+    one_n, unknown_n = torch.zeros(2).long(), torch.full((2,), NAN)
+    means = Samples(one_n, {}, {}, unknown_n, one_n == 0, rewards=by_item).mean_rewards()
+    assert {name: round(interval.value, 3) for name, interval in means.items()} == {"reward/equals.items[*]": 0.667}

@@ -40,18 +40,18 @@ from spanwise.objective import BASELINES
 from spanwise.recipe import Recipe, load
 from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 
-#: What the table shows, in the order of the paper's Table 1, with what a collapse would hide behind.
+#: The figures of the table, in the order of the paper's Table 1; the last three show a collapse that the others hide.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
 _PLACE = ("output", "seed")
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
-#: What says from where a run starts and how it is evaluated: arms that differ in it have no figures to compare.
+#: The fields on which start and evaluation of a run depend: figures of arms that differ in them cannot be compared.
 _SAME = (
     "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
     "start_steps", "temperature", "eval_prompts", "eval_samples",
 )  # fmt: skip
-#: What a run has at its end only.
+#: The files that a run has only at its end.
 _ENDED = ("summary.json", "evaluation.parquet")
-#: The fields that a run's own recipe.yaml has filled in from the preset (`recipe.resolved`).
+#: The fields that a run's recipe.yaml takes from the preset where the user gave none (`recipe.resolved`).
 _FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 10.0
@@ -69,7 +69,7 @@ def compare(
     processes: int | None = None,
     console: Console | None = None,
 ) -> ArmComparison:
-    """Train every arm with every seed, unless the run is there already, and compare them."""
+    """Train every arm with every seed, except finished runs, and compare them."""
     console = console or Console()
     runs = planned(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None:
@@ -84,7 +84,7 @@ def compare(
             except (KeyboardInterrupt, SystemExit):
                 say(console, "Stopped. The same command goes on with what is missing.")
                 raise
-        *_, figures = ended_runs({run.arm: {one.seed: one.folder for one in runs if one.arm == run.arm} for run in runs})
+        *_, figures = ended_runs({run.arm: {r.seed: r.folder for r in runs if r.arm == run.arm} for run in runs})
         comparison = compare_arms(figures, figures=_present(figures), reference=reference)
         asked = {
             "places": [] if shared is None else [str(shared)],
@@ -123,21 +123,21 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     yield plain_table(Column("", overflow="fold"), *columns, rows=lines)
 
 
-def _present(found: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
+def _present(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
     """Return the figures that at least one run has."""
-    values = [figures for seeds in found.values() for figures in seeds.values()]
-    there = dict.fromkeys(name for figures in values for name, value in figures.items() if value is not None)
+    values = [figures for seeds in arms.values() for figures in seeds.values()]
+    known = dict.fromkeys(name for figures in values for name, value in figures.items() if value is not None)
     unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in values)
     scored = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
     figures_shown = [*FIGURES, *(["verdict_rate"] if unjudged else []), *scored]
-    return [name for name in figures_shown if name in there] + [n for n in there if "@" in n or n.endswith("_accuracy")]
+    return [name for name in figures_shown if name in known] + [n for n in known if "@" in n or n.endswith("_accuracy")]
 
 
 def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
-    """Train the runs that are missing; after all have ended, a DataError names the first that failed."""
-    from spanwise.commands.shared.task import make_task  # seconds of imports that a comparison which goes on does not need
+    """Train the runs that are missing; after all have ended, raise a DataError that names the first failed run."""
+    from spanwise.commands.shared.task import make_task  # seconds of imports, not needed if no run is missing
 
-    make_task(waiting[0].recipe, console)  # makes the shared start once, before several processes would
+    make_task(waiting[0].recipe, console)  # makes the shared start once, before several processes do
     beside = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
     say(console, f"{count - len(waiting)} of {count} runs are there; {beside} side by side.")
     started, failed, done = time.perf_counter(), {}, 0
@@ -165,7 +165,7 @@ def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None,
 
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
     """Return the command that trains one run."""
-    how = ["--resume", "last"] if resume else ["--overwrite"]  # what is there was begun under this recipe: run.finished()
+    how = ["--resume", "last"] if resume else ["--overwrite"]  # run.finished() has checked that the folder is of this recipe
     return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *how]
 
 
@@ -180,7 +180,7 @@ def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
         goes_on = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
         say(console, f"{run.folder.name} {goes_on}; not readable are {unreadable}.")
     environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
-    with _log(run).open("ab") as file:  # an earlier attempt, and another process that writes it, keep their lines
+    with _log(run).open("ab") as file:  # lines of an earlier attempt, or of another process, stay
         return subprocess.Popen(
             train_command(run, resume=checkpoint is not None),
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment,
@@ -236,15 +236,15 @@ class ArmRun:
 
     @property
     def file(self) -> Path:
-        """The file beside the folder that holds the recipe as it was asked for."""
+        """The file beside the folder that holds the recipe as the user gave it."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     def asked(self) -> dict[str, Any]:
-        """Return the recipe as it was asked for, as plain data."""
+        """Return the recipe as the user gave it, as plain data."""
         return self.recipe.model_dump(mode="json")
 
     def finished(self) -> bool:
-        """Whether the run ended under this recipe; a DataError if the folder holds another run."""
+        """Return whether the run ended under this recipe; raise a DataError if the folder holds another run."""
         if not any(is_filled(self.folder / name) for name in ("metrics.jsonl", *_ENDED)):
             return False
         if not self.file.is_file():
@@ -263,11 +263,7 @@ class ArmRun:
 
 
 def arm_fields(name: str) -> dict[str, Any]:
-    """Return the recipe fields of an arm: a baseline (of `bae`), a method, or a recipe file.
-
-    >>> arm_fields("blended"), arm_fields("rlcr")
-    ({'method': 'bae', 'baseline': 'blended'}, {'method': 'rlcr'})
-    """
+    """Return the recipe fields of an arm: a baseline (of `bae`), a method, or a recipe file."""
     if name in BASELINES:
         return {"method": "bae", "baseline": name}
     METHODS.load_plugins()
@@ -286,10 +282,7 @@ def planned(
     *,
     shared: str | Path | None = None,
 ) -> list[ArmRun]:
-    """List every run of a comparison, seed by seed, so that an early look has whole pairs.
-
-    What an arm says wins over the `shared` recipe file, and `choices` win over both.
-    """
+    """List every run of a comparison, seed by seed, so that an unfinished comparison has whole pairs."""
     for field, option in (("seed", "seeds"), ("output", "output")):
         if field in choices:
             raise RecipeError(f"Every run of a comparison has its own {field}; give --{option} in place of --set {field}.")
@@ -298,13 +291,14 @@ def planned(
         if not listed or len(set(listed)) < len(listed):
             raise RecipeError(f"Give each {kind} once, and at least one; got {', '.join(map(str, listed)) or 'none'}.")
     fields = {name: arm_fields(arm) for name, arm in zip(names, arms, strict=True)}
-    for name, own in fields.items():
+    for name, asked in fields.items():
         for field in ("method", "baseline"):
-            if field in own and choices.get(field, own[field]) != own[field]:
+            if field in asked and choices.get(field, asked[field]) != asked[field]:
                 raise RecipeError(
-                    f"Arm '{name}' has the {field} {own[field]}, and --set {field}={choices[field]} would make it another arm; "
+                    f"Arm '{name}' has the {field} {asked[field]}, and --set {field}={choices[field]} would make it another arm; "
                     f"leave that out, or give it as an arm."
                 )
+    # An arm's own fields win over the shared recipe file, and `choices` win over both.
     written = set() if shared is None else load(shared).model_fields_set
     common = {field: value for field, value in COMMON.items() if field not in written}
 
@@ -332,12 +326,7 @@ def side_by_side(
     start: Callable[[_Item], subprocess.Popen[bytes]],
     ended: Callable[[_Item, int], None],
 ) -> None:
-    """Run one process per item, a few at a time, and wait for all of them.
-
-    Edge cases:
-        Ctrl-C, SIGTERM (as SystemExit with status 143) and any error of `start` or `ended`: nothing more is started, what runs is
-        ended, and the exception goes on. Outside of the main thread, where Python knows no signals, SIGTERM does what it did.
-    """
+    """Run one process per item, a few at a time, and wait for all; Ctrl-C, SIGTERM or an error ends those that run."""
     waiting, running = list(items)[::-1], dict[subprocess.Popen[bytes], _Item]()
     with _sigterm_raises():
         try:
@@ -374,7 +363,7 @@ def _sigterm_raises() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not break off the cleaning up
+        signal.signal(number, signal.SIG_IGN)  # a second SIGTERM must not interrupt the clean-up
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, stop)

@@ -1,4 +1,4 @@
-"""What methods, and the trainer that wrote a file, credit its completions with: read and credited a part at a time."""
+"""Credit the completions of a file by several methods, part by part, and read the credit that its trainer recorded."""
 
 from __future__ import annotations
 
@@ -31,29 +31,26 @@ from spanwise.score import Reward, as_scores
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
 
-#: Places of a padded table that are worked on at a time.
+#: How many places of a padded table are worked on at a time.
 AT_A_TIME = 250_000
 _OF_A_SCORE = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
 
 
 @dataclass(frozen=True)
 class Marked:
-    """The spans of one layout over all completions.
-
-    Between its edges every trainable token is of the block. Where some block is in several pieces, `pieces` holds 1 + the block
-    of each token, flat as the tokens of the table are, and 0 where the edges say it.
-    """
+    """The spans of one layout over all completions."""
 
     names: tuple[str, ...]
-    start_nk: Int[Tensor, "n k"]
+    start_nk: Int[Tensor, "n k"]  # every trainable token between the edges belongs to the block
     end_nk: Int[Tensor, "n k"]
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     trainable: Ragged
+    #: Where some block has several pieces: 1 + the block of each token, flat; 0 where the edges alone decide.
     pieces: Int[np.ndarray, " v"] | None = None
 
     def spans(self, rows: Tensor | slice, places: Int[np.ndarray, "r t"]) -> Spans:
-        """The spans of some rows, whose tokens lie at `places`."""
+        """Return the spans of some rows, whose tokens lie at `places`."""
         mask_nt, place_t = at(places, self.trainable.values, False), torch.arange(places.shape[1])
         start_nk, end_nk = self.start_nk[rows], self.end_nk[rows]
         block_nt = torch.full(places.shape, -1, dtype=torch.int8 if len(self.names) < 128 else torch.int16)
@@ -65,27 +62,26 @@ class Marked:
         return Spans(self.names, start_nk, end_nk, block_nt, self.fault_n[rows])
 
     def blocks(self, first: int, last: int) -> Int[np.ndarray, " s"]:
-        """The block of each token of the rows first..last - 1, end to end; -1 where it is not trainable."""
+        """Return the block of each token of the rows first..last - 1, end to end; -1 where a token is not trainable."""
         places = self.trainable.places(slice(first, last))
         return self.spans(slice(first, last), places).block_nt.numpy()[places >= 0]
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What one method credits the completions of a file with, or its trainer."""
+    """The credit that one method, or the trainer that wrote the file, gives to the completions."""
 
     name: str
     marked: Marked
-    credit: Credit  # NaN where nothing is recorded; what is known per token has the mean over the block
+    credit: Credit  # NaN where nothing is recorded; credit known per token is given as its mean over the block
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
-    #: The advantages of all tokens, where each has its own; else they are spread when asked for, as all fill more than the file.
+    #: The advantages of all tokens if each has its own; else None: they take more memory than the file, so are spread on demand.
     flat_v: Float[np.ndarray, " v"] | None = None
-    dead: Mapping[str, float] = field(
-        default_factory=dict
-    )  # comparison -> share of its strata in which nobody gets any credit
+    #: Comparison -> share of its strata in which nobody gets any credit.
+    dead: Mapping[str, float] = field(default_factory=dict)
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
-        """The advantages of the tokens of the rows first..last - 1, end to end; 0 where the trainer left a row out of the loss."""
+        """Return the advantages of the tokens of the rows first..last - 1, end to end; 0 in rows that the loss leaves out."""
         rows = slice(first, last)
         if self.flat_v is not None:
             flat = self.flat_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
@@ -98,39 +94,28 @@ class Applied:
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
-        """The credit of each block, NaN where a completion does not have it, and of the decision to stop (`charged`)."""
-        held_nk = self.credit.block_nk.masked_fill(self.marked.length_nk == 0, torch.nan)
-        return {name: held_nk[:, k] for k, name in enumerate(self.marked.names)} | charged(self.credit.stop_n)
+        """Return the credit of each block, NaN where a completion lacks the block, and of the decision to stop (`charged`)."""
+        credit_nk = self.credit.block_nk.masked_fill(self.marked.length_nk == 0, torch.nan)
+        return {name: credit_nk[:, k] for k, name in enumerate(self.marked.names)} | charged(self.credit.stop_n)
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
-        """The completions none of whose blocks gets any credit."""
+        """Return the completions none of whose blocks gets any credit."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
 
 
 @dataclass(frozen=True)
 class CreditResult:
-    """A rollout file under several methods.
-
-    Attributes:
-        table: the file.
-        group_n: the groups as they were compared.
-        arms: the methods, in order.
-        applied: what they credit, and last what the file itself records (`recorded`), if that is shown.
-        scores: rewards and statuses of the objectives of all methods; the first method that has one speaks for it.
-        marked: the spans that are shown: of the layout with the most blocks.
-        notes: what the user should know, sentence by sentence.
-        score: what the self-rewarding scores of the file are worth (`_score_figures`); None where it has none.
-    """
+    """A rollout file under several methods."""
 
     table: RolloutTable
-    group_n: Tensor
+    group_n: Tensor  # the groups that are compared
     arms: Arms
-    applied: tuple[Applied, ...]
-    scores: Scores
-    marked: Marked
+    applied: tuple[Applied, ...]  # in the order of the methods; the credit that the file records comes last
+    scores: Scores  # of the objectives of all methods (`_scores`)
+    marked: Marked  # the spans that are shown, of the layout with the most blocks
     notes: tuple[str, ...]
-    score: dict[str, Any] | None = None
+    score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_score_figures`)
 
     @property
     def note(self) -> str:
@@ -139,15 +124,16 @@ class CreditResult:
 
     @property
     def title(self) -> Text:
-        """Which file it is, and its size, over a table."""
+        """The title over a table: the file and its size."""
         size = f"{len(self.table)} completions in {len(self.group_n.unique())} groups"
-        return Text(f"{self.table.path} ({self.table.source}): {size}", style="table.title")  # a path is no markup
+        # A path must not be read as markup.
+        return Text(f"{self.table.path} ({self.table.source}): {size}", style="table.title")
 
 
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit a file by all methods, and, if `recorded`, by what it records, which may be missing unless it `must` be there."""
+    """Credit a file by all methods and, if `recorded`, by its own numbers, which may be missing unless they `must` be there."""
     marked, readings = read_file(table, arms, also=[arms.layout] if recorded else [])
     schemes = arms.schemes
     applied = [
@@ -170,26 +156,26 @@ def apply_arms(
         *arms.notes, about_recorded, *dict.fromkeys(setup), table.note, *notes, _origins(table, arms), _sums(schemes), of_score,
         *(mode.note(table) for mode in modes),
     ]  # fmt: skip
-    widest = max((one.marked for one in applied), key=lambda marked: len(marked.names))
-    shown = marked.get(arms.layout, widest)
-    return CreditResult(table, group_n, arms, tuple(applied), scores, shown, tuple(filter(None, sentences)), worth)
+    widest = max((arm.marked for arm in applied), key=lambda marked: len(marked.names))
+    spans_shown = marked.get(arms.layout, widest)
+    return CreditResult(table, group_n, arms, tuple(applied), scores, spans_shown, tuple(filter(None, sentences)), worth)
 
 
 def _scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
-    """The rewards of all objectives; the method with the most blocks speaks first."""
+    """Return the rewards of all objectives; an objective of several methods is read from the one with the most blocks."""
     rewards: dict[str, Reward] = {}
     for name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = readings[name].scores
         tables = (scores.reward_nm, scores.status_nm, scores.by_outcome_nmo, scores.stated_nm)
         for m, objective in enumerate(scores.names):
             rewards.setdefault(objective, Reward(*(table[:, m] for table in tables if table is not None)))
-    if not rewards:  # nothing but what the file records
+    if not rewards:  # only the recorded credit is shown
         return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
     return as_scores(rewards)
 
 
 def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Scores) -> tuple[dict[str, Any] | None, str]:
-    """Coverage and calibration of the clipped scores against the verdict, and a sentence on them; None and "" without scores."""
+    """Return coverage and calibration of the clipped scores, and a sentence on them; None and "" without scores."""
     if table.score_n is None:
         return None, ""
     verdict = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
@@ -204,7 +190,7 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     reasons: list[str] = []
     try:
         from spanwise.measure import figures
-    except ModuleNotFoundError:  # the extra cli does without SciPy
+    except ModuleNotFoundError:  # the extra `cli` does not install SciPy
         pass
     else:
         values = figures(clipped_n, right_n, well_formed_n=known_n)
@@ -213,15 +199,15 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         worth |= {**{name.removeprefix(OF_SCORE): value for name, value in by_score.items()}, "alarms": reasons}
         numbers = ((word, worth[name]) for name, word in _OF_A_SCORE.items())
         if judged:
-            shown = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in numbers)
-            sentence = f"{sentence}, and against {verdict} {shown}"
+            listed = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in numbers)
+            sentence = f"{sentence}, and against {verdict} {listed}"
     if not judged:
         return worth, f"{sentence}; nothing in the file says which are right."
     return worth, f"{sentence}." + "".join(f" {why[:1].upper()}{why[1:]}." for why in reasons)
 
 
 def _origins(table: RolloutTable, arms: Arms) -> str:
-    """Say where each reward comes from, and which recorded numbers pay nothing."""
+    """Say where each reward comes from, and which recorded numbers are not used."""
     places, names = [], list(dict.fromkeys(objective.name for objective in arms.objectives))
     for name in names:
         column = arms.taken.get(name)
@@ -238,7 +224,7 @@ def _origins(table: RolloutTable, arms: Arms) -> str:
 
 
 def _sums(schemes: Mapping[str, Scheme]) -> str:
-    """Which rewards each method of one number per completion adds up."""
+    """Say which rewards are added up by each method that gives a completion one number."""
     several = len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) > 1
     parts = []
     for name, scheme in schemes.items():
@@ -251,11 +237,7 @@ def _sums(schemes: Mapping[str, Scheme]) -> str:
 def read_file(
     table: RolloutTable, arms: Arms, *, also: Sequence[Layout] = ()
 ) -> tuple[dict[Layout, Marked], dict[str, Reading]]:
-    """Find the blocks and rewards of every completion: layout -> its spans, method -> what completions say and what that is worth.
-
-    A reward that the file records (`Arms.taken`) is taken from it; what it would be under the other outcome, and every other
-    reward, is computed from the text.
-    """
+    """Find blocks and rewards of every completion: layout -> its spans, method -> its `Reading`."""
     spans_of: dict[Layout, list[tuple[Tensor, ...]]] = {}
     pieces: dict[Layout, np.ndarray] = {}
     for layout in (*(scheme.layout for scheme in arms.schemes.values()), *also):
@@ -266,6 +248,7 @@ def read_file(
         places = table.tokens.places(rows)
         ids_nt, mask_nt = at(places, table.tokens.values, 0), at(places, table.trainable, False)
         columns = {name: values[rows] for name, values in table.columns.items()}
+        # Rewards under another outcome are not recorded: those are computed from the text.
         recorded = {name: table.rewards[column].take(rows) for name, column in arms.taken.items()}
         for layout, parts in spans_of.items():
             spans, texts = located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
@@ -289,7 +272,7 @@ def read_file(
 
 
 def _for_functions(table: RolloutTable, rows: slice, texts: Sequence[BlockText], scheme: Scheme) -> dict[str, Sequence[Any]]:
-    """What a trainer would hand to reward functions beside the columns."""
+    """Return the columns that a trainer would hand to reward functions in addition to those of the dataset."""
     if not any(callable(o.reward) and o.name not in scheme.recorded for o in scheme.objectives):
         return {}
     return {
@@ -302,36 +285,33 @@ def _for_functions(table: RolloutTable, rows: slice, texts: Sequence[BlockText],
 def apply_arm(
     table: RolloutTable, name: str, scheme: Scheme, reading: Reading, marked: Marked, group_n: Int[Tensor, " n"]
 ) -> Applied:
-    """Turn the rewards of a file into credit, step by step: a batch is what was generated in one step.
-
-    A method per token goes over as many completions at a time as fit, unless it compares them.
-    """
+    """Turn the rewards of a file into credit, step by step: a batch is what was generated in one step."""
     by_token = scheme.entry.kind == "token" or scheme.refine is not None
     flat_v = np.zeros(len(table.tokens.values) if by_token else 0, dtype=np.float32)
     parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
-        mean_length = marked.length_nk[step].sum(dim=1).double().mean()  # a part is not a whole step
+        mean_length = marked.length_nk[step].sum(dim=1).double().mean()  # over the whole step, not a part of it
         fitting, whole = list(fitting_runs(table.tokens.lengths[step.numpy()], AT_A_TIME)), [(0, len(step))]
         for rows in [step[first:last] for first, last in (fitting if by_token and not _compares(scheme) else whole)]:
-            here, fields = reading.take(rows), dict[str, Any]()
+            part, fields = reading.take(rows), dict[str, Any]()
             for mode in scheme.modes:
                 fields |= mode.recorded(table, rows)
             if not by_token:
                 if table.rollout_n is not None:
                     fields["steps"] = Steps(table.rollout_n[rows], rows)
-                credit = credit_batch(here, Batch(group_n[rows], **fields), scheme)
-                # Without any token, nothing carries what stopping costs.
-                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~here.present_nk.any(dim=1), 0.0))
+                credit = credit_batch(part, Batch(group_n[rows], **fields), scheme)
+                # A completion without any block has no token to carry the cost of stopping.
+                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~part.present_nk.any(dim=1), 0.0))
             else:
                 places = table.tokens.places(rows.numpy())
-                here = replace(here, spans=marked.spans(rows, places))
+                part = replace(part, spans=marked.spans(rows, places))
                 fields |= {"ids_nt": at(places, table.tokens.values, 0), "mask_nt": at(places, table.trainable, False)}
                 for need, columns in token_columns(scheme).items():
                     streams = [at(places, table.token_values[column], 0.0) for column in columns]
                     fields[need] = torch.stack(streams, dim=2).squeeze(2)
-                credit = credit_batch(here, Batch(group_n[rows], **fields), scheme)
+                credit = credit_batch(part, Batch(group_n[rows], **fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(rows)))
-                flat_v[places[places >= 0]] = advantages(credit, here.spans, scheme).numpy()[places >= 0]
+                flat_v[places[places >= 0]] = advantages(credit, part.spans, scheme).numpy()[places >= 0]
             parts.append((rows, credit))
     credit = _joined(parts)
     strata = dead_strata(credit, scheme, group_n=group_n if by_token else None)
@@ -340,48 +320,40 @@ def apply_arm(
 
 
 def _compares(scheme: Scheme) -> bool:
-    """Whether a method per token compares the completions of a step; what is refined does, and often the refinement."""
+    """Return whether a method per token compares the completions of a step; a refined method does, and often its refinement."""
     alone = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not scheme.options.get("whiten")
     return not alone or any(mode.compares for mode in scheme.modes)
 
 
 def _joined(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
-    """The credit of all parts, each at its rows; strata of different parts have different numbers."""
+    """Join the credit of all parts, each at its rows; strata of different parts get different numbers."""
     order_n = torch.cat([rows for rows, _ in parts]).argsort()
     credits, strata = [], 0
     for _, credit in parts:
         assert credit.comparison is not None, "it was credited here"
-        own_nm = credit.comparison.stratum_nm
-        comparison = replace(credit.comparison, stratum_nm=torch.where(own_nm >= 0, own_nm + strata, -1))
+        stratum_nm = credit.comparison.stratum_nm
+        comparison = replace(credit.comparison, stratum_nm=torch.where(stratum_nm >= 0, stratum_nm + strata, -1))
         credits.append(replace(credit, comparison=comparison, token_nt=None, refined_nt=None))
-        strata += int(own_nm.max()) + 1 if own_nm.numel() else 0
+        strata += int(stratum_nm.max()) + 1 if stratum_nm.numel() else 0
     return join_rows(credits).take(order_n)
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
-    """The rows of each step, or of each group, in the order of their numbers.
-
-    >>> [rows.tolist() for rows in steps(torch.tensor([2, 1, 2]))]
-    [[1], [0, 2]]
-    """
+    """Return the rows of each step, or of each group, in the order of their numbers."""
     order = torch.argsort(step_n, stable=True)
     sizes = torch.unique_consecutive(step_n[order], return_counts=True)[1]
     yield from torch.split(order, sizes.tolist())
 
 
 def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
-    """What the trainer that wrote the file says of its completions, as it stands there: nothing is compared; and a sentence.
-
-    A number is shared out evenly over the tokens that the model sampled in the rollout, as a trainer does, one of a block over
-    those of the block; one per token keeps its place.
-    """
+    """Return the credit that the trainer recorded, as it stands in the file, and a sentence on its column."""
     recorded = table.as_recorded
     if recorded is None:
         raise RecipeError(
             f"'{table.path}' records no advantages, score or reward, so there is nothing to show under '{RECORDED}'; leave it out."
         )
     present_nk, length_n = marked.length_nk > 0, marked.length_nk.sum(dim=1)
-    shared_n = length_n.double()
+    shared_n = length_n.double()  # as in a trainer, a number is shared out over all tokens sampled in the rollout
     if table.rollout_n is not None:
         shared_n = torch.bincount(table.rollout_n, weights=shared_n)[table.rollout_n]
     stop_n, flat_v = torch.zeros(len(table)).double(), None
@@ -389,9 +361,9 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
         block_nk = torch.stack([recorded.by_block.get(name, torch.zeros(len(table))) for name in marked.names], dim=1)
         unknown = [name for k, name in enumerate(marked.names) if present_nk[:, k].any() and name not in recorded.by_block]
         if unknown:
-            there = ", ".join(name for name in recorded.by_block if name != STOP)
+            known = ", ".join(name for name in recorded.by_block if name != STOP)
             raise RecipeError(
-                f"'{table.path}' records credit of the blocks {there}, and the layout has {', '.join(unknown)}; give the layout "
+                f"'{table.path}' records credit of the blocks {known}, and the layout has {', '.join(unknown)}; give the layout "
                 f"that the trainer had to see it under '{RECORDED}'."
             )
         block_nk, stop_n = block_nk.double().nan_to_num(), recorded.by_block.get(STOP, stop_n).nan_to_num()
@@ -418,7 +390,7 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
 
 
 def _as_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
-    """The numbers of some completions, shared out over the tokens of a block or of the rollout; NaN where there is none."""
-    there = replace(credit, block_nk=credit.block_nk.nan_to_num())
-    adv_nt = spread(there, spans, per="block" if by_block or credit.mean_length_n is None else credit.mean_length_n)
+    """Share the numbers of some completions out over the tokens of a block or of the rollout; NaN where there is none."""
+    known = replace(credit, block_nk=credit.block_nk.nan_to_num())
+    adv_nt = spread(known, spans, per="block" if by_block or credit.mean_length_n is None else credit.mean_length_n)
     return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)

@@ -22,25 +22,17 @@ from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, judge_of
 from spanwise.segment import Census, census, census_of
 
-#: What is shown beside the recipe's own method when nothing else is asked for.
+#: The methods shown beside the recipe's own if the user names none.
 USUAL = ("grpo", "rlcr", "bae")
-#: Fields of a `Batch` that a file may hold, in words.
+#: Fields of a `Batch` that a file may hold -> their names in a sentence.
 PER_TOKEN = {"value_nt": "values of a critic", "logp_nt": "log-probabilities"}
 
 
 @dataclass(frozen=True)
 class Arms:
-    """The methods that a file is credited by.
+    """The methods that a file is credited by."""
 
-    Attributes:
-        layout: the blocks that the recipe names, or the file shows.
-        schemes: name as the user wrote it, a method or `method:baseline` -> its rule.
-        own: the name of the recipe as it stands, if it is one of them.
-        taken: objective -> the recorded reward that it is taken from; the others are computed from the text.
-        notes: sentences on the blocks, and on methods that do not fit the file.
-    """
-
-    layout: Layout
+    layout: Layout  # the blocks that the recipe names, or that the file shows
     schemes: dict[str, Scheme]
     own: str | None
     taken: Mapping[str, str]
@@ -63,31 +55,28 @@ def choose_arms(
     given: bool,
     run_code: bool,
 ) -> Arms:
-    """Choose the methods asked for, or else the usual ones and the recipe's own, as far as they fit the file.
-
-    `texts` is what the model wrote, where it has to show the blocks; a recipe that is `given` must fit.
-    """
+    """Choose the methods asked for, or else the usual ones and the recipe's own, as far as they fit the file."""
     rewards = rewards or {}
     taken = taken_rewards(table, rewards)
     if blocks.lack:
         helps = remedy(table, texts) if made_of(texts) else ""
         blocks = replace(blocks, lack="" if "correct" in taken else f"{blocks.lack}{helps}")
-    own: Scheme | SpanwiseError
+    own_scheme: Scheme | SpanwiseError
     unsaid = table.folder is None and recipe.objectives is None and "correct" not in rewards
     presets, own_name = _Presets(recipe, blocks, taken, blocks.objectives, _summed(table, taken) if unsaid else ()), "recipe"
     try:
-        own_name, own, presets = _own(presets, run_code)
+        own_name, own_scheme, presets = _own(presets, run_code)
     except (RecipeError, LayoutError) as error:
         if given:
             raise
-        own = error
+        own_scheme = error
     schemes: dict[str, Scheme] = {}
     reasons: dict[str, list[str]] = {}
     failure: SpanwiseError | None = None
     for asked in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
         name = own_name if asked == "recipe" else asked
         try:
-            scheme = own if name == own_name else presets.asked(name)
+            scheme = own_scheme if name == own_name else presets.asked(name)
             if not isinstance(scheme, Scheme):
                 raise scheme
             check_file(scheme, table)
@@ -113,21 +102,13 @@ def choose_arms(
 
 
 def left_out(names: Sequence[str], reason: str) -> str:
-    """Build the sentence on methods that do not fit; the recipe's own is named only if no other has the same reason.
-
-    >>> left_out(["rlcr", "bae", "recipe"], "There is no confidence.")
-    'rlcr and bae are left out: There is no confidence.'
-    """
+    """Build the sentence on methods that do not fit; the recipe's own is named only if no other has the same reason."""
     methods = [name for name in names if name != "recipe"] or ["the recipe's own method"]
     return f"{' and '.join(methods)} {'is' if len(methods) == 1 else 'are'} left out: {reason}"
 
 
 def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Return the recorded reward that each objective takes: the one of its name, or the one that `rewards` gives.
-
-    `correct` is also taken from the column that says right and wrong (`RolloutTable.verdict`): what a trainer has recorded goes
-    before what the text would give. "text" in `rewards` means that it is computed all the same.
-    """
+    """Return the recorded reward of each objective: the one that `rewards` names for it, or else the one of its name."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             cells = [value for value in table.columns.get(column, ()) if value is not None]
@@ -137,6 +118,7 @@ def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, 
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
+    # The trainer's own verdict comes before a verdict on the text; "text" asks for the latter.
     chosen = {"correct": table.verdict or "text"} | {name: name for name in table.rewards} | dict(rewards)
     return {name: column for name, column in chosen.items() if column != "text"}
 
@@ -156,9 +138,9 @@ def _check_answers(scheme: Scheme, taken: Mapping[str, str], table: RolloutTable
         if column is not None and not any(value is not None for value in table.columns.get(column, ())):
             lack = f"needs the right answers, and '{table.path}' has none (no column '{column}')"
             taken_from = f"--reward {name}={next(iter(table.rewards), '')}"
-            there = f"It records {', '.join(table.rewards)}: take one with {taken_from}, or add the column."
+            advice = f"It records {', '.join(table.rewards)}: take one with {taken_from}, or add the column."
             named = f" If another column has them: --columns {column}=NAME." if column == "answer" and table.columns else ""
-            raise DataError(f"Reward '{name}' {lack}. {there if table.rewards else 'Add the column.'}{named}")
+            raise DataError(f"Reward '{name}' {lack}. {advice if table.rewards else 'Add the column.'}{named}")
 
 
 def _own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
@@ -172,7 +154,7 @@ def _own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
             presets = replace(presets, blocks=blocks, objectives=tuple(scheme.objectives))
         return next((name for name, preset in presets.alike() if preset == scheme), "recipe"), scheme, presets
 
-    name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method  # the file's blocks, not the recipe's
+    name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method  # on the file's blocks
     scheme = presets.of(name)
     if modes := recipe.scheme_modes:
         name, scheme = "recipe", replace(scheme, modes=modes)
@@ -211,10 +193,7 @@ class _Presets:
         return self.of(name)
 
     def of(self, name: str) -> Scheme:
-        """Build the preset `method` or `method:baseline` on the blocks of the file.
-
-        Objectives of the file or the recipe take the place of the preset's, each in the blocks that it pays there.
-        """
+        """Build the preset `method` or `method:baseline` on the blocks of the file, with the objectives of file or recipe."""
         wanted, _, baseline = name.partition(":")
         if baseline and baseline not in BASELINES:
             raise RecipeError(f"Baseline '{baseline}' of '{name}' is none of {', '.join(BASELINES)}.")
@@ -227,24 +206,17 @@ class _Presets:
             raise RecipeError(self.blocks.lack)
         if objectives is not None:
             if objectives is self.blocks.objectives and not calibrated:
-                objectives = tuple(
-                    o for o in objectives if judge_of(o) is None
-                )  # nobody asked for right and confident in one
+                # Nobody asked for a reward that mixes being right and being confident.
+                objectives = tuple(o for o in objectives if judge_of(o) is None)
             choices = {"objectives": _compared(chosen, objectives, layout.names, baseline)}
         elif calibrated and states_confidence(layout):
             choices["calibration"] = self.recipe.rule
-        own = self.recipe.options if wanted == self.recipe.method else {}
-        return Scheme.preset(wanted, layout, **{**choices, **own}, longest=self.blocks.longest, recorded=self.taken)
+        options = self.recipe.options if wanted == self.recipe.method else {}
+        return Scheme.preset(wanted, layout, **{**choices, **options}, longest=self.blocks.longest, recorded=self.taken)
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
-    """Return the columns per token that a scheme reads, by the field of `Batch` that they fill.
-
-    >>> from spanwise import Layout, Objective
-    >>> pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
-    >>> token_columns(Scheme("sae", Layout({"solution": ["answer"], "confidence": ["confidence"]}), pair))
-    {'value_nt': ['values/correct', 'values/brier'], 'logp_nt': ['logprobs']}
-    """
+    """Return the columns per token that a scheme reads, by the field of `Batch` that they fill."""
     asked = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
     return {need: names for need, names in asked.items() if need in scheme.needs}
 
@@ -267,27 +239,23 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     if not missing:
         return
     streams = [name.partition("/")[2] for name in columns_there if name.startswith(schema.VALUES)]
-    wanted, there = "", "none of them" if table.has_ids else "no token ids"
+    wanted, present = "", "none of them" if table.has_ids else "no token ids"
     columns = " and ".join(name for names in asked.values() for name in names)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {columns}"
     if streams and missing == ["value_nt"]:
-        there = f"those of {', '.join(streams)}" if streams != [""] else "one value"
+        present = f"those of {', '.join(streams)}" if streams != [""] else "one value"
         wanted = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained under (its objectives and `values`)"
     raise RecipeError(
         f"Method '{scheme.method}' needs {' and '.join(PER_TOKEN[need] for need in missing)} of every token{wanted}, and "
-        f"'{table.path}' holds {there}. {advice}."
+        f"'{table.path}' holds {present}. {advice}."
     )
 
 
 def _compared(
     chosen: Method, objectives: Sequence[Objective], names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
-    """Return the objectives of a recipe with the comparison of a preset.
-
-    A method by block leaves them the blocks they pay; any other adds them up and pays every block, what the objective is read in
-    first.
-    """
+    """Return the objectives of a recipe with the comparison of a preset."""
     if (chosen.preset or Preset()).calibrated and len(objectives) == 1 and chosen.kind != "block":
         raise RecipeError(
             f"Method '{chosen.name}' adds up several objectives, and there is only '{objectives[0].name}'; use grpo."
@@ -299,6 +267,7 @@ def _compared(
         against = ((baseline or "outcome") if objective.given else "group") if compares else None
         judged = tuple(entry for entry in objective.given if entry == judge)
         given = objective.given if against in ("outcome", "blended") else judged
+        # A method that adds objectives up pays every block, first the one that the objective is read in.
         pays = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *names)))
         compared.append(replace(objective, pays=pays, given=given, baseline=against, scale=None, back_off=None))
     if baseline and not any(objective.given for objective in objectives):
@@ -311,20 +280,17 @@ def _compared(
 def _leave_out_tagless(
     schemes: dict[str, Scheme], table: RolloutTable, texts: Sequence[str], *, must: Collection[str]
 ) -> list[str]:
-    """Remove the schemes whose tags the file lacks; return sentences on them and on parts that no completion has.
-
-    A scheme needs every tag that it reads a reward in, as a reward that is read where nothing is makes everybody wrong; by block it
-    also needs a tag of every block that it pays. A recorded reward of the whole completion needs none.
-    """
+    """Remove the schemes whose tags the file lacks; return sentences on them and on parts that no completion has."""
     layouts = dict.fromkeys(scheme.layout for scheme in schemes.values())
-    counts = {one.sentence: one for layout in layouts for one in census_of(layout, texts)}
-    lacking = [one for one in counts.values() if one.lacking]
+    censuses = {count.sentence: count for layout in layouts for count in census_of(layout, texts)}
+    lacking = [count for count in censuses.values() if count.lacking]
     if not lacking:
         return []
-    rest = [f"{one.sentence} The layout asks for {'it' if len(one.lacking) == 1 else 'them'}." for one in lacking]
+    notes = [f"{count.sentence} The layout asks for {'it' if len(count.lacking) == 1 else 'them'}." for count in lacking]
+    # Where its tag is missing, a reward read from the text would call every completion wrong.
     lost = {name: marks for name, scheme in schemes.items() if (marks := _lacking_marks(scheme, lacking[0]))}
     if not lost:
-        return rest
+        return notes
     needed = [mark for mark in lacking[0].wanted if any(mark in marks for marks in lost.values())]
     lack = census(texts, needed, segmenter=lacking[0].segmenter).sentence
     if len(lost) == len(schemes) or any(name in must for name in lost):
@@ -332,7 +298,7 @@ def _leave_out_tagless(
         raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
     for name in lost:
         del schemes[name]
-    return [left_out(list(lost), lack), *rest]
+    return [left_out(list(lost), lack), *notes]
 
 
 def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
@@ -347,18 +313,20 @@ def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> 
 
 
 def _lacking_marks(scheme: Scheme, seen: Census) -> list[str]:
-    """Return the marks that a scheme needs and no completion has."""
+    """Return the tags and tokens that a scheme needs and no completion has."""
     layout, keys = scheme.layout, set[str]()
     for objective in scheme.objectives:
         if objective.name not in scheme.recorded and isinstance(objective.reward, str):
             entry = REWARDS[objective.reward]
             options = {**entry.options, **objective.options}
             keys.update(options[name] for name in entry.tags)
-    own = layout.parts_of(seen.segmenter)
-    needed = [part for part in own if part.key and part.key in keys]
+    parts = layout.parts_of(seen.segmenter)
+    needed = [part for part in parts if part.key and part.key in keys]
     if scheme.entry.kind == "block" and len(layout.names) > 1:
         paid = {name for objective in scheme.objectives for name in objective.pays}
-        there = {part.block for part in own if seen.wanted.get(part.mark)}
-        needed += [part for part in own if layout.names[part.block] in paid and part.block not in there and not part.index]
-    order = dict.fromkeys(part.mark for part in own if part in needed)
+        seen_blocks = {part.block for part in parts if seen.wanted.get(part.mark)}
+        needed += [
+            part for part in parts if layout.names[part.block] in paid and part.block not in seen_blocks and not part.index
+        ]
+    order = dict.fromkeys(part.mark for part in parts if part in needed)
     return [mark for mark in order if mark in seen.wanted and not seen.wanted[mark]]

@@ -1,4 +1,4 @@
-"""The blocks a file is read by, named, usual or those that it is made of; and the groups that its completions are compared in."""
+"""Choose the blocks that a file is read by, and the groups in which its completions are compared."""
 
 from __future__ import annotations
 
@@ -23,46 +23,34 @@ from spanwise.score import written_out
 from spanwise.segment import census
 from spanwise.segment.json_fields import paths
 
-#: Fields of a recipe that say what the blocks are.
+#: Fields of a recipe that name the blocks.
 _NAMING = {"layout", "objectives", "prefilled", "segmenter", "task"}
 _SIGN = re.compile(r"<(/?)([^\W\d][\w.-]*)>")
-#: A text of more tags than this is no layout.
+#: A text with more tags than this is not taken for a layout.
 _MOST_TAGS = 32
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks that a file is read by.
-
-    Attributes:
-        layout: its blocks.
-        longest: the tokens of the longest completion there may be.
-        objectives: what is rewarded there, where the blocks were read from the file; None: the recipe says it.
-        note: what the user should know about it; may be empty.
-        lack: why the text does not say what is right; empty if it does.
-    """
+    """The blocks that a file is read by."""
 
     layout: Layout
-    longest: int
-    objectives: tuple[Objective, ...] | None = None
-    note: str = ""
-    lack: str = ""
+    longest: int  # the largest possible number of tokens of a completion
+    objectives: tuple[Objective, ...] | None = None  # of blocks that were read from the file; None: those of the recipe
+    note: str = ""  # for the user
+    lack: str = ""  # why the text does not tell right from wrong; empty if it does
 
 
 def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Blocks:
-    """Return the `usual` blocks if the recipe names them or the file is of our own run; else the blocks that the file shows.
-
-    Those of the task stay where each of them opens somewhere in the file and the completions are not made of other tags. A file
-    that shows no blocks keeps them as well: `choose_arms` then says which methods they are enough for. `texts` is what the model
-    wrote.
-    """
+    """Return the `usual` blocks if the recipe names them or the file is of a spanwise run; else the blocks that the file shows."""
     if table.folder is not None or _NAMING & recipe.model_fields_set:
         return usual
     tags, count = usual_tags(texts)
     blocks = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
     seen = census(texts, usual.layout.tags)
     fits = any if not tags else all
-    opens = fits(any(seen.wanted[tag] for tag in own) for _, own in usual.layout.blocks)
+    opens = fits(any(seen.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
+    # The usual blocks also stay if the file shows none: `choose_arms` then says which methods they allow.
     if blocks is None or (opens and set(tags) <= set(usual.layout.tags)):
         return usual
     if not tags:
@@ -75,7 +63,7 @@ def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequenc
 
 
 def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:
-    """A block per tag: correctness pays all, a confidence at the end has its own calibration, as in the preset of `bae_paper`."""
+    """Build a block per tag: correctness pays all, and a confidence at the end has its own calibration, as in `bae_paper`."""
     layout = layout_of(tags)
     names = layout.names
     note = f"the blocks are {', '.join(names)}; to have others, give --set 'layout={_spoken(layout)}' changed."
@@ -86,7 +74,7 @@ def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:
 
 
 def _fields(fields: tuple[str, ...], table: RolloutTable, longest: int) -> Blocks | None:
-    """A block per field of the JSON that most completions hold, each paid for what the dataset says of it, if it does."""
+    """Build a block per field of the JSON that most completions hold, each paid for the dataset's value of that field."""
     if not fields:
         return None
     layout, golds, lack = Layout(fields, segmenter="json"), table.columns.get("answer", ()), ""
@@ -104,11 +92,7 @@ def _fields(fields: tuple[str, ...], table: RolloutTable, longest: int) -> Block
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
-    """The fields of the JSON objects that most completions hold, in the order in which they come first; none without a majority.
-
-    >>> usual_fields(['{"a": 1, "b": {"c": 2}}', 'So {"b": 3, "a": 1}', '{"a": '])
-    ('a', 'b')
-    """
+    """Return the fields of the JSON objects that most completions hold, by first appearance; none without a majority."""
     counts = Counter[str]()
     for text in texts:
         counts.update(path for path in paths(text) if not set(path) & set(".["))
@@ -117,13 +101,7 @@ def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """The tags that most completions are made of, in order, and how many are; none where there is no such majority.
-
-    Only pairs count, and of nested ones the outermost.
-
-    >>> usual_tags(["<plan>a</plan><code><b>c</b></code>", "hm <plan>a</plan> <code>c</code>", "<plan>a</plan>"])
-    (('plan', 'code'), 2)
-    """
+    """Return the outermost tag pairs that most completions are made of, in order, and how many are; none without a majority."""
     counts = Counter(_pairs(text) for text in texts)
     tags, count = counts.most_common(1)[0] if counts else ((), 0)
     fits = 0 < len(tags) <= _MOST_TAGS and len(set(tags)) == len(tags)
@@ -131,7 +109,7 @@ def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
 
 
 def _pairs(text: str) -> tuple[str, ...]:
-    """The tags of the outermost pairs, in one pass: a tag that never closes is none."""
+    """Yield the tags of the outermost pairs, in one pass; a tag that never closes is left out."""
     signs = list(_SIGN.finditer(text))
     closes_last = {sign[2]: sign.start() for sign in signs if sign[1]}
     pairs, inside = list[str](), None
@@ -145,17 +123,13 @@ def _pairs(text: str) -> tuple[str, ...]:
 
 
 def made_of(texts: Sequence[str]) -> str:
-    """The layout that most texts have, as `--set layout=` takes it; empty without a majority."""
+    """Return the layout of most texts, as `--set layout=` takes it; empty without a majority."""
     tags, _ = usual_tags(texts)
     return _spoken(layout_of(tags)) if tags else ""
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
-    """A block for each tag. One tag is the whole completion; what stands before a confidence alone is a block of its own.
-
-    >>> layout_of(["plan", "code"]).names, layout_of(["think"]).names, layout_of(["confidence"]).names
-    (('plan', 'code'), ('completion',), ('text', 'confidence'))
-    """
+    """Build a block for each tag; a single tag is the whole completion, and the text before a lone confidence is its own block."""
     if list(tags) == ["confidence"]:
         return Layout({"text": [], "confidence": ["confidence"]})
     return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})
@@ -163,7 +137,7 @@ def layout_of(tags: Sequence[str]) -> Layout:
 
 @dataclass(frozen=True)
 class SampledTexts(Sequence[str]):
-    """What the model wrote, of each completion, put together when it is asked for: the texts of all may be all that fits."""
+    """The text that the model wrote in each completion, decoded when asked for, as the memory may not hold all texts at once."""
 
     table: RolloutTable
 
@@ -185,14 +159,12 @@ def _spoken(layout: Layout) -> str:
 
 
 def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> tuple[Int[Tensor, " n"], list[str]]:
-    """The groups as they are compared, and what the user should know about them.
-
-    A `run` of ours is cut by its own group size, whatever recipe it is credited with; a file of another trainer by the group
-    size that the recipe or the user names, if one does.
-    """
+    """Return the groups that are compared, and a note on them for the user."""
     part_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
-    first_j = torch.from_numpy(np.unique(part_n.numpy(), return_index=True)[1])  # a rollout of several rows is one member
+    # A rollout of several rows is one member of its group.
+    first_j = torch.from_numpy(np.unique(part_n.numpy(), return_index=True)[1])
     group_j, step_j = table.group_n[first_j], table.step_n[first_j]
+    # A spanwise run is cut by its own group size, another trainer's file only by one that the recipe or the user names.
     if run is None and "group_size" not in recipe.model_fields_set:
         return group_j[part_n], [] if table.keyed else _uneven(step_j, group_j)
     size, notes = (run or recipe).group_size, []
@@ -209,11 +181,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
-    """Cut groups that are larger than the group size, as a prompt drawn twice in one step makes them, in file order.
-
-    >>> split_groups(torch.tensor([0, 0, 1, 1, 0, 0]), 2)
-    tensor([0, 0, 2, 2, 1, 1])
-    """
+    """Cut groups that are larger than `size`, as a prompt drawn twice in one step makes them, in file order."""
     seen, keys = Counter[int](), []
     for group in group_n.tolist():
         keys.append((group, seen[group] // size))
@@ -223,7 +191,7 @@ def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
 
 
 def _uneven(step_n: Tensor, group_n: Tensor) -> list[str]:
-    """Where the groups of one step differ in size, so that a prompt may have been drawn twice."""
+    """Return the steps whose groups differ in size, so that a prompt may have been drawn twice."""
     sizes = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
     if len({(step, size) for (step, _), size in sizes.items()}) == len(step_n.unique()):
         return []

@@ -1,4 +1,4 @@
-"""`credit`: what several methods would have credited to every token of rollouts that exist already. Nothing is trained."""
+"""`credit`: the credit that several methods would have given to every token of existing rollouts. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -31,35 +31,25 @@ def credit_rollouts(
     reward: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
-    """Read rollouts and apply methods to them.
-
-    Args:
-        rollouts: a file or folder that `read_rollouts` knows.
-        recipe: YAML file with layout and objectives; default: the one of the run that the file lies in, else the layout of
-            the confidence task, or the file's own where it has other tags (`blocks_of`).
-        methods: `method`, `method:baseline`, `recipe`, or `recorded` for what the trainer has recorded; default: those of grpo,
-            rlcr, bae and the recipe's own that fit, and of another trainer's file what it has recorded.
-        tokenizer: folder of the tokenizer that the completions were sampled with.
-        columns: role -> column of a table, see `read_rollouts`.
-        reward: objective -> the recorded reward it is taken from, "text" to compute it; see `taken_rewards`.
-        overrides: recipe fields; `group_size` cuts the groups of a file that does not say where a prompt was drawn twice.
-    """
+    """Read rollouts and apply methods to them."""
     table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns)
     if not table.trainable.any():
         raise DataError(f"None of the {len(table)} completions of '{rollouts}' says anything. {table.note}".strip())
-    own, overrides = None if table.folder is None else table.folder / "recipe.yaml", overrides or {}
-    loaded = run = load(recipe or own, overrides)
-    if recipe is not None and own is not None:
-        run = load(own, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
-    given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)  # then it must fit
+    own_recipe, overrides = None if table.folder is None else table.folder / "recipe.yaml", overrides or {}
+    loaded = run = load(recipe or own_recipe, overrides)
+    if recipe is not None and own_recipe is not None:
+        run = load(own_recipe, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
+    given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)  # the user's recipe must fit the file
     task, longest = task_shape(loaded)
     usual = answer_layout(loaded, task)
-    texts = SampledTexts(table) if given or own is None else []  # a run of ours may babble, and have no tags at first
-    group_n, counted = compared_groups(table, loaded, None if own is None else run)
+    # Early completions of a spanwise run may lack the tags.
+    texts = SampledTexts(table) if given or own_recipe is None else []
+    group_n, counted = compared_groups(table, loaded, None if own_recipe is None else run)
     blocks = blocks_of(Blocks(usual, longest), loaded, table, texts)
-    named = recipe is not None or "objectives" in overrides  # by the user: what lies in the folder runs no code
+    # A recipe that lies in the folder, and that the user did not name, must not run code.
+    named = recipe is not None or "objectives" in overrides
     arms = choose_arms(table, loaded, blocks, methods, reward, texts=texts, given=given, run_code=named)
-    recorded = RECORDED in methods if methods else own is None and table.as_recorded is not None
+    recorded = RECORDED in methods if methods else own_recipe is None and table.as_recorded is not None
     return apply_arms(table, arms, group_n, counted, recorded=recorded, must=bool(methods))
 
 
@@ -71,7 +61,7 @@ def credit(
     console: Console | None = None,
     **options: Any,
 ) -> CreditResult:
-    """Credit as `credit_rollouts`, write what comes of it and a report of at most `rows` completions, print a short table."""
+    """Credit as `credit_rollouts`, write the files and a report of at most `rows` completions, and print a short table."""
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
     check_no_run(output)

@@ -1,4 +1,4 @@
-"""The page of a credit export, made of `credit.parquet` and `summary.json`, and the token view that pages of runs have as well."""
+"""Build the page of a credit export from its files, and the token view that pages of runs also show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spanwise.rollouts.schema import numbers
 
 
 def credit_page(folder: Path) -> str:
-    """The report of a credit export; tokens are ids where the tokenizer that its file names is not there any more."""
+    """Build the report of a credit export; tokens are ids if the tokenizer that the file names no longer exists."""
     file, summary = folder / EXPORT, read_fields(folder / "summary.json")
     table, options = read_numbers(file), summary.get("options") or {}
     credit = recorded_credit(table)
@@ -60,11 +60,7 @@ def credit_page(folder: Path) -> str:
 
 
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
-    """At most `count` rows, evenly from the file, whole groups.
-
-    >>> choose_rows(torch.tensor([0, 0, 1, 1, 2, 2]), 4)
-    [0, 1, 4, 5]
-    """
+    """Choose at most `count` rows, evenly from the file, in whole groups."""
     if len(group_n) <= count:
         return list(range(len(group_n)))
     members = sorted(steps(group_n), key=lambda rows: int(rows[0]))
@@ -86,7 +82,7 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> TokenView:
-    """The token view of `shown`, the `rows` of a table of whole groups; `paying`: method -> its rule (`Scheme.plain`)."""
+    """Build the token view of `shown`, the `rows` of a table of whole groups; `paying`: method -> its rule (`Scheme.plain`)."""
     cuts = (SaeSegments.of(listed["method"], listed.get("options")) for listed in paying.values())
     segments = next((cut for cut in cuts if cut is not None), None)
     scoring = {name: scoring_mode(listed) for name, listed in paying.items()}
@@ -108,61 +104,42 @@ def credited_view(
 
 
 def segment_words(segments: SaeSegments) -> str:
-    """What a boundary is, in a sentence."""
+    """Explain in a sentence which tokens are segment boundaries."""
     does = "opens a segment" if segments.boundary == "start" else "has closed a segment"
     return f"A tick stands where a token of a probability below {segments.threshold:g} {does}."
 
 
 def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
-    """The tokens of a completion that open a segment, but for the first trained one, which has none before it.
-
-    >>> logp, trained = np.log([0.1, 0.1, 0.9, 0.1]), np.array([True, False, True, True])
-    >>> [opening_tokens(SaeSegments(0.2, side), logp, trained) for side in ("start", "end")]
-    [[3], [2]]
-    """
-    known_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # what is not known cuts nothing
+    """Return the tokens of a completion that open a segment, except the first trained one, which has none before it."""
+    known_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
     return segments.opens(known_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
-    """How a method credits, as far as a page explains it, with its objectives as `Scheme.plain` writes them.
-
-    Example:
-        >>> rule = rule_of("bae", [{"name": "brier", "pays": ["b"], "baseline": "outcome", "given": ["correct"]}])
-        >>> rule.kind, rule.objectives
-        ('block', {'brier': {'name': 'brier', 'pays': ['b'], 'baseline': 'outcome', 'given': ['correct']}})
-    """
+    """Build the rule by which a page explains a method; objectives are written as `Scheme.plain` writes them."""
     if method == schema.RECORDED or method not in METHODS:
         return Rule()
     chosen = METHODS[method]
     listed = {}
-    for one in objectives:
-        baseline = one.get("baseline") if chosen.kind == "block" else None
-        pays, given = several(one.get("pays")), several(one.get("given"))
-        listed[str(one.get("name") or one.get("reward"))] = {**one, "pays": pays, "baseline": baseline, "given": given}
+    for objective in objectives:
+        baseline = objective.get("baseline") if chosen.kind == "block" else None
+        pays, given = several(objective.get("pays")), several(objective.get("given"))
+        name = str(objective.get("name") or objective.get("reward"))
+        listed[name] = {**objective, "pays": pays, "baseline": baseline, "given": given}
     return Rule(chosen.kind, f"{method}: {chosen.summary}", listed, (mode and mode.judge) or "")
 
 
 def several(names: str | Sequence[Any] | None) -> list[str]:
-    """The names that a field lists, or the one that it is."""
+    """Return the names in a field that holds a list or one name."""
     return [names] if isinstance(names, str) else [str(name) for name in names or ()]
 
 
 def own_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """(tau, z) of each completion: the share of its own score in its credit, and that score as its group compares it.
-
-    (0, 0) where the score is not mixed in: also where the table, of whole groups, has no scores or does not say the groups.
-
-    Example:
-        >>> table = pa.table({"step": [1] * 4, "group": [0] * 4, "self_reward": [.9, .7, .3, .1]})
-        >>> mode = scoring_mode({"laser": {"token": "<unk>", "self_rewarding_warmup": 0}})
-        >>> [(round(t, 4), round(z, 4)) for t, z in own_shares(table, mode)]
-        [(0.1, 1.0954), (0.1, 0.5477), (0.1, -0.5477), (0.1, -1.0954)]
-    """
+    """Return (tau, z) of each completion: its share of the score in the credit, and the score compared within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
-        return [(0.0, 0.0)] * len(table)
+        return [(0.0, 0.0)] * len(table)  # the score is not mixed in
     stepped = schema.STEP in table.column_names
     step_n = numbers(table, schema.STEP).nan_to_num().long() if stepped else torch.zeros(len(table)).long()
     group_n = torch.unique(torch.stack([step_n, numbers(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
-    share_n, own_n = mode.opinion(numbers(table, schema.SCORE), group_n, step_n)
-    return list(zip(share_n.tolist(), own_n.where(share_n > 0, 0.0).tolist(), strict=True))
+    share_n, compared_n = mode.opinion(numbers(table, schema.SCORE), group_n, step_n)
+    return list(zip(share_n.tolist(), compared_n.where(share_n > 0, 0.0).tolist(), strict=True))

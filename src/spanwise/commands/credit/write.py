@@ -1,4 +1,4 @@
-"""What `credit` leaves behind: `credit.parquet`, `summary.json`, a page made of them, and a short table of the terminal."""
+"""Write the files of `credit`: `credit.parquet`, `summary.json` and a page made of them; print a short table."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from spanwise.rollouts.table import fitting_runs
 from spanwise.score import judge_of
 from spanwise.types import Status
 
-#: Tokens that are written at a time: a row group of the file, which grows where these are fewer.
+#: How many tokens are written at a time, as a row group; the file grows if there are fewer in each.
 AT_A_TIME = 1_000_000
 
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
-    """Write the completions with their credit, the figures, and the page where the packages for it are installed; print both."""
+    """Write the completions with their credit, the figures and, if its packages are installed, the page; print notes and table."""
     table, figures = result.table, summary(result, options)
     short = figures_table(figures["methods"], result.title)
     pieces = None if table.has_ids else table.vocabulary.pieces
@@ -50,7 +50,7 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
-    """The completions of a file as the writer takes them, as many at a time as fit."""
+    """Yield the completions of a file as the writer takes them, as many at a time as fit."""
     table, marked = result.table, result.marked
     per_token = {schema.IDS: table.tokens.values, schema.TRAINABLE: table.trainable}
     per_token |= table.token_values
@@ -58,7 +58,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
         rows, edges = slice(first, last), table.tokens.offsets[first : last + 1]
         learned_n1 = torch.ones(last - first, 1).bool() if table.learned_n is None else table.learned_n[rows, None]
         left_out = np.repeat(~learned_n1[:, 0].numpy(), np.diff(edges))
-        trained = [np.where(left_out, np.float32(np.nan), one.advantages(table, first, last)) for one in result.applied]
+        trained = [np.where(left_out, np.float32(np.nan), arm.advantages(table, first, last)) for arm in result.applied]
         columns: dict[str, Any] = {
             schema.STEP: table.step_n[rows],
             schema.GROUP: result.group_n[rows],
@@ -72,29 +72,29 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             **{name: values[edges[0] : edges[-1]] for name, values in per_token.items()},
             schema.BLOCK: None if marked.pieces is None else marked.blocks(first, last),
         }
-        for one, advantages in zip(result.applied, trained, strict=True):
-            present_nk = one.marked.length_nk[rows] > 0
-            columns |= credit_columns(one.name, one.marked.names, present_nk, one.credit.take(rows), advantages)
+        for arm, advantages in zip(result.applied, trained, strict=True):
+            present_nk = arm.marked.length_nk[rows] > 0
+            columns |= credit_columns(arm.name, arm.marked.names, present_nk, arm.credit.take(rows), advantages)
         yield rollout_table(columns, edges - edges[0])
 
 
 def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of every method as plain data, and what the page needs beside them and the file."""
+    """Return the figures of every method as plain data, with all else that the page needs."""
     table, scores, arms = result.table, result.scores, result.arms
     statuses = {
         name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}
         for m, name in enumerate(scores.names)
     }
     methods = {
-        one.name: {
-            "blocks": {name: credit_figures(credit_n) for name, credit_n in one.by_block.items()},
-            "no_signal_share": float(one.silent_n.double().mean()),
-            "stop_mean_abs": float(one.credit.stop_n.abs().mean()),
-            "dead_strata": one.dead,
+        arm.name: {
+            "blocks": {name: credit_figures(credit_n) for name, credit_n in arm.by_block.items()},
+            "no_signal_share": float(arm.silent_n.double().mean()),
+            "stop_mean_abs": float(arm.credit.stop_n.abs().mean()),
+            "dead_strata": arm.dead,
         }
-        for one in result.applied
+        for arm in result.applied
     }
-    given = (judge_of(o) or next(iter(o.outcomes), None) for o in arms.objectives)
+    outcomes = (judge_of(o) or next(iter(o.outcomes), None) for o in arms.objectives)
     written = {
         "source": str(table.path),
         "format": table.source,
@@ -109,13 +109,13 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         "options": {name: value for name, value in options.items() if value and (name, value) != ("rows", MOST)},
         "paid": {name: scheme.plain() for name, scheme in arms.schemes.items()},
         "own": arms.own,
-        "outcome": outcome_of([o.name for o in arms.objectives], given),
+        "outcome": outcome_of([o.name for o in arms.objectives], outcomes),
     }
     return json.loads(json.dumps(written, default=str))
 
 
 def figures_table(methods: Mapping[str, Mapping[str, Any]], title: Text) -> Table:
-    """The short table of the terminal: a row per method and block of a `summary`."""
+    """Build the short table of the terminal: a row per method and block of a `summary`."""
     rows = []
     for method, figures in methods.items():
         blocks = [
@@ -140,10 +140,5 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:
-    """The objective that says what is right: the one that others are given or judged by, else `correct`, else none.
-
-    Example:
-        >>> outcome_of(["format", "right", "brier"], [None, None, "right"]), outcome_of(["format"], [None])
-        ('right', None)
-    """
+    """Return the objective that tells right from wrong: one that others are given or judged by, else `correct`, else None."""
     return next((name for name in given if name in names), "correct" if "correct" in names else None)

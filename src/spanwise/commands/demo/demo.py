@@ -1,4 +1,4 @@
-"""`spanwise demo`: train two arms from one warm start, with every seed, write `summary.json`, show what came of it.
+"""`spanwise demo`: train two arms from one warm start, with every seed, write `summary.json` and show the figures.
 
 `digits`: correctness + log score paid as one number or block by block, from a hard start. `fields`: a JSON object of eight small
 answers, paid with one number or field by field.
@@ -25,14 +25,14 @@ from spanwise.recipe import Recipe, load
 from spanwise.rollouts.folder import RunFolder, check_free, sole_writer
 from spanwise.tasks import Fields
 
-#: Running means of `fields` are over so many batches.
+#: The number of batches in a running mean of `fields`.
 WINDOW = 5
 GOAL = 0.8
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One arm with one seed: its recipe and what `train` returned; `title` names the seed if there are several."""
+    """One arm with one seed: its recipe and the summary that `train` returned; `title` names the seed if there are several."""
 
     arm: str
     title: str
@@ -42,7 +42,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: recipe fields of all `arms` and of each, those that no option may change, and what is made of the runs."""
+    """A demo: the recipe fields of all `arms` and of each, the fields that no option may change, and the summary of the runs."""
 
     name: str
     arms: Mapping[str, Mapping[str, Any]]
@@ -61,7 +61,7 @@ def run_demo(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train every arm with every seed, `choices` being recipe fields of all arms, and return what `summary.json` holds."""
+    """Train every arm with every seed, and return the content of `summary.json`; `choices` are recipe fields of all arms."""
     console, started = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
@@ -80,8 +80,8 @@ def run_demo(
     trained = []
     with sole_writer(folder):
         for (arm, seed), place in runs.items():
-            own = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(place)}
-            recipe, title = load(None, own), f"{arm}, seed {seed}" if several else arm
+            fields = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(place)}
+            recipe, title = load(None, fields), f"{arm}, seed {seed}" if several else arm
             summary = train(recipe, console=console, title=title, overwrite=overwrite)
             trained.append(Trained(arm, title, recipe, summary))
         result = {**demo.result(trained), "seconds": time.perf_counter() - started}
@@ -92,16 +92,16 @@ def run_demo(
 
 
 def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
-    """The figures of each seed and their means."""
+    """Return the figures of each seed and their means."""
     seeds: dict[str, dict[str, dict[str, Any]]] = {}
-    for one in trained:
-        curve, final = one.summary["curve"], one.summary["final"]
-        seeds.setdefault(str(one.recipe.seed), {})[one.arm] = {
+    for run in trained:
+        curve, final = run.summary["curve"], run.summary["final"]
+        seeds.setdefault(str(run.recipe.seed), {})[run.arm] = {
             **{name: final[name] for name in ("accuracy", "refusal_rate")},
             "peak_refusal_rate": max(point["refusal_rate"] for point in curve),
             "mean_accuracy": sum(point["accuracy"] for point in curve) / len(curve),
             **{name: final[name] for name in ("ece", "brier", "auroc", "format_rate")},
-            **{name: one.summary[name] for name in ("seconds", "spanwise_share")},
+            **{name: run.summary[name] for name in ("seconds", "spanwise_share")},
         }
     means: dict[str, dict[str, float | None]] = {}
     for arm in DIGITS.arms:
@@ -116,11 +116,7 @@ def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def verdict(figures: Mapping[str, Any]) -> str:
-    """Say in words what the refusals of an arm did.
-
-    >>> verdict({"peak_refusal_rate": .98, "refusal_rate": .95})
-    'collapsed into refusing and stayed there'
-    """
+    """Say in words how often an arm refused, at its peak and at the end."""
     if figures["peak_refusal_rate"] < 0.5:
         return "kept answering"
     return f"collapsed into refusing and {'stayed there' if figures['refusal_rate'] > 0.5 else 'came back'}"
@@ -131,26 +127,28 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
         title = f"correctness + log score from the same hard warm start, seed {seed}"
         verdicts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
-    for one in trained:
+    for run in trained:
         rates = {"refusals": "refusal_rate", "accuracy": "accuracy"}
-        curves = {name: [point.get(rate) for point in one.summary["curve"]] for name, rate in rates.items()}
-        say(console, f"\n{one.title}, every {one.recipe.eval_every} steps", text_plot(curves))
+        curves = {name: [point.get(rate) for point in run.summary["curve"]] for name, rate in rates.items()}
+        say(console, f"\n{run.title}, every {run.recipe.eval_every} steps", text_plot(curves))
 
 
 def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
-    """The curve of each run, where it ends, and the completions it took to reach the goal (None: it never did)."""
+    """Return the curve of each run, its last value, and the completions it took to reach the goal (None: it never did)."""
     figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
-    for one in trained:
-        names = [f"rewards/equals.{name}/mean" for name in Fields(one.recipe.fields).knowable]
-        curve = running_mean([sum(batch[name] for name in names) / len(names) for batch in one.summary["batches"]])
-        there = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
-        figures[one.title] = {
+    for run in trained:
+        names = [f"rewards/equals.{name}/mean" for name in Fields(run.recipe.fields).knowable]
+        curve = running_mean([sum(batch[name] for name in names) / len(names) for batch in run.summary["batches"]])
+        reached = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
+        figures[run.title] = {
             "right at the end": curve[-1],
-            "completions to 80 %": None if there is None else there * one.recipe.prompts * one.recipe.group_size,
-            "format rate": one.summary["final"]["format_rate"],
-            "seconds of steps": one.summary["step_seconds"],  # without the warm start, which the first arm makes for both
+            "completions to 80 %": None if reached is None else reached * run.recipe.prompts * run.recipe.group_size,
+            "format rate": run.summary["final"]["format_rate"],
+            "seconds of steps": run.summary[
+                "step_seconds"
+            ],  # without the warm start, which the first arm makes for both arms
         }
-        curves[one.title] = curve
+        curves[run.title] = curve
     return {"arms": figures, "curves": curves}
 
 
@@ -160,11 +158,7 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Means of the last `WINDOW` values, of fewer at the start.
-
-    >>> running_mean([0.0, 1.0, 0.5])
-    [0.0, 0.5, 0.5]
-    """
+    """Return the means of the last `WINDOW` values, of fewer at the start."""
     parts = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
     return [sum(part) / len(part) for part in parts]
 

@@ -1,4 +1,4 @@
-"""The same as `spanwise doctor`, where the packages of the command line are not installed: python -m spanwise.commands.doctor."""
+"""`spanwise doctor` without the packages of the command line: python -m spanwise.commands.doctor."""
 
 import sys
 

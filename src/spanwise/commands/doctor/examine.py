@@ -20,7 +20,7 @@ from typing import Any
 import spanwise
 from spanwise.engines.windows import WINDOWS, is_tested
 
-#: What is worth naming beside the engines.
+#: The packages whose versions are printed with the engines.
 PACKAGES = (
     "torch", "transformers", "accelerate", "datasets", "peft", "vllm", "ray", "TransferQueue", "skyrl-gym", "tensordict",
     "math-verify", "pyarrow", "scipy",
@@ -28,16 +28,16 @@ PACKAGES = (
 _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
 #: Seconds that an engine may take to be imported.
 PATIENCE = 300
-#: What the last line of a process that imported an engine begins with.
+#: The beginning of the last line of a process that imported an engine.
 MARK = "spanwise-doctor "
-#: A line of the table, and what there is to say: name, version, the versions that the tests run with, state, sentences.
+#: A line of the table and its sentences: name, version, the versions that the tests run with, state, sentences.
 Finding = tuple[str, str, str, str, list[str]]
 
 
 def main() -> None:
     """Print Python, packages and engines with their problems; exit with status 1 if something installed is broken."""
-    own = installed("spanwise") or "not installed as a package"
-    versions = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": own}
+    version = installed("spanwise") or "not installed as a package"
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": version}
     versions |= {name: number for name in PACKAGES if (number := installed(name))}
     findings: list[Finding] = [(name, number, "", "ok", []) for name, number in versions.items()]
     findings += map(_engine, WINDOWS)
@@ -78,7 +78,7 @@ def _engine(name: str) -> Finding:
 
 
 def probed(name: str) -> Mapping[str, Any]:
-    """Import an engine and its adapter in a process of their own, and return what they report."""
+    """Import an engine and its adapter in a process of their own, and return the facts that it prints."""
     root = str(Path(spanwise.__file__).parents[1])
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
     command = [sys.executable, "-m", "spanwise.commands.doctor", name]
@@ -145,7 +145,7 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
 
 
 def probe(engine: str) -> None:
-    """Print the result of importing an engine as JSON, after whatever the engine prints itself."""
+    """Print the result of importing an engine as JSON, below all that the engine prints itself."""
     try:
         facts = {"trl": _trl, "verl": _verl, "skyrl": _skyrl}[engine]()
     except BaseException as error:
@@ -176,7 +176,7 @@ def _skyrl() -> dict[str, Any]:
 
 
 def _verl() -> dict[str, Any]:
-    """Import verl as its trainer does; return its plug-ins, what became of them, and which trainer it uses."""
+    """Import verl as its trainer does; return its plug-ins, the errors of their imports, and the trainer that it uses."""
     failed = _listen()
     file = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
     configured = import_module("yaml").safe_load(file.read_text(encoding="utf-8"))["trainer"] if file.is_file() else {}

@@ -44,9 +44,9 @@ def command(
     with sole_writer(model):
         drawn, absent = evaluate_folder(place, loaded, prompts=prompts, samples=samples, seed=seed, console=console)
         drawn.write(model)
-    there = len(drawn.prompt_n.unique())
-    fewer = "" if there == prompts else f" (there are no more; {prompts} were asked for)"
-    title = f"{model}: {there} prompts x {samples} samples{fewer}"
+    prompts_drawn = len(drawn.prompt_n.unique())
+    fewer = "" if prompts_drawn == prompts else f" (there are no more; {prompts} were asked for)"
+    title = f"{model}: {prompts_drawn} prompts x {samples} samples{fewer}"
     say(console, *interval_table(title, drawn.intervals(), absent=absent), *unmeasured_sentences(absent))
     votes = {block: drawn.votes(block) for block in drawn.correct if drawn.most_votes(block)}
     if votes and drawn.score_n is not None and not drawn.stated:

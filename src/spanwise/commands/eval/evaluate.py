@@ -35,20 +35,14 @@ def evaluate(
     *,
     prompts: int,
     samples: int,
-    seed: int = 1,
+    seed: int = 1,  # one for all evaluations, so that checkpoints differ by the policy alone
     scored: Mode | None = None,
 ) -> Samples:
-    """Sample the first held-out prompts and read the completions; `.figures()` of the result is the evaluation.
-
-    The seed is the same in every evaluation, so that differences between checkpoints are not the dice's.
-
-    Edge cases:
-        Fewer held-out prompts than asked for: all there are. No block with the answer's tag: no answers and no verdicts.
-    """
+    """Sample the first held-out prompts, at most as many as there are, and read the completions."""
     tags, inside = recipe.answer_tags, task.layout.keys
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     longest = recipe.max_completion_length or task.max_completion_length
-    of_digits = task.name.startswith("digits")  # whose figures say all that its rewards do
+    of_digits = task.name.startswith("digits")  # a task whose figures already show all its rewards
     roller = Roller(model, tokenizer, task, recipe.temperature, longest)
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
     spans, text = roller.read(ids_nt, mask_nt)
@@ -57,8 +51,9 @@ def evaluate(
     correct = dict.fromkeys(answering, torch.full((len(text),), torch.nan, dtype=torch.float64))
     for name in answering if "answer" in rows.column_names else ():
         right_n = roller.rewards(rows, text, row_n.tolist(), Objective("correct", pays=(name,), options=options))
-        there_n = torch.tensor([entry.get(name) is not None for entry in text])  # without the block nothing is solved
-        correct[name] = torch.where(there_n, right_n, 0.0)
+        # A completion without the block solves nothing.
+        present_n = torch.tensor([entry.get(name) is not None for entry in text])
+        correct[name] = torch.where(present_n, right_n, 0.0)
     rewards = dict[str, Tensor]()
     if not of_digits:
         written = {
@@ -85,17 +80,15 @@ def evaluate(
 
 
 def _rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
-    """Compute each objective's reward of the completions, with `if_missing` for blocks that are left out.
-
-    A list is judged by the elements of the gold list: one that a completion lacks is wrong, and one too many counts for none.
-    """
+    """Compute each objective's reward of the completions, with `if_missing` for blocks that are left out."""
     scores = score_all(objectives, text, columns=columns)
     worth_nm = completed(scores, objectives)
-    for m, one in enumerate(objectives):
-        there_n = gold_there(one, columns) if any_index(one.name) != one.name else None
-        if there_n is not None:
+    # An element of the gold list that a completion lacks is wrong; an element too many does not count.
+    for m, objective in enumerate(objectives):
+        in_gold_n = gold_there(objective, columns) if any_index(objective.name) != objective.name else None
+        if in_gold_n is not None:
             left_out_n = worth_nm[:, m].isnan() & (scores.status_nm[:, m] == int(Status.ABSENT))
-            worth_nm[:, m] = worth_nm[:, m].masked_fill(left_out_n, 0.0).masked_fill(~there_n, torch.nan)
+            worth_nm[:, m] = worth_nm[:, m].masked_fill(left_out_n, 0.0).masked_fill(~in_gold_n, torch.nan)
     return dict(zip(scores.names, worth_nm.T, strict=True))
 
 

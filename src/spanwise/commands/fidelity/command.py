@@ -59,6 +59,6 @@ def command(
         raise RecipeError("--critics and --reference are of the comparison token by token; add --tokens.")
     options = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
     asked = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
-    given = {**options, **({"tokens": True, **asked} if tokens else {}), "recipe": recipe, "overrides": fields}
+    all_options = {**options, **({"tokens": True, **asked} if tokens else {}), "recipe": recipe, "overrides": fields}
     with sole_writer(output):
-        show(place, loaded, output=output, console=Console(), options=given)
+        show(place, loaded, output=output, console=Console(), options=all_options)

@@ -29,24 +29,21 @@ from spanwise.rollouts.folder import hidden
 from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
-#: Re-rolls of a Monte Carlo critic that somebody might pay for.
+#: The number of re-rolls of an affordable Monte Carlo critic.
 FEW = 4
-#: The critics there can be: the run's own, one fitted here for a number of steps, means of further re-rolls.
+#: The kinds of critics: the run's own, saved with its model; one fitted here on training prompts; means of more re-rolls.
 CRITICS = ("own", "fitted", "mc")
-#: The setting of SAE that is held against the best GAE; not chosen on the samples it is judged by.
+#: The setting of SAE that is compared with the best GAE; it was not chosen on the samples that it is judged by.
 SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
-#: What `fidelity.json` holds of what was measured, where nothing was.
+#: The fields of `fidelity.json` of a part that was not measured.
 _NOTHING: Mapping[str, Any] = {
     "counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {},
 }  # fmt: skip
 
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
-    """Print the tables for a model folder, write `fidelity.json` and the report.
-
-    `options`: those of the command, which a report prints; those of `--tokens` are there where it is asked for.
-    """
+    """Print the tables for a model folder, write `fidelity.json` and the report, which prints the `options` of the command."""
     measured: dict[str, Any] = {"options": options}
     if "tokens" in options:
         last, critics, seed = options["critic_steps"], options["critics"], options["seed"]
@@ -78,7 +75,7 @@ def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> r
 
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Print how close the baselines come to Monte Carlo, and the q* table; return what the file keeps of them."""
+    """Print how close the baselines come to Monte Carlo, and the q* table; return both as plain data for the file."""
     samples, seed, roller = options["samples"], options["seed"], roller_of(checkpoint, recipe, console)
     rows = roller.task.evaluation.select(range(min(options["prompts"], len(roller.task.evaluation))))
     rolled = rolls.collect_last_blocks(roller, rows, samples=samples, rerolls=options["rerolls"], seed=seed)
@@ -103,8 +100,8 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
         rows = []
         for name in fidelity.baselines:
             value, *bounds = fidelity.interval(name, size, "rmse")
-            rest = (fidelity.interval(name, size, figure)[0] for figure in FIGURES if figure not in ("rmse", "ceiling"))
-            rows.append([name, _decimals(value), "-".join(map(_decimals, bounds)), *map(_decimals, rest)])
+            others = (fidelity.interval(name, size, figure)[0] for figure in FIGURES if figure not in ("rmse", "ceiling"))
+            rows.append([name, _decimals(value), "-".join(map(_decimals, bounds)), *map(_decimals, others)])
         ceiling, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
         yield _table(
             f"G = {size}: advantages against Monte Carlo (the exact ones would correlate {ceiling:.3f})", columns, rows
@@ -148,12 +145,7 @@ def rolled_tokens(
     console: Console | None = None,
     **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
-    """Sample completions of held-out prompts with their Monte Carlo values, and read critics before each token.
-
-    The critics are some of `CRITICS`, by default all there are: the run's own where one was saved with the model ("own"); one
-    critic after different numbers of fitting steps on training prompts ("80 steps"); and the means of a second set of re-rolls,
-    all of them and few of them ("MC 32", as good as critics get, and "MC 4"). Further options are those of `collect_tokens`.
-    """
+    """Sample completions of held-out prompts with their Monte Carlo values, and read critics (`CRITICS`) before each token."""
     if rerolls < 2:
         raise DataError(f"Monte Carlo values know their noise from 2 re-rolls on; {rerolls} were asked for.")
     place = rolls.own_critic_folder(model_folder)
@@ -165,7 +157,7 @@ def rolled_tokens(
             f"There is no critic with the model in '{model_folder}' (a folder 'critic' with {ABOUT}). Leave own out, or look at a "
             "run whose recipe has a critic."
         )
-    # As many training prompts as the fitted critic reads completions, so that it has no prompt to learn by heart.
+    # The fitted critic reads each training prompt once, so that it cannot learn any by heart.
     fitted = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in kinds else {}
     roller = roller_of(model_folder, recipe.model_copy(update=fitted), console)
     task = roller.task
@@ -186,7 +178,7 @@ def rolled_tokens(
 
 
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
-    """Print correlations by critic, and SAE's lead over GAE and GRPO; return what the file keeps of them."""
+    """Print correlations by critic, and SAE's lead over GAE and GRPO; return the rows for the file."""
     counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     tokens, decisions = (fidelity.count(kind) for kind in TOKEN_KINDS)
     console.print(
@@ -200,7 +192,7 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
 
 
 def reference_words(segments: SaeSegments | None) -> str:
-    """Say what the advantages are compared with."""
+    """Name the reference that the advantages are compared with."""
     if segments is None:
         return "The reference is the change of the Monte Carlo value over each token."
     return (

@@ -26,7 +26,7 @@ def show_methods(name: str | None = None) -> None:
         preset = f"# Beside another method: refine: {name}."
     elif chosen.preset is None:
         preset = "# Called from Python only: no engine here has what it needs."
-    else:  # with the embedded task's blocks, and its longest completion
+    else:  # with the blocks and the longest completion of the embedded task
         preset = yaml.safe_dump(scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32).plain(), sort_keys=False)
     say(
         console,
@@ -38,7 +38,7 @@ def show_methods(name: str | None = None) -> None:
 
 
 def _source(entry: Method) -> str:
-    """Return where the formula was taken from; for a plug-in that does not say it, the module of its function."""
+    """Return the source of the formula: of a plug-in that names none, the module of its function."""
     place = entry.estimator.__module__
     ours = place.partition(".")[0] == "spanwise" or entry.source != Method.source
     return entry.source if ours else f"{place}, which is no part of spanwise"

@@ -1,1 +1,1 @@
-"""`spanwise reference`: what a policy says of a reserved token before anything is trained."""
+"""`spanwise reference`: the probability of a reserved token before anything is trained."""

@@ -33,9 +33,9 @@ def command(
     from spanwise.recipe import load
 
     check_sizes(prompts=prompts, samples=samples)
-    given = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
+    sources = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
     console = Console()
-    measured = measure(load(recipe, {**recipe_fields(set_), **given}), prompts=prompts, samples=samples, console=console)
+    measured = measure(load(recipe, {**recipe_fields(set_), **sources}), prompts=prompts, samples=samples, console=console)
     console.print(
         f"Over {measured['completions']} of {prompts * samples} completions, those that ended, log pi('{measured['token']}') is "
         f"{measured['mean']:.4g} +- {measured['std']:.2g} at temperature {measured['temperature']:g}. Write in the recipe:\n"

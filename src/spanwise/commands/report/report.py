@@ -26,7 +26,7 @@ from spanwise.rollouts.files import records
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.rows import read_rows, recorded_credit
 
-#: Budgets of the voting curves; those between cost more than they show.
+#: Budgets of the voting curves; more points would cost time and show little.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -67,7 +67,7 @@ def train_page(folder: Path) -> str:
 
 
 def _unmeasured(folder: Path) -> dict[str, str]:
-    """Return the figures that a run cannot have, as far as its recipe can still be read."""
+    """Return the figures that the evaluations of a run lack, as far as its recipe can still be read."""
     try:
         recipe = load(folder / "recipe.yaml")
         layout = recipe.own_layout
@@ -89,10 +89,10 @@ def compare_page(folder: Path) -> str:
         raise DataError(f"'{folder / 'summary.json'}' is not of a comparison: it lists no arms and figures.")
     arms, seeds, asked = summary["arms"], summary["seeds"], summary.get("options")
     ended, samples, figures = ended_runs({arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arms})
-    there = {name for by_seed in figures.values() for values in by_seed.values() for name in values}
-    if not there:
+    known = {name for by_seed in figures.values() for values in by_seed.values() for name in values}
+    if not known:
         raise DataError("None of the runs of this comparison is there; run spanwise compare again.")
-    named = [name for name in next(iter(summary["figures"].values()), {}) if name in there]
+    named = [name for name in next(iter(summary["figures"].values()), {}) if name in known]
     return compare_report(
         title=f"Comparison of {len(arms)} arms",
         recipe=summary.get("recipe", {}),
@@ -102,7 +102,7 @@ def compare_page(folder: Path) -> str:
             arm: pooled(judged) for arm, by_seed in samples.items() if (judged := [s for s in by_seed.values() if s.correct])
         },
         votes={
-            arm: over_seeds({seed: _votes(one, one.first, resamples=1) for seed, one in by_seed.items()})
+            arm: over_seeds({seed: _votes(run, run.first, resamples=1) for seed, run in by_seed.items()})
             for arm, by_seed in samples.items()
             if by_seed
         },
@@ -126,9 +126,9 @@ def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
     curves_by_way = {}
     for way, first in {way: curve for curves in votes.values() for way, curve in curves.items()}.items():
         # A seed without any confidence has no weighted vote.
-        there = {s: found for s, curves in votes.items() if (found := curves.get(way)) and found.budgets == first.budgets}
-        value_sb = torch.tensor([[i.value for i in curve.intervals] for curve in there.values()], dtype=torch.float64)
-        curves_by_way[way] = Curve(first.budgets, value_sb, tuple(there), tuple(map(mean_interval, value_sb.T)))
+        common = {s: found for s, curves in votes.items() if (found := curves.get(way)) and found.budgets == first.budgets}
+        value_sb = torch.tensor([[i.value for i in curve.intervals] for curve in common.values()], dtype=torch.float64)
+        curves_by_way[way] = Curve(first.budgets, value_sb, tuple(common), tuple(map(mean_interval, value_sb.T)))
     return curves_by_way
 
 
@@ -155,7 +155,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 
 
 def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Return the newest batch of kept completions, with the run's credit and that of `grpo` (or `bae`) beside it."""
+    """Return the newest batch of recorded completions, with the run's credit and that of `grpo` (or `bae`) beside it."""
     files = sorted((folder / "rollouts").glob("step_*.parquet"))
     if not files:
         return None, {}
@@ -184,7 +184,7 @@ def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[st
         result = credit_rollouts(file, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not result.table.has_ids:  # its tokens are not those of the file
+    if not result.table.has_ids:  # the tokens of the page are not those of the file
         return table, {}
     other = pa.concat_tables(credited_parts(result))
     for name in schema.made_by(method, other.column_names):

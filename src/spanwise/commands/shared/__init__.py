@@ -1,1 +1,1 @@
-"""What several commands use: run folders, recipes as tasks, evaluation files, tables of the terminal."""
+"""Helpers of several commands: run folders, recipes as tasks, evaluation files, tables of the terminal."""

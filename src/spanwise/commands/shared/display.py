@@ -1,4 +1,4 @@
-"""What a person sees during a run and at its end."""
+"""Print progress during a run, and its figures at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 class Live:
-    """A progress line that moves on a terminal; in a log file it is written every tenth step."""
+    """A progress line that moves on a terminal; a log file gets it every tenth step."""
 
     def __init__(self, console: Console, title: str, steps: int) -> None:
         self.console, self.title, self.steps = console, title, steps
@@ -83,10 +83,7 @@ def warm_up_progress(console: Console) -> Any:
 def figure_table(
     title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()
 ) -> Iterator[RenderableType]:
-    """Build a table with one row per figure and one column per run, narrow enough for 80 characters.
-
-    A "!" stands beside a figure that must not be read calmly (`explain.alarms`), and under the table why.
-    """
+    """Build a table with one row per figure and one column per run, narrow enough for 80 characters."""
     names = [name for name in dict.fromkeys(name for figures in columns.values() for name in figures) if name not in absent]
     wrong = {
         run: alarms({name: figures.get(name) for name in names if not isinstance(figures.get(name), str)})
@@ -100,6 +97,7 @@ def figure_table(
         [name.replace("_", " ").replace(OF_REWARD, "mean reward, "), *(cell(run, name) for run in columns)] for name in names
     ]
     yield Text(title, style="italic")
+    # A "!" beside a figure refers to a sentence under the table (`explain.alarms`).
     yield plain_table("", *columns, rows=rows, right=range(1, len(columns) + 1))
     for run, sentences in wrong.items():
         of_run = f"{run}: " if run and len(columns) > 1 else ""
@@ -118,7 +116,7 @@ def interval_table(
     return figure_table(title, {"": values, "95 %": bounds}, absent=absent)
 
 
-#: What figures of a score are of.
+#: The line under a table that explains the figures of a score.
 _OF_SCORE = "laser: of the score that the model gives its own answer, by one reserved token after its end, clipped to 0 to 1"
 
 
@@ -145,15 +143,7 @@ def gain_table(title: str, gain: Curve) -> Table:
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
-    """Say how far the outcome baseline pulls a confidence in small groups; None if it moves .70 by less than .05.
-
-    >>> from spanwise.layout import Layout
-    >>> scheme = Scheme.preset("bae", Layout({"solution": ["answer"], "report": ["confidence"]}))
-    >>> pull_note(scheme, group_size=4).split(";")[0]
-    'In groups of 4 that hold right and wrong answers the outcome baseline drives a confidence of .70 to .80'
-    >>> pull_note(scheme, group_size=16) is None
-    True
-    """
+    """Say how far the outcome baseline pulls a confidence in small groups; None if it moves .70 by less than .05."""
     scored = (o for o in scheme.objectives if o.reward in get_args(ScoreName))
     if not any(o.baseline == "outcome" and len(o.given) == 1 for o in scored):
         return None
@@ -170,12 +160,7 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
 
 
 def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) -> str:
-    """Plot curves between 0 and 1 as text, one under the other, each `height` rows high.
-
-    >>> print(text_plot({"accuracy": [0.0, 0.5, 1.0]}, height=2))
-    accuracy  1 |  █
-              0 | ██
-    """
+    """Plot curves between 0 and 1 as text, one under the other, each `height` rows high."""
     width = max(len(name) for name in series)
     lines = []
     for name, values in series.items():

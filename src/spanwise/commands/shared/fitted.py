@@ -35,29 +35,7 @@ def plain_table(
 
 
 def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
-    """Cut a table into parts that are no wider than the terminal.
-
-    Text wraps between words, and what is still too wide becomes several tables under each other. Title and caption stand above and
-    below, over the whole width.
-
-    Args:
-        table: headings and cells are texts, or strings of markup. Heading and cells of a column with `no_wrap` stay in one line,
-            and so do the cells of one that is set to the right, as numbers are.
-        console: what the parts are printed to.
-        keep: how many of the first columns stand in each part.
-
-    Edge cases:
-        A single word that is wider than the console goes on in the next line.
-
-    Example:
-        >>> import io
-        >>> narrow = Console(width=20, file=io.StringIO())
-        >>> table = Table("arm", "accuracy", "coverage", box=None)
-        >>> table.add_row("bae", "0.812", "0.5")
-        >>> narrow.print(*fitted(table, narrow))
-        >>> [line.split() for line in narrow.file.getvalue().splitlines() if line.strip()]
-        [['arm', 'accuracy'], ['bae', '0.812'], ['arm', 'coverage'], ['bae', '0.5']]
-    """
+    """Cut a table into parts that are no wider than the terminal; the first `keep` columns stand in each part."""
     room, keep = console.width, min(keep, max(len(table.columns) - 1, 0))
     least, widest = list[int](), list[int]()
     for column in table.columns:
@@ -79,7 +57,7 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
         yield _line(table.caption, "table.caption", console)
 
 
-#: No text of a table is wider.
+#: A width that no text of a table reaches.
 _ANY = 2**31
 
 
@@ -87,7 +65,7 @@ def _shrunk(widths: list[int], least: Sequence[int], room: int) -> list[int]:
     """Shrink widths until they fit: the widest column gives way first, down to its minimum."""
     for _ in range(sum(widths) - room):
         loose = [n for n, wide in enumerate(widths) if wide > least[n]]
-        loose = loose or [n for n, wide in enumerate(widths) if wide > 1]  # one word is wider than the console
+        loose = loose or [n for n, wide in enumerate(widths) if wide > 1]  # a word wider than the console is folded
         if loose:
             widths[max(loose, key=lambda n: widths[n])] -= 1
     return widths
@@ -104,7 +82,7 @@ def _part(table: Table, shown: Sequence[int], widths: Sequence[int]) -> Table:
 
 
 def _between(table: Table, count: int) -> int:
-    """Count the characters between and around so many columns."""
+    """Count the characters between and around `columns` columns."""
     return count * (table.padding[3] + table.padding[1]) + (count + 1 if table.box else 0)
 
 

@@ -18,7 +18,7 @@ from spanwise.errors import DataError
 from spanwise.recipe import EMBEDDED, HUB, Recipe
 from spanwise.rollouts.folder import hidden, is_run
 
-#: Where runs go that name no folder.
+#: The folder of runs that name none.
 RUNS = Path("runs")
 
 
@@ -53,7 +53,7 @@ FIDELITY = "fidelity.json"
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """Read the fields of a JSON or YAML file; a DataError if it cannot be read."""
+    """Read the fields of a JSON or YAML file; raise a DataError if it cannot be read."""
     is_json = file.suffix == ".json"
     try:
         text = file.read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def read_fields(file: Path) -> dict[str, Any]:
         raise DataError(f"'{file}' is not {kind}: {str(error).splitlines()[0]}.") from error
 
 
-#: The variable by which a comparison hands a run the fields that hold secrets, which its recipe file does not.
+#: The environment variable by which a comparison hands secret fields to a run, as its recipe file does not hold them.
 SECRETS = "SPANWISE_RECIPE_SECRETS"
 
 
@@ -75,7 +75,7 @@ def secret_fields() -> dict[str, Any]:
 
 
 def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """Return what differs between a recipe, or its file, and what is asked for now; nothing if there is no file."""
+    """Return the fields in which the recipe asked for differs from an earlier one or its file; nothing if there is no file."""
     if isinstance(written, Path):
         if not written.is_file():
             return []
@@ -89,18 +89,12 @@ def without_nan(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 
-#: Most completions in a token view, if nothing else is asked for.
+#: The largest number of completions in a token view, unless the user asks for another.
 MOST = 500
 
 
 def again_command(command: str, *places: str | Path, folder: Path, options: Mapping[str, Any] | None = None) -> str:
-    """Return the command that repeats a report, with its options as they were given.
-
-    Example:
-        >>> options = {"methods": ["bae"], "reward": {"correct": "acc"}, "overrides": {"prefilled": None}}
-        >>> again_command("credit", "1.jsonl", folder=Path("runs/credit"), options=options)
-        'spanwise credit 1.jsonl --methods bae --reward correct=acc --set prefilled=null --output runs/credit-again'
-    """
+    """Return the command that repeats a report, with its options as they were given."""
     words = [str(place) for place in places]
     for name, value in hidden(options or {}).items():
         option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from spanwise.errors import RecipeError
 
 Flag = Annotated[bool, Parameter(negative="")]
-#: `--set`; the command says itself which fields it takes.
+#: `--set`; the help of each command names the fields that it takes.
 Fields = Annotated[list[str] | None, Parameter(name="--set")]
 
 
@@ -77,7 +77,7 @@ class CreditOptions:
         }
 
 
-#: With nothing asked for.
+#: The options of a user who asks for nothing special.
 AS_USUAL = CreditOptions()
 
 

@@ -1,4 +1,4 @@
-"""`Samples`: what the completions of one evaluation said, so that figures, intervals and votes can be computed later."""
+"""`Samples`: the answers of one evaluation, from which figures, intervals and votes can be computed later."""
 
 from __future__ import annotations
 
@@ -26,33 +26,22 @@ FILE = "evaluation.parquet"
 #: The largest budget of a vote.
 MOST_VOTES = 16
 _Figure = TypeVar("_Figure")
-#: Arm -> seed -> what there is of that run.
+#: Arm -> seed -> the figures, samples or summary of that run.
 ByArm = dict[str, dict[int, _Figure]]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """One entry per completion.
+    """One entry per completion of an evaluation."""
 
-    Attributes:
-        prompt_n: index of the held-out prompt.
-        answers: what each attempt answered, by block; None where nothing could be read. Empty: no block holds an answer.
-        correct: by block: 1 where that answer is right, 0 where it is wrong or missing, NaN where the check gave no verdict.
-        confidence_n: stated confidence; NaN where none was stated.
-        well_formed_n: no fault in the tags.
-        refusal_n: the completion declined to answer; None where the task knows no refusals.
-        score_n: the score that a mode gives the completion, not clipped; NaN where it has none. None: there are no scores.
-        rewards: what each objective says of the completions; NaN where it says nothing, or the dataset has no such element.
-    """
-
-    prompt_n: Int[Tensor, " n"]
-    answers: Mapping[str, list[str | None]]
-    correct: Mapping[str, Float[Tensor, " n"]]
-    confidence_n: Float[Tensor, " n"]
+    prompt_n: Int[Tensor, " n"]  # index of the held-out prompt
+    answers: Mapping[str, list[str | None]]  # by block; None where no answer could be read
+    correct: Mapping[str, Float[Tensor, " n"]]  # by block: 1 right, 0 wrong or missing, NaN where the check gave no verdict
+    confidence_n: Float[Tensor, " n"]  # NaN where none was stated
     well_formed_n: Bool[Tensor, " n"]
-    refusal_n: Bool[Tensor, " n"] | None = None
-    score_n: Float[Tensor, " n"] | None = None
-    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)
+    refusal_n: Bool[Tensor, " n"] | None = None  # the completion declined to answer; None where the task knows no refusals
+    score_n: Float[Tensor, " n"] | None = None  # the score of a mode, not clipped; NaN where a completion has none
+    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # by objective; NaN where it does not apply
 
     @property
     def first(self) -> str:
@@ -65,14 +54,7 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> Samples | None:
-        """Return the samples with the score, clipped to [0, 1], as their confidence; None if there is no score.
-
-        >>> one_n, right_n = torch.zeros(3).long(), torch.tensor([1.0, 0.0, 0.0]).double()
-        >>> said = Samples(one_n, {"a": ["1"] * 3}, {"a": right_n}, right_n, right_n > 0,
-        ...                score_n=torch.tensor([1.5, -0.25, float("nan")]).double())
-        >>> said.by_score().confidence_n
-        tensor([1., 0., nan], dtype=torch.float64)
-        """
+        """Return the samples with the score, clipped to [0, 1], as their confidence; None if there is no score."""
         if self.score_n is None:
             return None
         return replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
@@ -84,10 +66,7 @@ class Samples:
         return min(int(torch.bincount(self.prompt_n).max()), MOST_VOTES)
 
     def figures(self) -> dict[str, float | None]:
-        """Compute accuracy, calibration, format and refusals (`measure.figures`), and `<block>_accuracy` for later attempts.
-
-        Coverage and calibration of the score, if there is one, as `laser_<figure>`; means of rewards as `reward/<objective>`.
-        """
+        """Compute accuracy (also `<block>_accuracy`), calibration, format, refusals, `laser_<figure>` and `reward/<objective>`."""
         return self._each(figures) | {name: interval.value for name, interval in self.mean_rewards().items()}
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
@@ -97,14 +76,7 @@ class Samples:
         return {**each, **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
-        """Compute the mean of each reward with its interval by prompt; elements of a list count as `reward/<name>.items[*]`.
-
-        >>> one_n, nan = torch.zeros(2).long(), float("nan")
-        >>> by_item = {"equals.items[0]": torch.tensor([1.0, 1.0]), "equals.items[1]": torch.tensor([0.0, nan])}
-        >>> said = Samples(one_n, {}, {}, torch.full((2,), nan), one_n == 0, rewards=by_item)
-        >>> {name: round(interval.value, 3) for name, interval in said.mean_rewards().items()}
-        {'reward/equals.items[*]': 0.667}
-        """
+        """Compute the mean of each reward with its interval by prompt; elements of a list count as `reward/<name>.items[*]`."""
         intervals = {
             f"{OF_REWARD}{name}": mean_interval(torch.cat(parts).double(), self.prompt_n.repeat(len(parts)))
             for name, parts in together(self.rewards).items()
@@ -127,13 +99,9 @@ class Samples:
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
     ) -> dict[str, Curve]:
-        """Compute accuracy against the number of samples (`measure.voting`) for the answers of one block, by default the first.
-
-        Where completions have a score and state a confidence, `weighted` and `maxconf` are by what they state and
-        `laser_weighted` and `laser_maxconf` by the score; where they have a score alone, it is their confidence.
-        """
+        """Compute accuracy against the number of samples (`measure.voting`) for the answers of one block, by default the first."""
         name, scored = block or self.first, self.by_score()
-        if scored is not None and not self.stated:
+        if scored is not None and not self.stated:  # the score is the only confidence
             return scored.votes(block, budgets=budgets, resamples=resamples)
         prompts = self.prompt_n.tolist()
         curves = voting(
@@ -147,7 +115,7 @@ class Samples:
     def figures_and_votes(self) -> dict[str, float | None]:
         """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
         size = self.most_votes(self.first)
-        votes = self.votes(budgets=(size,), resamples=1) if size else {}  # seeds give the interval
+        votes = self.votes(budgets=(size,), resamples=1) if size else {}  # the interval comes from the seeds
         ways = ("majority", "weighted", f"{OF_SCORE}weighted")
         return {**self.figures(), **{f"{way}@{size}": votes[way].intervals[0].value for way in ways if way in votes}}
 
@@ -171,18 +139,7 @@ class Samples:
 
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
-    """Return the figures that an evaluation cannot have, each with the reason.
-
-    Args:
-        layout: what completions are read by; one without any part, or None, is read as the task says.
-        tags: the parts that hold "answer" and "confidence" (`Recipe.answer_tags`).
-        scored: completions have a self-rewarding score, whose figures do without the confidence and not without the answer.
-
-    Example:
-        >>> found = unmeasured(Layout({"solution": ["plan", "code"]}), {"answer": "answer", "confidence": "confidence"})
-        >>> found["accuracy"]
-        'no block has the tag <answer>, only <plan>, <code>; name the one that holds the answer in the objective correct'
-    """
+    """Return the figures that an evaluation cannot have, each with the reason."""
     inside = {} if layout is None else layout.keys
     every = list(dict.fromkeys(part for parts in inside.values() for part in parts))
     if layout is None or not every:
@@ -207,15 +164,11 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
 
 
 def read_samples(folder: str | Path) -> Samples:
-    """Read `evaluation.parquet` of a run folder.
-
-    Raises:
-        DataError: there is none, or it cannot be read.
-    """
+    """Read `evaluation.parquet` of a run folder; raise a DataError if that fails."""
     place = Path(folder) / FILE
     try:
         table = pq.read_table(place)
-        plain = {one.name: table[one.name] for one in table.schema if not one.name.startswith("answer/")}
+        plain = {entry.name: table[entry.name] for entry in table.schema if not entry.name.startswith("answer/")}
         columns = {name: torch.tensor(column.to_numpy()) for name, column in plain.items()}
         blocks = [name.removeprefix("correct/") for name in columns if name.startswith("correct/")]
         return Samples(
@@ -237,13 +190,7 @@ def read_samples(folder: str | Path) -> Samples:
 def ended_runs(
     places: Mapping[str, Mapping[int, Path]],
 ) -> tuple[ByArm[dict[str, Any]], ByArm[Samples], ByArm[dict[str, float | None]]]:
-    """Collect summaries, samples and final figures of the runs that have ended, by arm and seed.
-
-    The figures have the accuracy of a vote beside them, where there is an evaluation file (`Samples.figures_and_votes`).
-
-    Raises:
-        DataError: evaluations of different sizes: two runs, how many prompts and samples each has, and how to make them alike.
-    """
+    """Collect summaries, samples and final figures (with a vote's accuracy) of the runs that have ended, by arm and seed."""
     ended, samples, figures = ({arm: {} for arm in places} for _ in range(3))
     files = [(arm, seed, place, place / "summary.json") for arm, seeds in places.items() for seed, place in seeds.items()]
     for arm, seed, place, file in files:
@@ -253,13 +200,13 @@ def ended_runs(
             if (place / FILE).is_file():
                 samples[arm][seed] = read_samples(place)
                 figures[arm][seed] = figures[arm][seed] | samples[arm][seed].figures_and_votes()
-    _check_protocol({str(places[arm][seed]): one for arm, seeds in samples.items() for seed, one in seeds.items()})
+    _check_protocol({str(places[arm][seed]): run for arm, seeds in samples.items() for seed, run in seeds.items()})
     return ended, samples, figures
 
 
 def _check_protocol(samples: Mapping[str, Samples]) -> None:
     """Refuse to compare evaluations of different sizes."""
-    sizes = {run: (len(one.prompt_n.unique()), len(one.prompt_n)) for run, one in samples.items()}
+    sizes = {run: (len(run_samples.prompt_n.unique()), len(run_samples.prompt_n)) for run, run_samples in samples.items()}
     most = max(sizes, key=lambda run: sizes[run][1], default="")
     for run, size in sizes.items():
         if size != sizes[most]:

@@ -21,10 +21,7 @@ from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
-    """Build the task of a recipe: the embedded one (warm-started on first use), or a model and a dataset.
-
-    Prompts are written in the chat template of `model`, where that is not the one of the recipe, which is not looked for then.
-    """
+    """Build the task of a recipe: the embedded one (warm-started on first use), or a model and a dataset."""
     quiet()
     if recipe.task == SCRIPT:
         raise RecipeError(
@@ -45,9 +42,9 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         )
     else:
         task = load_task(
-            str(model or recipe.model),
+            str(model or recipe.model),  # of a given model the chat template is used, not that of the recipe's
             str(recipe.dataset),
-            prompt_format=cast(Any, recipe.task),  # one that is not embedded, as it has no start
+            prompt_format=cast(Any, recipe.task),  # not an embedded task, as there is no start
             layout=recipe.own_layout,
             eval_limit=recipe.eval_prompts,
             **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),
@@ -56,7 +53,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Find the model in a run folder, a checkpoint or a model folder, and the recipe that says its task."""
+    """Find the model in a run folder, a checkpoint or a model folder, and the recipe that names its task."""
     run = next((place for place in (folder, *run_above(folder)) if (place / "recipe.yaml").is_file()), None)
     place = folder / "model" if (folder / "model").is_dir() else folder
     if run == folder == place and not (folder / "config.json").is_file():
@@ -64,10 +61,10 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
         instead = f"its newest checkpoint is '{checkpoint}'" if checkpoint else "it has no checkpoint either"
         raise DataError(f"The run in '{folder}' has no model, so it has not ended; {instead}.")
     file = recipe or (None if run is None else run / "recipe.yaml")
-    given = dict(overrides)
-    if file is None and "model" not in given and (given.get("dataset") or given.get("task", EMBEDDED[0]) not in EMBEDDED):
-        given["model"] = str(place)
-    return place, load(file, given)
+    fields = dict(overrides)
+    if file is None and "model" not in fields and (fields.get("dataset") or fields.get("task", EMBEDDED[0]) not in EMBEDDED):
+        fields["model"] = str(place)
+    return place, load(file, fields)
 
 
 def run_above(folder: Path) -> list[Path]:
@@ -94,13 +91,13 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
-    """Load model and tokenizer of a local folder; a DataError if it holds none."""
+    """Load model and tokenizer of a local folder; raise a DataError if it holds none."""
     quiet()
     try:
-        own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        model = AutoModelForCausalLM.from_pretrained(str(folder), **own)
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **own)
-    except Exception as error:  # transformers, safetensors and json each raise their own
+        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        model = AutoModelForCausalLM.from_pretrained(str(folder), **local)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **local)
+    except Exception as error:  # transformers, safetensors and json each raise their own type
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"'{folder}' holds no readable model and tokenizer: {reason}") from error
     return model, tokenizer

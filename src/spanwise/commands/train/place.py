@@ -1,4 +1,4 @@
-"""The place of a run: its folder, the checkpoint that it resumes from, and what a full disk leaves of it."""
+"""Choose the folder of a run and the checkpoint that it resumes from; clean up when the disk is full."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from spanwise.rollouts.folder import WRITES, check_free, is_first_rank, is_run, 
 
 
 def task_name(recipe: Recipe) -> str:
-    """Return the name of a run's task: the task, or the dataset if its completions have blocks of their own."""
-    own = recipe.dataset is not None and recipe.own_layout is not None
-    return Path(str(recipe.dataset).partition(":")[0]).stem if own else recipe.task
+    """Return the name of a run's task, or of its dataset if the completions have blocks of their own."""
+    named_by_dataset = recipe.dataset is not None and recipe.own_layout is not None
+    return Path(str(recipe.dataset).partition(":")[0]).stem if named_by_dataset else recipe.task
 
 
 def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console) -> tuple[Path, Path | None]:
@@ -51,7 +51,7 @@ def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console
         raise RecipeError("--resume goes on with a run and --overwrite replaces it; give one of them.")
     run = Path(resume) if is_run(Path(resume)) else None
     if resume == "last":
-        # A run on an own dataset was called after its task once.
+        # Earlier versions named a run on a user's dataset after its task.
         run = place or newest_folder(name) or newest_folder(f"{recipe.task}-{recipe.method}-{recipe.seed}")
         if run is None:
             raise DataError(f"There is no run 'runs/{name}-<n>' to go on with; say which one with --resume FOLDER.")
@@ -70,11 +70,8 @@ def _run_of(checkpoint: Path) -> Path:
 def history_of(
     checkpoint: Path, asked: Mapping[str, Any], console: Console, *, per_batch: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return the step of a checkpoint, and the metrics up to it from the run that wrote it.
-
-    A DataError if it was trained under another recipe (more steps may be asked for), or if a file of it is not the one that was
-    written. A checkpoint of before that says no recipe of its own is held against the file of its run.
-    """
+    """Return the step of a checkpoint and the metrics up to it; raise a DataError if recipe or files have changed."""
+    # Checkpoints of earlier versions hold no recipe: the file of the run stands in.
     file = _run_of(checkpoint) / "recipe.yaml"
     before = read_manifest(checkpoint).get("settings") or (read_fields(file) if file.is_file() else None)
     if before is None:
@@ -91,7 +88,8 @@ def history_of(
 
 
 def _length(before: Mapping[str, Any], asked: Mapping[str, Any]) -> set[str]:
-    """Return {"steps"} if the run must keep its number of steps: the learning rate is planned over it, or fewer are asked for."""
+    """Return {"steps"} if a resumed run must keep its number of steps, else an empty set."""
+    # A schedule plans the learning rate over all steps.
     planned = not asked["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     return {"steps"} if planned or asked["steps"] < before.get("steps", asked["steps"]) else set()
 
@@ -100,11 +98,7 @@ def _length(before: Mapping[str, Any], asked: Mapping[str, Any]) -> set[str]:
 def run_folder(
     recipe: Recipe, *, resume: str | None, overwrite: bool, console: Console
 ) -> Iterator[tuple[Path, Path | None]]:
-    """Yield the folder of the run and the checkpoint that it resumes from; nobody else may write into the folder meanwhile.
-
-    If the system refuses to write, whoever asked it to, the sentence says so and how to go on. The checkpoint that was being
-    written goes, as it takes room and cannot be used; those before it stay.
-    """
+    """Yield the folder of the run and the checkpoint that it resumes from, and keep other writers out of the folder."""
     place, checkpoint = _place(recipe, resume, overwrite, console)
     goes_on = checkpoint is not None and place.resolve() == _run_of(checkpoint).resolve()
     with sole_writer(place):
@@ -120,13 +114,13 @@ def run_folder(
 
 
 def _stopped(run: Path, before: set[Path], error: Exception) -> str:
-    """Remove half-written files; return the sentence on what could not be written and how to go on."""
+    """Remove half-written files; return the sentence that names the file which could not be written and the way to go on."""
     newest, faults = newest_checkpoint(run / "checkpoints")
     half_written = [place for name in faults if (place := run / "checkpoints" / name) not in before]
     named = error.filename if isinstance(error, OSError) else None
     file = Path(named) if isinstance(named, str) else (*half_written, run)[0]
     sentence = str(error) if isinstance(error, SpanwiseError) else unwritten(file, error)
-    for place in half_written:
+    for place in half_written:  # they take room and cannot be used
         shutil.rmtree(place, ignore_errors=True)
     if (run / "summary.json").is_file():
         return f"{sentence} All else is there: spanwise report {run} writes what is missing."

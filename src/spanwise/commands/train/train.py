@@ -1,4 +1,4 @@
-"""`train`: from a recipe to a trained model and its folder; the `Recorder` writes what is kept on the way."""
+"""`train`: from a recipe to a trained model and its folder, into which a `Recorder` writes metrics and rollouts."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from spanwise.rollouts.folder import RunFolder, metrics_until
 from spanwise.tasks import Task
 from spanwise.types import Scores, join_rows
 
-#: What TRL counts in optimizer steps and the recipe in generation batches, and what the run itself writes.
+#: TRL option -> the recipe field to give instead: steps are counted in generation batches, and the run writes its own files.
 _OWN_FIELD = {
     "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (a line for each generation batch)",
     "keep_rollouts": "keep_rollouts", "report": "report", "max_completion_length": "max_completion_length",
 }  # fmt: skip
-#: What `summary.json` keeps of a generation batch.
+#: The figures of a generation batch that `summary.json` holds.
 _BATCH = ("step", "malformed", "accuracy", "ece")
 
 
@@ -54,10 +54,7 @@ def train(
     overwrite: bool = False,
     title: str = "train",
 ) -> dict[str, Any]:
-    """Train as the recipe says, write the run's folder, and return what `summary.json` holds.
-
-    It is resumed only under the recipe of the checkpoint, save for what is watched and kept (`shared.folder.changed`).
-    """
+    """Train as the recipe says, write the run's folder, and return the content of `summary.json`."""
     console = console or Console()
     if names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
         which = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {HIDDEN} in the recipe, so"
@@ -88,7 +85,7 @@ def train(
         )
         trainer.settings = asked
         for usual in (PrinterCallback, ProgressCallback) if args.log_metrics == "few" else ():
-            trainer.remove_callback(usual)  # the recorder stands in the place of TRL's own progress
+            trainer.remove_callback(usual)  # the recorder replaces TRL's own progress
         main, critic = trainer.accelerator.is_main_process, trainer.critic
         if main:
             folder.begin(asked, step=step, history=history)
@@ -107,7 +104,7 @@ def train(
             if critic is not None:
                 with whole_folder(place / CRITIC):
                     critic.save(place / CRITIC, trainer.processing_class, state=False)
-            folder.write_summary(summary)  # last of what the run leaves: it says that all is there
+            folder.write_summary(summary)  # written last: it marks the folder as complete
             _show(summary, console, title=f"{title}: {place}", absent=recorder.absent)
             if recipe.report:
                 from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
@@ -123,7 +120,7 @@ def _without_stand_ins(value: Any) -> Any:
 
 
 def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: Mapping[str, str]) -> None:
-    """Print the figures of held-out prompts at start and end, and what the run took."""
+    """Print the figures of held-out prompts at start and end, and the time of the run."""
     columns = {"start": summary["start"], "end": summary["final"]}
     if summary["intervals"]:
         columns["95 %"] = {name: f"{low:.3f} to {high:.3f}" for name, (low, high) in summary["intervals"].items()}
@@ -163,7 +160,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     """Build the TRL configuration of a recipe; `recipe.trainer` has the last word."""
-    if len(task.train) < recipe.prompts:  # TRL would end without a single step
+    if len(task.train) < recipe.prompts:  # TRL would end without a step
         raise DataError(
             f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
             f"evaluation (at least 1, at most 512), and a step takes {recipe.prompts}. Add rows, or set --prompts to "
@@ -208,11 +205,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
 
 
 class Recorder(BatchCallback):
-    """Follows a run: writes the progress line, metrics, rollouts and evaluations.
-
-    Attributes:
-        absent: figures that an evaluation of this run cannot have.
-    """
+    """Follows a run: writes the progress line, metrics, rollouts and evaluations."""
 
     def __init__(
         self,
@@ -227,6 +220,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
+        # The figures that an evaluation of this run cannot have.
         self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
@@ -255,7 +249,7 @@ class Recorder(BatchCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the metrics of a step, show them, and evaluate when it is due."""
-        del state.log_history[:-1]  # metrics.jsonl has them, and a run of weeks has many
+        del state.log_history[:-1]  # metrics.jsonl holds them, and a run of weeks has many
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
         step = state.global_step // self.per_batch
@@ -270,14 +264,10 @@ class Recorder(BatchCallback):
             self._evaluate(step)
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
-        """Evaluate the final model, and sum up the run in one dictionary.
-
-        Of a resumed run, the seconds and speeds are those since it was resumed; where it does not know its first evaluation, the
-        figures of `start` are None.
-        """
+        """Evaluate the final model, and sum up the run in one dictionary."""
         samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
         final, intervals = samples.figures(), _intervals(samples)
-        lines = metrics_until(self.folder.path, steps)  # of the main process, which alone writes the summary
+        lines = metrics_until(self.folder.path, steps)  # only the main process has them, and it alone writes the summary
         batches = [
             {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
             for line in lines
@@ -313,7 +303,7 @@ class Recorder(BatchCallback):
         return values
 
     def _evaluate(self, step: int) -> None:
-        """Evaluate the policy, and warn of each problem once, with its usual cause; not at the start."""
+        """Evaluate the policy and, after the start, warn of each problem once, with its usual cause."""
         samples = self._measure(2)
         values = samples.figures()
         self.evaluations.append({"step": step, **values})
@@ -326,7 +316,7 @@ class Recorder(BatchCallback):
         self._warned |= set(wrong)
 
     def _measure(self, samples: int) -> Samples:
-        """Evaluate the policy; its scores are read only once the trainer knows their reference."""
+        """Evaluate the policy; read its scores only once the trainer knows their reference."""
         trainer = self.trainer
         return evaluate(
             trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,
@@ -336,8 +326,8 @@ class Recorder(BatchCallback):
 
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
-    """Return the bounds of the mean rewards as part of a line of metrics; nothing without rewards."""
-    intervals = {name: [one.low, one.high] for name, one in samples.mean_rewards().items() if one.low == one.low}
+    """Return the bounds of the mean rewards as part of a line of metrics; empty without rewards."""
+    intervals = {name: [mean.low, mean.high] for name, mean in samples.mean_rewards().items() if mean.low == mean.low}
     return {"intervals": intervals} if intervals else {}
 
 

@@ -26,7 +26,7 @@ from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
-#: Of how many completions that are compared rows and rewards are shown.
+#: How many of the compared completions are shown with their rows and rewards.
 _MATES = 16
 
 
@@ -41,10 +41,10 @@ def why(
     """Say for every method why tokens train with 0: counts first, then examples, or one completion token by token."""
     console = console or Console()
     result = credit_rollouts(rollouts, **options)
-    own = result.arms.own
-    # A run's own method speaks for it.
-    if not options.get("methods") and own is not None and result.table.folder is not None:
-        result = replace(result, applied=tuple(one for one in result.applied if one.name == own))
+    own_method = result.arms.own
+    # A spanwise run is explained by its own method alone.
+    if not options.get("methods") and own_method is not None and result.table.folder is not None:
+        result = replace(result, applied=tuple(arm for arm in result.applied if arm.name == own_method))
     if completion is not None and not 0 <= completion < len(result.table):
         last = len(result.table) - 1
         raise RecipeError(f"--completion is {completion}, and '{result.table.path}' holds the completions 0 to {last}.")
@@ -55,30 +55,30 @@ def why(
 
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
-    """The reason of every token of a file under each of its methods."""
+    """Return the reason of every token of a file under each of its methods."""
     table, schemes = result.table, result.arms.schemes
     row_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
-    column = result.arms.taken.get("correct", "")  # the reward that says what is right, if the file or a method has one
+    column = result.arms.taken.get("correct", "")  # the reward that tells right from wrong, if there is one
     name, reward_n = column, table.rewards[column].value_n if column else None
     if "correct" in result.scores.names:
         name, reward_n = "correct", result.scores.outcome("correct")
 
     def by_runs(numbers: Callable[[int, int], np.ndarray]) -> torch.Tensor:
-        """The numbers of all tokens, worked out for as many completions at a time as fit."""
+        """Compute the numbers of all tokens, for as many completions at a time as fit."""
         return torch.from_numpy(np.concatenate([numbers(*run) for run in fitting_runs(table.tokens.lengths, AT_A_TIME)]))
 
     zeros = {}
-    for one in result.applied:
-        if one.credit.comparison is None:
-            keys_nk = recorded_reasons(one.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
+    for arm in result.applied:
+        if arm.credit.comparison is None:
+            keys_nk = recorded_reasons(arm.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
         else:
-            keys_nk = zero_reasons(one.credit, schemes[one.name])
-        zeros[one.name] = tally_zeros(
+            keys_nk = zero_reasons(arm.credit, schemes[arm.name])
+        zeros[arm.name] = tally_zeros(
             keys_nk,
-            by_runs(partial(one.advantages, table)),
-            by_runs(one.marked.blocks),
+            by_runs(partial(arm.advantages, table)),
+            by_runs(arm.marked.blocks),
             row_v,
-            names=(name,) if one.credit.comparison is None else schemes[one.name].names,
+            names=(name,) if arm.credit.comparison is None else schemes[arm.name].names,
             trainable_v=torch.tensor(table.trainable),
             learned_n=table.learned_n,
         )
@@ -86,7 +86,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
 
 
 def _counts(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
-    """A row per method and reason; tokens and completions add up to those of the file."""
+    """Build the table of reasons by method; tokens and completions add up to those of the file."""
     table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
@@ -105,7 +105,7 @@ def _counts(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> 
 
 
 def _all(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
-    """The counts, and what they alone do not say: how many of the wrong are malformed, and blocks that are not there."""
+    """Return the counts, and sentences on wrong completions that are malformed and on missing blocks."""
     lines: list[Table | str] = [_counts(result, zeros, examples)]
     fault_n, present_nk = result.marked.fault_n, result.marked.length_nk > 0
     wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
@@ -129,7 +129,7 @@ def _all(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> lis
 
 
 def _one(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
-    """One completion: what it is compared with, and its tokens run by run."""
+    """Describe one completion: the rows it is compared with, and its tokens run by run."""
     table, scores = result.table, result.scores
     mates = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
     place = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
@@ -143,15 +143,15 @@ def _one(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table
         reward = f"{own:g}" if own == own else Status(int(scores.status_nm[n, m])).name.lower()
         listed = " ".join(f"{value:g}" if value == value else "-" for value in others)
         lines.append(f"Reward {name}: {reward}; of all rows compared: {listed}{' ...' if len(mates) > _MATES else ''}")
-    return [*lines, *(_runs(table, one, zeros[one.name], n) for one in result.applied)]
+    return [*lines, *(_runs(table, arm, zeros[arm.name], n) for arm in result.applied)]
 
 
-def _runs(table: RolloutTable, one: Applied, tally: Zeros, n: int) -> Table:
-    """The tokens of a completion under one method, those side by side that share block, advantage and reason as one row."""
+def _runs(table: RolloutTable, arm: Applied, tally: Zeros, n: int) -> Table:
+    """Build the table of a completion's tokens under one method; neighbours of one block, advantage and reason share a row."""
     first, last = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     ids = table.tokens.slice(n, n + 1).astype(np.int64)
-    advantages = one.advantages(table, n, n + 1).tolist()
-    blocks, keys = one.marked.blocks(n, n + 1).tolist(), tally.key_v[first:last].tolist()
+    advantages = arm.advantages(table, n, n + 1).tolist()
+    blocks, keys = arm.marked.blocks(n, n + 1).tolist(), tally.key_v[first:last].tolist()
     rows = []
     for (block, key, _), places in groupby(range(last - first), key=lambda t: (blocks[t], keys[t], f"{advantages[t]:.6g}")):
         run = list(places)
@@ -159,10 +159,10 @@ def _runs(table: RolloutTable, one: Applied, tally: Zeros, n: int) -> Table:
         cell = repr(text) if len(text) <= 60 else f"{text[:28]!r} ... {text[-28:]!r}"
         rows.append([
             f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}", escape(cell),
-            escape(one.marked.names[block]) if block >= 0 else "-", f"{advantages[run[0]]:.4g}",
+            escape(arm.marked.names[block]) if block >= 0 else "-", f"{advantages[run[0]]:.4g}",
             _words(reason_of(key), tally.objective(key)),
         ])  # fmt: skip
-    return plain_table("tokens", "text", "block", "advantage", "why", rows=rows, right=[3], title=Text(one.name))
+    return plain_table("tokens", "text", "block", "advantage", "why", rows=rows, right=[3], title=Text(arm.name))
 
 
 def _words(reason: Zero, objective: str) -> str:

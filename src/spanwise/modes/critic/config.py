@@ -1,6 +1,6 @@
 """`CriticConfig`: the value model that methods such as `gae` and `sae` need, and how to fit it.
 
-Of a trainer that has a critic of its own (verl, SkyRL): what is refused of it, what it is fitted to, how far off it is.
+For a trainer with a critic of its own (verl, SkyRL): checks of its settings, the targets it is fitted to, and its error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CRITIC = "critic"
 Head = Literal["scalar", "hl_gauss"]
 Truncated = Literal["terminal", "bootstrap", "mask"]
 
-#: What is said at the end of a run whose critic knows nothing.
+#: The warning at the end of a run whose critic explains nothing of the returns.
 _EXPLAINED = Metric(
     "critic/[value/]explained_variance",
     at_end=Alarm(
@@ -39,7 +39,7 @@ _EXPLAINED = Metric(
         unknown="The critic{of} cannot be judged: no batch has an explained variance, as everything in it earned the same.",
     ),
 )
-#: Its section.
+#: The section of the critic on a page.
 _PAGE = Page(
     "Critic",
     "GAE and SAE credit a token with what the critic expects after it minus what it expected before: they are worth what its "
@@ -52,7 +52,7 @@ _PAGE = Page(
             "share of the variance",
             "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 knows all, 0 says the same "
             "everywhere, below 0 is worse than that.",
-            floor=-1.0,  # one that starts from nothing may begin at -1,000
+            floor=-1.0,  # an untrained critic may begin at -1,000
         ),
         Chart(
             "Error of the critic",
@@ -76,7 +76,7 @@ _PAGE = Page(
 @register("critic", kind="mode")
 @dataclass(frozen=True)
 class CriticConfig(Mode):
-    """A value model beside the policy: where it comes from, how it is fitted on every generation batch, what it stands for.
+    """A value model beside the policy: its source, and how it is fitted on every generation batch.
 
     Attributes:
         model: a folder or hub name that `AutoModelForTokenClassification` reads, such as a critic that a run saved; None: a copy
@@ -143,7 +143,7 @@ class CriticConfig(Mode):
         if not low < high:
             raise RecipeError(f"critic.value_range is [{low}, {high}]; the first number must be the smaller one.")
         object.__setattr__(self, "value_range", (float(low), float(high)))
-        usual = {one.name: one.default for one in fields(self)}
+        usual = {option.name: option.default for option in fields(self)}
         for name in ("bins", "value_range"):
             if self.head == "scalar" and getattr(self, name) != usual[name]:
                 raise RecipeError(
@@ -198,21 +198,9 @@ def critic_faults(
 
 
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-    """Return the targets of a critic with one value, and the metrics of its values.
-
-    Edge cases:
-        Where nothing is known of a token the target is its own value, which moves nothing.
-
-    Example:
-        >>> from spanwise import Layout, Vocabulary, read
-        >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
-        >>> batch = Batch.jagged([[0, 1, 3]], [0], columns={"answer": ["4"]}, value_nt=torch.tensor([[.5, .5, .8]]))
-        >>> scheme = Scheme.preset("gae", Layout({"all": ["answer"]}))
-        >>> returns(read(batch, scheme, vocabulary), batch, scheme, lam=1.0)[0]
-        tensor([[1., 1., 1.]])
-    """
+    """Return the targets of a critic with one value, and the metrics of its values."""
     (part,) = streams(reading, batch, scheme).inputs(batch.value_nt)
-    value_nt, there_nt = part["value_nt"], part["mask_nt"]
+    value_nt, mask_nt = part["value_nt"], part["mask_nt"]
     target_nt = value_target(**part, gamma=scheme.gamma, lam=lam)
-    error = critic_error(value_nt, target_nt, there_nt)
-    return torch.where(there_nt, target_nt, value_nt), {f"critic/{name}": number for name, number in error.items()}
+    error = critic_error(value_nt, target_nt, mask_nt)
+    return torch.where(mask_nt, target_nt, value_nt), {f"critic/{name}": number for name, number in error.items()}

@@ -23,7 +23,7 @@ from spanwise.modes.parts import TrlPart
 from spanwise.modes.sequences import Sequences, cut_off, sequences
 from spanwise.pipeline import streams
 
-#: What a checkpoint keeps of a critic's optimizer.
+#: The file of a critic's optimizer in a checkpoint.
 STATE = "optimizer.pt"
 
 
@@ -36,19 +36,7 @@ class Learned(NamedTuple):
 
 
 class Critic:
-    r"""A value model with its own optimizer, fitted on each generation batch apart from the policy.
-
-    Equation
-        target[k] = V[k] + A_lam[k] with lam = `gae_lambda_value`, the return itself at 1
-        loss = mean over streams and their trainable tokens, of all processes, of (V - target)^2, or the cross entropy
-
-    The values of a completion are those of the pass that first fits the critic to it: they never saw its reward, and cost nothing
-    more. Every process holds the whole critic; gradients are summed over processes, so that the weights stay equal.
-
-    Attributes:
-        updates: optimizer steps so far.
-        batches: generation batches so far.
-    """
+    r"""A value model with its own optimizer, fitted on each generation batch apart from the policy."""
 
     def __init__(
         self,
@@ -65,11 +53,11 @@ class Critic:
         self.model, self.config, self.accelerator, self.seed = model, config, accelerator, seed
         self.gamma = gamma
         self.micro_batch = config.micro_batch or micro_batch
-        self.updates = self.batches = 0
+        self.updates = self.batches = 0  # optimizer steps, and generation batches, so far
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            own = self.model.model  # transformers 5 has a new name for it
-            getattr(own, "activation_checkpointing_enable", own.gradient_checkpointing_enable)()
+            trunk = self.model.model  # transformers 5 has a new name for the method
+            getattr(trunk, "activation_checkpointing_enable", trunk.gradient_checkpointing_enable)()
         trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
@@ -81,62 +69,63 @@ class Critic:
         try:
             device, batch = self.accelerator.device, _Batch(rows, streams, truncated_n, self.config, self.gamma)
             batch = batch.changed(lambda x: x.to(device))
-            said_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=device)
-            sizes = self._fit(batch, said_nts) if fit else {}
+            value_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=device)
+            # The values come from the pass that first fits the critic to a row: it has not seen the row's reward by then.
+            sizes = self._fit(batch, value_nts) if fit else {}
             if not fit:
                 self.model.eval()
                 with torch.no_grad():
                     for part in torch.arange(n).split(self.micro_batch):
-                        said_nts[part] = self.model.value(self._read(batch.take(part)))
-                self._check_finite(batch, said_nts, torch.arange(n))
+                        value_nts[part] = self.model.value(self._read(batch.take(part)))
+                self._check_finite(batch, value_nts, torch.arange(n))
         finally:
             self._move("cpu")
-        batch, said_nts = batch.changed(lambda x: x.cpu()), said_nts.cpu()
-        metrics = {**self._compare(batch, said_nts), **sizes, "seconds": time.perf_counter() - started}
+        batch, value_nts = batch.changed(lambda x: x.cpu()), value_nts.cpu()
+        metrics = {**self._compare(batch, value_nts), **sizes, "seconds": time.perf_counter() - started}
         named = {f"critic/{name}": number for name, number in metrics.items()}
-        return Learned(said_nts[:, :-1], batch.bootstrap(said_nts), named)
+        return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named)
 
-    def _fit(self, batch: _Batch, said_nts: Tensor) -> dict[str, float]:
+    def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
         """Fit all epochs; store each row's values before its first fit, and return the mean loss and gradient size."""
         self.model.train()
-        sizes, n = [], len(said_nts)
+        sizes, n = [], len(value_nts)
         for epoch in range(self.config.epochs):
             parts: Sequence[Tensor] = [torch.arange(n)]
             if self.config.mini_batches > 1:
                 generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
                 parts = torch.randperm(n, generator=generator).tensor_split(min(self.config.mini_batches, n))
-            sizes += [self._update(batch, part, said_nts, first=epoch == 0) for part in parts]
+            sizes += [self._update(batch, part, value_nts, first=epoch == 0) for part in parts]
         self.batches += 1
         return {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
 
     def _read(self, batch: _Batch) -> Tensor:
-        """What the head says."""
+        """Run the value model on some rows; return the raw output of its head."""
         with self.accelerator.autocast():
             return self.model(batch.rows)
 
-    def _update(self, batch: _Batch, row_r: Tensor, said_nts: Tensor, *, first: bool) -> dict[str, float]:
+    def _update(self, batch: _Batch, row_r: Tensor, value_nts: Tensor, *, first: bool) -> dict[str, float]:
         """Take one optimizer step on some rows, with gradients summed over processes; return gradient size and loss."""
         count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
         total = torch.zeros((), device=count.device)
         for part in row_r.split(self.micro_batch):
             here, logits = batch.take(part), self._read(batch.take(part))
             if first:
-                said_nts[part] = self.model.value(logits).detach()
-            own_nts, mask_nts = said_nts[part], here.mask_nts
-            target_nts = here.targets(own_nts)
+                value_nts[part] = self.model.value(logits).detach()
+            old_nts, mask_nts = value_nts[part], here.mask_nts
+            target_nts = here.targets(old_nts)
             losses = (
-                self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], own_nts[:, :-1, s]).sum() / count
+                self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_nts[:, :-1, s]).sum() / count
                 for s in range(len(self.model.names))
             )
             loss = sum(losses, start=torch.zeros((), device=count.device))
             loss.backward()
             total += loss.detach()
-        self._check_finite(batch, said_nts, row_r)
+        self._check_finite(batch, value_nts, row_r)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        if not norm < float("inf"):  # NaN as well; every process sees the same sum
+        if not norm < float("inf"):  # NaN too; the sum is the same in every process
             raise self._diverged(f"the norm of its gradient is {norm}")
         self.optimizer.step()
         self.schedule.step()
@@ -144,13 +133,13 @@ class Critic:
         self.updates += 1
         return {"grad_norm": norm, "loss": float(self._sum(total))}
 
-    def _check_finite(self, batch: _Batch, said_nts: Tensor, row_r: Tensor) -> None:
+    def _check_finite(self, batch: _Batch, value_nts: Tensor, row_r: Tensor) -> None:
         """Stop all processes if a value in any of them is not finite."""
-        lost_r = batch.take(row_r).lost_n(said_nts[row_r])
+        lost_r = batch.take(row_r).lost_n(value_nts[row_r])
         count = int(self._sum(lost_r.sum()))
         if count:
-            here = row_r[lost_r.cpu() > 0].tolist()
-            where = f"of completion {here[0]} first" if here else "of completions of another process"
+            faulty = row_r[lost_r.cpu() > 0].tolist()
+            where = f"of completion {faulty[0]} first" if faulty else "of completions of another process"
             raise self._diverged(f"{count:g} of its values are not finite, {where}")
 
     def _diverged(self, what: str) -> DivergedError:
@@ -164,16 +153,16 @@ class Critic:
         """Sum over processes."""
         return self.accelerator.reduce(value, reduction="sum")
 
-    def _compare(self, batch: _Batch, said_nts: Tensor) -> dict[str, float]:
+    def _compare(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
         """Measure how good the values were, over all processes."""
-        held_ntsc = torch.stack([said_nts[:, :-1], batch.targets(said_nts), batch.mask_nts.to(said_nts)], dim=-1)
+        stacked_ntsc = torch.stack([value_nts[:, :-1], batch.targets(value_nts), batch.mask_nts.to(value_nts)], dim=-1)
         if self.accelerator.num_processes > 1:
-            wide = self.accelerator.pad_across_processes(held_ntsc.to(self.accelerator.device), dim=1)
+            wide = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
             gathered: Any = self.accelerator.gather(wide)
-            held_ntsc = gathered.cpu()
+            stacked_ntsc = gathered.cpu()
         figures = {}
-        for name, held_ntc in zip(self.model.names, held_ntsc.unbind(2), strict=True):
-            value_nt, target_nt, mask_nt = held_ntc.unbind(-1)
+        for name, stream_ntc in zip(self.model.names, stacked_ntsc.unbind(2), strict=True):
+            value_nt, target_nt, mask_nt = stream_ntc.unbind(-1)
             prefix = f"{name}/" if len(self.model.names) > 1 else ""
             error = critic_error(value_nt, target_nt, mask_nt.bool())
             figures |= {f"{prefix}{key}": number for key, number in error.items()}
@@ -194,7 +183,7 @@ class Critic:
             torch.save({**contents, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
 
     def restore(self, folder: str | Path) -> None:
-        """Resume from what `save` wrote."""
+        """Resume from the files that `save` wrote."""
         place = Path(folder)
         if not (place / STATE).is_file() or not (place / ABOUT).is_file():
             raise DataError(
@@ -211,7 +200,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows that a critic is fitted to, with its values before each token and after the last column."""
+    """The rows that a critic is fitted to; values lie before each token and after the last column."""
 
     rows: Sequences
     streams: Streams
@@ -227,35 +216,35 @@ class _Batch:
             mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]
         return mask_snt.permute(1, 2, 0)
 
-    def bootstrap(self, said_nts: Tensor) -> Tensor:
-        """The values after the last token, as the configuration treats truncation."""
+    def bootstrap(self, value_nts: Tensor) -> Tensor:
+        """Return the values after the last token, as the configuration treats truncation."""
         options: Any = {"truncated": self.config.truncated}
-        ends = (bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in self.ends(said_nts).unbind(1))
+        ends = (bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in self.ends(value_nts).unbind(1))
         return torch.stack([*ends], 1)
 
-    def ends(self, said_nts: Tensor) -> Tensor:
-        """The values after the last token of each row."""
-        return said_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, said_nts.shape[2])).squeeze(1)
+    def ends(self, value_nts: Tensor) -> Tensor:
+        """Return the values after the last token of each row."""
+        return value_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])).squeeze(1)
 
-    def lost_n(self, said_nts: Tensor) -> Tensor:
-        """The number of values of each row that are read and not finite."""
+    def lost_n(self, value_nts: Tensor) -> Tensor:
+        """Count the values of each row that are read and not finite."""
         behind_n = self.truncated_n & (self.config.truncated == "bootstrap")
-        here_nts = self.streams.mask_snt.permute(1, 2, 0) & ~said_nts[:, :-1].isfinite()
-        return here_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(said_nts).isfinite()).sum(dim=1)
+        lost_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
+        return lost_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
 
-    def targets(self, said_nts: Tensor) -> Tensor:
-        """The target of each value, and 0 without one; `lost` values count as 1/2, so that all processes stop together."""
-        said_nts = torch.where(said_nts.isfinite(), said_nts, 0.5)
+    def targets(self, value_nts: Tensor) -> Tensor:
+        """Return the target of each value, and 0 without one; `lost` values count as 1/2, so that all processes stop together."""
+        value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         rule: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
-        parts: Iterator[dict[str, Any]] = self.streams.inputs(said_nts[:, :-1], self.bootstrap(said_nts))
+        parts: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
         return torch.stack([value_target(**part, **rule) for part in parts], dim=2)
 
     def take(self, row_r: Tensor) -> _Batch:
-        """Some of the rows."""
+        """Return some of the rows."""
         return self.changed(lambda x: x[row_r.to(x.device)])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
-        """Each of its tables changed, with the rows as its first dimension."""
+        """Return a batch with `change` applied to each of its tables; rows are the first dimension."""
         names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
         streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
@@ -287,7 +276,7 @@ class CriticInTrl(TrlPart):
             if self._ended is not None:
                 metrics["critic/share"] = (ended - started) / (started - self._ended)
             self._ended = ended
-        if over.names != ("return",):  # of an objective: outside its blocks it is of nothing
+        if over.names != ("return",):  # the value of an objective means nothing outside its blocks
             value_nts = value_nts.masked_fill(~over.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
 
@@ -306,9 +295,5 @@ class CriticInTrl(TrlPart):
 
 
 def megabytes(model: nn.Module) -> float:
-    """Return the memory of a model in training: weights, and for trained ones gradients and AdamW's two moments.
-
-    >>> megabytes(nn.Linear(1000, 250, bias=False))
-    4.0
-    """
+    """Return the memory of a model in training in MB: weights, and for trained ones gradients and AdamW's two moments."""
     return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters()) / 1e6

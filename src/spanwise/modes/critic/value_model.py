@@ -1,4 +1,4 @@
-"""`ValueModel`: a token classifier that says before every token what the rest of a completion is worth; saved and loaded."""
+"""`ValueModel`: a token classifier that predicts before every token the worth of the rest; saved and loaded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from spanwise.losses import categorical_value, categorical_value_loss, value_los
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences, positions
 
-#: What a saved critic says of itself, beside its weights.
+#: The file that describes a saved critic, beside its weights.
 ABOUT = "critic.json"
 
 
 class Saved(NamedTuple):
-    """What a saved critic says of itself: the names of its values, its head, the tokenizer (None: not known) it was fitted to."""
+    """The description of a saved critic: the names of its values, its head, and its tokenizer (None: not known)."""
 
     names: list[str]
     config: CriticConfig
@@ -34,7 +34,7 @@ class Saved(NamedTuple):
 
     @staticmethod
     def of(place: str | Path) -> Saved | None:
-        """What stands in a folder; None: nothing, as with any other token classifier."""
+        """Read the description in a folder; None if there is none, as with any other token classifier."""
         file = Path(place) / ABOUT
         try:
             about = json.loads(file.read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ class Saved(NamedTuple):
 
 
 class ValueModel(nn.Module):
-    """What the rest of a completion is worth, before each of its tokens: one value per stream."""
+    """A model of the worth of the rest of a completion, before each of its tokens: one value per stream."""
 
     def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
         super().__init__()
@@ -55,23 +55,23 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
-        """A copy of a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device."""
-        own = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
-        settings = _settled(deepcopy(own.config), names, config)
+        """Copy a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device."""
+        merged = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
+        settings = _settled(deepcopy(merged.config), names, config)
         try:
             model = AutoModelForTokenClassification.from_config(settings, dtype=torch.float32)
         except ValueError as error:
             raise RecipeError(
-                f"There is no token classifier for a {type(own).__name__}, so its trunk cannot be copied as a critic. Name one "
+                f"There is no token classifier for a {type(merged).__name__}, so its trunk cannot be copied as a critic. Name one "
                 "with critic: {model: NAME}."
             ) from error
-        model.base_model.load_state_dict({name: value.float() for name, value in own.base_model.state_dict().items()})
+        model.base_model.load_state_dict({name: value.float() for name, value in merged.base_model.state_dict().items()})
         _zero_head(model)
-        return ValueModel(model.to(own.device), names, config)
+        return ValueModel(model.to(merged.device), names, config)
 
     @staticmethod
     def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
-        """A saved critic, or any token classifier; a head of another size is replaced by one of zeros."""
+        """Load a saved critic, or any token classifier; a head of another size is replaced by one of zeros."""
         saved = Saved.of(place)
         if saved is not None:
             faults = {
@@ -95,7 +95,7 @@ class ValueModel(nn.Module):
                 place, config=settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
                 trust_remote_code=False,
             )  # fmt: skip
-        except Exception as error:  # transformers, safetensors and json each raise their own
+        except Exception as error:  # transformers, safetensors and json each raise their own type
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
         if report["missing_keys"] or report["mismatched_keys"]:
@@ -118,27 +118,31 @@ class ValueModel(nn.Module):
         return ValueModel(model, names, config)
 
     def forward(self, rows: Sequences) -> Tensor:
-        """What the head says before each of the T tokens and after the last column: (N, T + 1, S), or with bins behind."""
+        """Return the head's output before each of the T tokens and after the last column: (N, T + 1, S), or (..., bins)."""
         more: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
         more |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **more).logits
-        said_ntc = logits_nlc[:, -rows.width - 1 :].float()
+        output_ntc = logits_nlc[:, -rows.width - 1 :].float()
         bins = () if self.config.head == "scalar" else (self.config.bins,)
-        return said_ntc.unflatten(-1, (len(self.names), *bins))
+        return output_ntc.unflatten(-1, (len(self.names), *bins))
 
-    def value(self, said_nts: Tensor) -> Float[Tensor, "n t s"]:
-        """The values that the head's numbers stand for."""
-        return said_nts if self.config.head == "scalar" else categorical_value(said_nts, value_range=self.config.value_range)
+    def value(self, output_nts: Tensor) -> Float[Tensor, "n t s"]:
+        """Turn the head's output into values."""
+        return (
+            output_nts
+            if self.config.head == "scalar"
+            else categorical_value(output_nts, value_range=self.config.value_range)
+        )
 
     def loss(self, said_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
-        """The loss of one stream per token, 0 at masked tokens."""
+        """Return the loss of one stream per token, 0 at masked tokens."""
         if self.config.head == "hl_gauss":
             return categorical_value_loss(said_nt, target_nt, mask_nt, value_range=self.config.value_range)
         old = None if self.config.value_clip is None else old_value_nt
         return value_loss(said_nt, target_nt, mask_nt, old_value_nt=old, clip=self.config.value_clip)
 
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
-        """Write weights, configuration and what the values are of; `load` reads them, and so does `transformers`."""
+        """Write weights, configuration and the names of the values; `load` reads them, and so does `transformers`."""
         self.model.save_pretrained(str(folder))
         about = {
             "values": list(self.names),
@@ -151,24 +155,24 @@ class ValueModel(nn.Module):
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """A short name of a tokenizer's vocabulary: two tokenizers with the same ids have the same."""
+    """Return a short hash of a tokenizer's vocabulary: two tokenizers with the same ids have the same."""
     words = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 def _settled(settings: Any, names: Sequence[str], config: CriticConfig) -> Any:
-    """The settings of a trunk with the critic's head and without dropout: values are read on the way of a fit, so never random."""
+    """Return a trunk's settings with the critic's head and without dropout, as values must not be random."""
     settings.num_labels = len(names) * (1 if config.head == "scalar" else config.bins)
     for name, share in vars(settings).items():
         if isinstance(share, float) and "drop" in name:
             setattr(settings, name, 0.0)
-    settings.classifier_dropout = 0.0  # .1 where a configuration does not say
+    settings.classifier_dropout = 0.0  # the default of transformers is .1
     return settings
 
 
 @torch.no_grad()
 def _zero_head(model: Any) -> None:
-    """Start from the same value everywhere."""
+    """Set the head so that every value starts the same."""
     trunk = {id(p) for p in model.base_model.parameters()}
     for parameter in model.parameters():
         if id(parameter) not in trunk:
@@ -176,14 +180,14 @@ def _zero_head(model: Any) -> None:
 
 
 def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
-    """Refuse a critic that was fitted to the ids of another tokenizer, as far as it says which."""
+    """Refuse a critic that was fitted to the ids of another tokenizer, if it records its tokenizer."""
     own, theirs = fingerprint(tokenizer), None if saved is None else saved.tokenizer
     if theirs is None:
         try:
-            if not has_file(place, "tokenizer_config.json"):  # transformers would make up an empty tokenizer
+            if not has_file(place, "tokenizer_config.json"):  # transformers would invent an empty tokenizer
                 return
             theirs = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
-        except Exception:  # many ways to have none; the number of ids is compared then
+        except Exception:  # a missing tokenizer raises many types; then the number of ids is compared
             return
     if own != theirs:
         raise DataError(

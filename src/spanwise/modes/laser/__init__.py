@@ -1,7 +1,7 @@
 """A confidence without words (LaSeR): the probability of one reserved token after the end of an answer.
 
-`config` has the rule, `score` what it changes in credit and the loss that teaches it, `logps` how it is read off a model and how
-it travels where a trainer gives log-probabilities of rows alone (verl, SkyRL); `trl` is its part in TRL.
+`config` has the rule, `score` the change of credit and the loss, `logps` reads the score from a model or from a trainer that gives
+log-probabilities of rows alone (verl, SkyRL), and `trl` is its part in TRL.
 """
 
 from spanwise.modes.laser.config import Laser

@@ -23,12 +23,12 @@ from spanwise.registry import register
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
-#: What a run, and each of its checkpoints, keeps of the reference that training measured.
+#: The file, in a run and each of its checkpoints, of the reference that training measured.
 FILE = "laser.json"
 
 
 def read_measured(file: Path) -> dict[str, Any]:
-    """What a run has measured of the reference: `token`, `id`, `reference` and more."""
+    """Read the reference that a run has measured: `token`, `id`, `reference` and more."""
     try:
         measured = json.loads(file.read_text(encoding="utf-8"))
         return {**measured, "token": measured["token"], "id": measured["id"], "reference": float(measured["reference"])}
@@ -120,7 +120,7 @@ class Laser(Mode):
 
     @property
     def first_mix(self) -> int | None:
-        """The generation batch, from 0, that is the first whose credit is mixed; None if none ever is."""
+        """Return the first generation batch, from 0, whose credit is mixed; None if none ever is."""
         return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
 
     @property
@@ -129,10 +129,10 @@ class Laser(Mode):
         return self.first_mix is not None
 
     def mixes(self, number: int) -> bool:
-        """Whether the score is mixed into the credit of a generation batch, numbered from 0."""
+        """Return whether the score is mixed into the credit of a generation batch, numbered from 0."""
         return self.first_mix is not None and number >= self.first_mix
 
-    # ------------------------------------------------------------------ what a mode is asked
+    # ------------------------------------------------------------------ the methods of `Mode`
 
     def check_scheme(self, scheme: Scheme) -> None:
         """Refuse a score that has no verdict to learn, or rows that are no completions."""
@@ -172,7 +172,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """The completions of steps in which the score is mixed in.
+        """Return the completions of steps in which the score is mixed in.
 
         A step is a generation batch, the first is 1 (see `mixes`). Step 0 is that of a file without steps: it is mixed.
 
@@ -184,7 +184,7 @@ class Laser(Mode):
         return (step_n == 0) | (step_n > self.first_mix)
 
     def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
-        """The scores that a rollout file holds of some rows of one step, if they are mixed in there."""
+        """Return the scores that a rollout file records for some rows of one step, if they are mixed in there."""
         if self.first_mix is None:
             return {}
         if table.score_n is None:
@@ -196,7 +196,7 @@ class Laser(Mode):
         return {"score_n": table.score_n[rows]} if mixed else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Tau and z (`own_opinion`), where the score is mixed in."""
+        """Return tau and z (`own_opinion`), where the score is mixed in."""
         return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
 
     def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,7 +208,7 @@ class Laser(Mode):
         return self.reference is not None
 
     def as_trained(self, places: Sequence[Path]) -> Laser:
-        """The same with the reference that a run has measured, where the recipe names none."""
+        """Return the same mode with the reference that a run has measured, if the recipe names none."""
         file = next((file for place in places if (file := place / FILE).is_file()), None)
         if file is None:
             if self.reference is None:
@@ -227,11 +227,11 @@ class Laser(Mode):
 
     @property
     def judge(self) -> str:
-        """The verdict."""
+        """The objective of the verdict."""
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """How many completions of a rollout file are of steps before the score is mixed in."""
+        """Count, in a sentence, the completions of a rollout file from steps before the score is mixed in."""
         if self.first_mix is None or table.score_n is None:
             return ""
         early = int((~self.mixes_at(table.step_n)).sum())
@@ -242,7 +242,7 @@ class Laser(Mode):
         return sentence if early else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-        """The verdict's advantage mixed with the score in the blocks that it pays; without scores there is nothing to mix yet."""
+        """Mix the score into the verdict's advantage in the blocks that the verdict pays; change nothing without scores."""
         if batch.score_n is None:
             return credit
         if batch.steps is not None:
@@ -250,19 +250,19 @@ class Laser(Mode):
         m = scheme.names.index(self.verdict)
         pays_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
         paid_nk = reading.present_nk & pays_k.to(reading.length_nk.device)
-        share_n1, own_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
+        share_n1, compared_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
         if scheme.entry.kind == "block" and credit.adv_nm is not None:  # the verdict's part of a block's credit is known
-            change_n1 = scheme.objectives[m].weight * share_n1 * (own_n1 - credit.adv_nm[:, m : m + 1].double())
+            change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))
-        block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (own_n1 - credit.block_nk), 0.0)
+        block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)
         token_nt, spans = credit.token_nt, reading.spans
         if token_nt is not None and spans is not None:
-            held_nt = torch.gather(paid_nk, 1, spans.block_nt.long().clamp(min=0)) & (spans.block_nt >= 0)
-            change_nt = torch.where(held_nt, share_n1 * (own_n1 - token_nt.double()), 0.0)
+            paid_nt = torch.gather(paid_nk, 1, spans.block_nt.long().clamp(min=0)) & (spans.block_nt >= 0)
+            change_nt = torch.where(paid_nt, share_n1 * (compared_n1 - token_nt.double()), 0.0)
             token_nt = token_nt + change_nt.to(token_nt.dtype)
         return replace(credit, block_nk=block_nk, token_nt=token_nt)
 
 
 def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
-    """The verdict of each completion, with what stands for one that was left out."""
+    """Return the verdict of each completion; the objective's `if_missing` stands for a missing one."""
     return completed(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]

@@ -11,7 +11,7 @@ from spanwise.errors import AlignmentError, RewardError
 
 
 def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -> Float[Tensor, " n"]:
-    r"""What a policy says of its own answer by the log-probability of one reserved token after its end.
+    r"""Return the score that a policy gives its own answer: by the log-probability of one reserved token after the answer's end.
 
     Equation
         r_s[i] = beta (log pi(token | prompt_i, completion_i, end) - reference)
@@ -38,7 +38,7 @@ def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -
 def own_opinion(
     self_reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, mix: float, threshold: float, scale: str
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    r"""What the policy itself says of its answers, compared in their groups, and the share it has in an advantage.
+    r"""Return a policy's score of its own answers, compared in their groups, and the share of the score in an advantage.
 
     Equation
         A[i] = (1 - tau[i]) A_v[i] + tau[i] z[i],   A_v the advantage of the verdict, in the paper z of it
@@ -69,7 +69,7 @@ def own_opinion(
 
 
 def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> Float[Tensor, " n"]:
-    r"""Weights under which right and wrong answers count the same, whichever there are more of.
+    r"""Return weights under which right and wrong answers count the same, whichever there are more of.
 
     Equation
         w = (N_c + N_i) / (2 N_c) for right, (N_c + N_i) / (2 N_i) for wrong; 0 where there is no verdict
@@ -114,7 +114,7 @@ def verification_loss(
     weight_n: Float[Tensor, " n"] | None = None,
     count: float | None = None,
 ) -> Float[Tensor, ""]:
-    r"""The squared error between the score of a policy's own answer and the verdict, with right and wrong in balance.
+    r"""Return the squared error between the score of a policy's own answer and the verdict, with right and wrong in balance.
 
     Equation
         l = 1 / (N_c + N_i) * sum over completions with score and verdict of  w (r_s - r_v)^2
@@ -151,5 +151,5 @@ def verification_loss(
     if count is None:
         count = float(known_n.sum())
     gap_n = torch.where(known_n, self_reward_n, 0.0) - torch.where(known_n, verdict_n, 0.0).to(self_reward_n.dtype)
-    held_n = torch.where(known_n, weight_n, 0.0).to(self_reward_n.dtype)
-    return (held_n * gap_n.square()).sum() / max(count, 1.0)
+    used_n = torch.where(known_n, weight_n, 0.0).to(self_reward_n.dtype)
+    return (used_n * gap_n.square()).sum() / max(count, 1.0)

@@ -24,19 +24,7 @@ from spanwise.modes.sequences import sampled_end, sequences
 
 
 class SelfRewarding(TrlPart):
-    """The reserved token of a run, its reference, and what one batch says by it.
-
-    Scores come from the pass that TRL makes over the old policy, or else from what was heard while it generated. What neither
-    knows is NaN: the training's own pass fills it in, unless it is needed now.
-
-    Attributes:
-        mode: with its reference, once that is known.
-        measured: what `laser.json` holds; None before the first batch.
-        passes: log-probabilities of the reserved token, NaN where a row did not end: in the first forward pass since the last
-            generation, and in the last one, with the policy's gradient.
-        heard: the same of the rows of each call of `model.generate`, from the steps that feed an end: a row that ends while others
-            go on is fed once more, with its end as the last token. Rows that end in the very last step stay NaN.
-    """
+    """The self-rewarding score in TRL: the reserved token of a run, its reference, and its log-probabilities in a batch."""
 
     def __init__(self, laser: Laser, trainer: Any) -> None:
         super().__init__(laser, trainer)
@@ -44,8 +32,12 @@ class SelfRewarding(TrlPart):
         self.ends = list(getattr(trainer, "eos_token_ids", None) or [self.tokenizer.eos_token_id])
         size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=size, ends=self.ends)
-        self.measured: dict[str, Any] | None = None
+        self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
+        # Log-probabilities of the token, NaN where a row did not end: of the first forward pass after a generation, and of
+        # the last one, with the policy's gradient.
         self.passes: list[Tensor] = []
+        # The same for each call of `generate`. A row that ends while others go on is fed its end token once more, and read then;
+        # rows that end in the very last step stay NaN.
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
@@ -59,15 +51,15 @@ class SelfRewarding(TrlPart):
 
     @property
     def _needed(self) -> bool:
-        """Whether scores are needed before the training's own pass."""
+        """Whether scores are needed before the forward pass of the training itself."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Listen to the steps of `generate`, where a score is needed before the training's own pass."""
+        """Hook into the steps of `generate`, if scores are needed before the forward pass of the training."""
         self.passes, self.heard = [], []
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter
+        inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # without the adapter
         listening = self.trainer.model.training and self._needed
         hook = inside.register_forward_hook(self.hear, with_kwargs=True) if listening else None
         try:
@@ -77,7 +69,7 @@ class SelfRewarding(TrlPart):
                 hook.remove()
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """A step of `generate`: prompts begin a call, and every end that is fed tells of its row."""
+        """Read the log-probability in a step of `generate`, from every row whose end token was just fed."""
         fed, logits = kwargs.get("input_ids", args[0] if args else None), getattr(output, "logits", None)
         if fed is None or logits is None:
             return
@@ -98,26 +90,26 @@ class SelfRewarding(TrlPart):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The pass with the reserved token after each end, one column wider; its log-probability is taken out of the result."""
-        there_bt = attention_mask[:, -logits_to_keep:].bool()
-        ended_b = ended(input_ids[:, -logits_to_keep:], there_bt, self.ends)
-        column_b = torch.where(ended_b, there_bt.long().cumsum(dim=1).argmax(dim=1) + 1, -1)
-        here_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == column_b[:, None]
+        """Run a forward pass with the reserved token after each end, one column wider, and split its log-probability off."""
+        present_bt = attention_mask[:, -logits_to_keep:].bool()
+        ended_b = ended(input_ids[:, -logits_to_keep:], present_bt, self.ends)
+        column_b = torch.where(ended_b, present_bt.long().cumsum(dim=1).argmax(dim=1) + 1, -1)
+        token_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == column_b[:, None]
         ids_bl, mask_bl = pad(input_ids, (0, 1)), pad(attention_mask, (0, 1))
-        ids_bl[:, -logits_to_keep - 1 :].masked_fill_(here_bt, self.token)
-        mask_bl[:, -logits_to_keep - 1 :].masked_fill_(here_bt, 1)
+        ids_bl[:, -logits_to_keep - 1 :].masked_fill_(token_bt, self.token)
+        mask_bl[:, -logits_to_keep - 1 :].masked_fill_(token_bt, 1)
         for name in ("token_type_ids", "mm_token_type_ids"):
             if kwargs.get(name) is not None:
                 kwargs[name] = pad(kwargs[name], (0, 1))
         logps_bt, entropies_bt, aux = score(model, ids_bl, mask_bl, logits_to_keep + 1, *args, **kwargs)
         self.passes = [*self.passes[:1], self.temperature * token_logp(logps_bt, column_b)]
         logps_bt, entropies_bt = (
-            None if x_bt is None else x_bt.masked_fill(here_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
+            None if x_bt is None else x_bt.masked_fill(token_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
         )
         return logps_bt, entropies_bt, aux
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """The scores of this process's completions, those of all once they are mixed in, and what the loss needs of each."""
+        """Add scores to the batch once they are mixed in, and the rows' weights and targets for the loss to TRL's output."""
         trainer, mode, batch, everyone = self.trainer, self.mode, own.batch, own.everyone
         if not trainer.model.training:
             return own, {}
@@ -145,7 +137,7 @@ class SelfRewarding(TrlPart):
         for sentence in filter(None, sentences if trainer.accelerator.is_main_process else []):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
-        if self._generation >= mode.reasoning_warmup:  # the loss is the mean over rows of weight times squared error
+        if self._generation >= mode.reasoning_warmup:  # the loss is the mean over rows of weight * squared error
             verdict_n = verdicts(mode, everyone.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
             scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
@@ -159,10 +151,7 @@ class SelfRewarding(TrlPart):
         return replace(own, batch=replace(batch, score_n=score_n), gathered=everyone), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
-        """The part of a micro-batch in the loss of the score, 0 where it has none; it fills in the scores not known yet.
-
-        Its mean over micro-batches of one size is the `verification_loss` of the batch.
-        """
+        """Return a micro-batch's part of the score's loss, 0 where it has none; fill in scores that are not known yet."""
         if "laser_weight" not in inputs:
             return 0.0, {}
         verdict_b, score_b = inputs["laser_verdict"], self._scores(self.passes[-1])
@@ -179,17 +168,17 @@ class SelfRewarding(TrlPart):
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in means.items()}
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
-        """What was read already of completions that ended: by passes over the policy that sampled, or in the generation itself."""
-        if "old_per_token_logps" in output:  # TRL scores the policy before the reference
+        """Return the log-probabilities already read, by passes over the policy that sampled or during the generation itself."""
+        if "old_per_token_logps" in output:  # TRL runs the policy before the reference model
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
-        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # of several calls it is not known which is which
+        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # the rows of several calls cannot be told apart
             return torch.where(ended_n, self.heard[0], torch.nan)
         return torch.full((len(ended_n),), torch.nan)
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
-        """Log-probabilities of the reserved token after completions that no pass has read; as many rows in every process."""
+        """Read the token after completions that no pass has read; the same number of rows in every process."""
         rows = sequences(output, batch)
         count = int(self.gather(wanted_n.sum()[None]).max())
         row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:count]
@@ -203,16 +192,16 @@ class SelfRewarding(TrlPart):
         return logp_n
 
     def _scores(self, logp_n: Tensor) -> Tensor:
-        """r_s of completions, NaN where they did not end."""
+        """Return r_s of completions, NaN where they did not end."""
         return self_reward(logp_n, beta=self.mode.beta, reference=self.mode.reference)
 
     @property
     def files(self) -> dict[str, str]:
-        """The reference, once it is measured."""
+        """The file of the reference, once it is measured."""
         return {} if self.measured is None else {FILE: json.dumps(self.measured, indent=1) + "\n"}
 
     def restore(self, folder: Path) -> None:
-        """Go on with the reference of a checkpoint."""
+        """Restore the reference of a checkpoint."""
         if not (folder / FILE).is_file():
             raise DataError(f"'{folder}' holds no reference of laser ({FILE}); it was trained without, so start anew.")
         measured = read_measured(folder / FILE)
