@@ -100,16 +100,6 @@ def test_a_score_that_is_not_there_is_a_failure_of_the_scoring(tmp_path):
 WRITTEN = Path(__file__).with_name("written")
 
 
-def test_a_file_of_failed_rollouts_says_so():
-    """As verifiers 0.4.0 writes three episodes whose model could not be reached."""
-    with pytest.raises(DataError) as error:
-        read_rollouts(WRITTEN / "verifiers_failed")
-    said = (
-        "3 of 3 episodes hold no message that a trained model sampled. 3 of them failed with ModelError: connection refused."
-    )
-    assert said in str(error.value)
-
-
 def test_failed_rollouts_beside_others_are_counted(tmp_path):
     lines = [small_episode("a", {}), small_episode("b", {}) | {"traces": [], "errors": [{"type": "Timeout"}]}]
     note = read_rollouts(write_lines(tmp_path / "traces.jsonl", lines)).note

@@ -1,7 +1,9 @@
 """`spanwise credit` on runs: the advantages they were trained with, ours and TRL's."""
 
+import shutil
 import warnings
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -117,21 +119,32 @@ def scripted_run(variant, folder_path):
     trl_small.tokenizer().save_pretrained(folder.path / "model")
 
 
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    """The folder of a variant's run, trained once."""
+
+    @cache
+    def folder_of(variant):
+        folder = tmp_path_factory.mktemp(variant)
+        scripted_run(variant, folder)
+        return folder
+
+    return folder_of
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, tmp_path):
-    scripted_run(variant, tmp_path)
-    result = credit_rollouts(tmp_path, methods=["recipe"])
-    assert_the_trainers_own(tmp_path, result)
-    assert (result.table.trainable == written(tmp_path, "trainable")).all()
+def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, scripted):
+    result = credit_rollouts(scripted(variant), methods=["recipe"])
+    assert_the_trainers_own(scripted(variant), result)
+    assert (result.table.trainable == written(scripted(variant), "trainable")).all()
     if variant == "truncated":
         assert int((~result.table.learned_n).sum()) == 2
 
 
 @pytest.mark.parametrize(("variant", "trained"), [("blended", "bae"), ("rlcr", "rlcr")])
-def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, tmp_path):
-    scripted_run(variant, tmp_path)
-    view, credit = last_rollouts(tmp_path, {"method": trained})
-    rows = pq.read_table(tmp_path / "rollouts" / "step_000002.parquet").to_pylist()
+def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripted):
+    view, credit = last_rollouts(scripted(variant), {"method": trained})
+    rows = pq.read_table(scripted(variant) / "rollouts" / "step_000002.parquet").to_pylist()
     assert view.methods == (trained, "grpo")
     assert [row.tokens for row in view.completions] == [
         trl_small.tokenizer().convert_ids_to_tokens(row["completion_ids"]) for row in rows
@@ -154,11 +167,11 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, tmp_pat
     assert checked > 8
 
 
-def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(tmp_path):
-    scripted_run("blended", tmp_path)
-    for file in (tmp_path / "model").glob("*"):
+def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(scripted, tmp_path):
+    shutil.copytree(scripted("blended"), tmp_path / "run")
+    for file in (tmp_path / "run" / "model").glob("*"):
         file.unlink()
-    view, credit = last_rollouts(tmp_path, {"method": "bae"})
+    view, credit = last_rollouts(tmp_path / "run", {"method": "bae"})
     assert view.methods == ("bae",)
     assert list(credit) == ["bae"]
 
@@ -230,9 +243,8 @@ def test_conversations_of_trl(tmp_path):
     assert (advantages[sampled] != 0).any()
 
 
-def test_what_the_loss_left_out_gets_nothing_from_a_method_per_token_either(tmp_path):
-    scripted_run("truncated", tmp_path)
-    result = credit_rollouts(tmp_path, methods=["reinforce++"])
+def test_what_the_loss_left_out_gets_nothing_from_a_method_per_token_either(scripted):
+    result = credit_rollouts(scripted("truncated"), methods=["reinforce++"])
     left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
     advantages = result.applied[0].advantages(result.table, 0, len(result.table))
     assert np.abs(advantages[~left_out]).max() > 0
