@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plain_files import KINDS, save
-from rollout_files import said, trl_file, verl_rows, write_lines
+from rollout_files import said, texts, trl_file, verl_rows, write_lines
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
@@ -23,14 +23,6 @@ ROWS = [
     {"question": "3+3=", "response": "", "gold": None, "reward": 0.0, "acc": None, "note": 'say "6"\n'},
     {"question": "3+3=", "response": None, "gold": "6", "reward": 1.0, "acc": True, "note": "x"},
 ]  # fmt: skip
-
-
-def texts(table):
-    """What each completion says, token by token joined."""
-    ids = table.tokens
-    return [
-        table.vocabulary.join(ids.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(table))
-    ]  # fmt: skip
 
 
 def plain(table):

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -51,8 +52,14 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(cache, tmp_path_factory):
-    """Two arms with two seeds, trained once."""
+    """Two arms with two seeds, trained once: here, as a process for each would import everything anew."""
     output = tmp_path_factory.mktemp("compare") / "out"
+    output.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a batch that teaches nothing
+        for one in planned(("group", "rlcr"), (0, 1), SMALL, str(output)):
+            one.file.write_text(yaml.safe_dump(one.asked()))
+            train(one.recipe, console=Console(quiet=True))
     compare(arms=("group", "rlcr"), seeds=(0, 1), output=str(output), choices=SMALL, console=Console(width=160, quiet=True))
     return output
 

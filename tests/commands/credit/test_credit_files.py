@@ -312,44 +312,32 @@ def touched(path, content=""):
     return path
 
 
-#: Recorded numbers that do not say what is right.
-NO_VERDICT = {**{name: value for name, value in verl_rows()[0].items() if name != "score"}, "acc": -0.5, "grade": 0.5}
 BAD = {
-    "truncated": (truncated, DataError, "is not readable as parquet; it is damaged or cut off"),
-    "damaged": (damaged, DataError, "is not readable as parquet; it is damaged or cut off"),
-    "no bytes": (lambda f: touched(f / "a.parquet"), DataError, "a.parquet' is empty."),
+    "truncated": (truncated, "is not readable as parquet; it is damaged or cut off"),
+    "damaged": (damaged, "is not readable as parquet; it is damaged or cut off"),
+    "no bytes": (lambda f: touched(f / "a.parquet"), "a.parquet' is empty."),
     "no rows": (
         lambda f: parquet(f / "a.parquet", prompt=pa.array([], pa.string()), completion=pa.array([], pa.string())),
-        DataError, "holds no completions.",
+        "holds no completions.",
     ),
     "foreign": (
-        lambda f: parquet(f / "a.parquet", question=["q"], chosen=["a"]), DataError,
+        lambda f: parquet(f / "a.parquet", question=["q"], chosen=["a"]),
         "has the columns question, chosen, which is no rollout format known here",
     ),
-    "foreign lines": (lambda f: touched(f / "a.jsonl", '{"a": 1}\n'), DataError, "has the columns a, which is no rollout"),
-    "no lines": (lambda f: touched(f / "a.jsonl", "\n"), DataError, "holds no completions."),
-    "not json": (
-        lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x", "outp'), DataError,
-        "Line 2 of",
-    ),
-    "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), DataError, "Entry 1 of"),
-    "a field less": (
-        lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x"}\n'), DataError, "has no 'output'",
-    ),
-    "uneven": (uneven, DataError, "Completion 0 of"),
-    "nothing there": (lambda f: f / "none.parquet", DataError, "There is no file or folder"),
-    "no rollouts": (lambda f: f, DataError, "holds no rollouts"),
-    "foreign tags": (
-        lambda f: write_lines(f / "1.jsonl", [{**NO_VERDICT, "output": "<think>x</think> 4"}]), RecipeError,
-        "<answer> is in 0 of 1 completions; they do contain <think> (1). The file records acc, grade.",
-    ),
+    "no lines": (lambda f: touched(f / "a.jsonl", "\n"), "holds no completions."),
+    "not json": (lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x", "outp'), "Line 2 of"),
+    "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), "Entry 1 of"),
+    "a field less": (lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x"}\n'), "has no 'output'"),
+    "uneven": (uneven, "Completion 0 of"),
+    "nothing there": (lambda f: f / "none.parquet", "There is no file or folder"),
+    "no rollouts": (lambda f: f, "holds no rollouts"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_file_is_one_sentence(case, tmp_path):
-    make, kind, sentence = BAD[case]
-    with pytest.raises(kind) as error:
+    make, sentence = BAD[case]
+    with pytest.raises(DataError) as error:
         credit_rollouts(make(tmp_path))
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)

@@ -13,7 +13,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_small
-from rollout_files import LAYOUT, quiet, said
+from rollout_files import LAYOUT, quiet, said, texts
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.report.report import last_rollouts
 from spanwise.commands.train.train import train
@@ -70,8 +70,7 @@ def test_a_file_of_a_run_is_known_by_its_folder(run):
         assert len(result.table) == rows
         assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae_paper:group"]
         assert result.table.has_ids
-    joined = [result.table.vocabulary.join(result.table.tokens.slice(n, n + 1).astype(np.int64))[0] for n in range(32)]
-    assert [text.decode() for text in joined] == pq.read_table(file)["text"].to_pylist()
+    assert texts(result.table) == pq.read_table(file)["text"].to_pylist()
 
 
 OWN_OBJECTIVES = [
