@@ -253,7 +253,7 @@ def test_one_sentence_and_no_traceback(arguments, sentence, tmp_path, monkeypatc
 
 
 def test_the_process_itself_prints_the_sentence(cache):
-    done = spanwise("train", "--method", "bea", cache=cache, expect=2, fresh=True)
+    done = spanwise("train", "--method", "bea", cache=cache, expect=2)
     assert done.stderr.startswith("Error: There is no method 'bea'.")
 
 

@@ -180,7 +180,7 @@ def test_the_script_builds_text_nodes_only():
         assert "</" not in (STATIC / name).read_text()
 
 
-def test_500_long_completions_stay_small():
+def test_500_long_completions_stay_small(unchecked_shapes):
     dice = np.random.default_rng(0)
     words = [f"{'' if n % 3 else ' '}w{n:x}" for n in range(20_000)]
     rows = []

@@ -142,16 +142,6 @@ def test_conversations_that_hold_the_answer_are_no_prompts(models, tmp_path) -> 
         load_task(models["system"], str(file), layout=Layout(["answer"]))
 
 
-@pytest.mark.parametrize(
-    ("column", "option"), [("question_column", "--set question_column="), ("answer_column", "--set answer_column=")]
-)
-def test_missing_column_names_what_exists(models, jsonl, column, option) -> None:
-    with pytest.raises(DataError) as caught:
-        load_task(models["plain"], jsonl, **{column: "solution"})
-    for part in (jsonl, "no column 'solution'", "question, answer, note", option):
-        assert part in str(caught.value)
-
-
 def test_empty_cell_names_its_row(models, tmp_path) -> None:
     file = tmp_path / "gap.jsonl"
     file.write_text(

@@ -1,6 +1,7 @@
 """The warm start: what is trained on, and a cache that is shared, checked and rebuilt."""
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +102,11 @@ def test_another_course_has_its_own_cache_and_leaves_the_others_alone(tmp_path, 
         assert (config.num_hidden_layers, config.max_position_embeddings) == (3, LONG_POSITIONS)
 
 
+@pytest.fixture(scope="module")
+def easy(tmp_path_factory) -> Path:
+    return warm_start("easy", cache_folder=tmp_path_factory.mktemp("cache"), settings=TINY)
+
+
 def missing(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
@@ -118,8 +124,8 @@ def unreadable(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [missing, truncated, altered, unreadable])
-def test_damaged_cache_is_rebuilt_with_a_notice(tmp_path, caplog, damage) -> None:
-    folder = warm_start("easy", cache_folder=tmp_path, settings=TINY)
+def test_damaged_cache_is_rebuilt_with_a_notice(easy, tmp_path, caplog, damage) -> None:
+    folder = shutil.copytree(easy, tmp_path / easy.name)
     before = weights(folder)
     damage(folder)
     steps = Steps()
