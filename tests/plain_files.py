@@ -1,6 +1,5 @@
 """The same small table as CSV, TSV, JSON array, JSON lines and parquet."""
 
-import csv
 import json
 
 import pyarrow as pa
@@ -35,12 +34,3 @@ def _cell(value):
     if isinstance(value, (list, dict)):
         value = json.dumps(value)
     return f'"{value.replace(chr(34), chr(34) * 2)}"' if isinstance(value, str) else str(value)
-
-
-def written_by_csv(file, rows):
-    """As `csv.DictWriter` of the standard library leaves it."""
-    with file.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return file

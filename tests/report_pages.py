@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+import zlib
 from html.parser import HTMLParser
 from typing import Any
 
@@ -139,6 +142,12 @@ def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:
         )  # fmt: skip
 
     return TokenView(("grpo", "bae"), [row(number) for number in range(completions)])
+
+
+def data_of(html: str) -> Any:
+    """What a browser would read of the token view: the one JSON script, decompressed."""
+    (packed,) = re.findall(r'<script type="application/json" class="token-data">(.*?)</script>', html, re.S)
+    return json.loads(zlib.decompress(base64.b64decode(json.loads(packed)["deflate"])))
 
 
 class Page(HTMLParser):

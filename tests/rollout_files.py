@@ -3,6 +3,7 @@
 import json
 from io import StringIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
@@ -14,6 +15,11 @@ LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
 
 def quiet():
     return Console(file=StringIO(), width=160)
+
+
+def texts(table):
+    """What each completion of a table says, token by token joined."""
+    return [table.vocabulary.join(table.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(table))]
 
 
 def said(answer, confidence, thought="so "):

@@ -52,8 +52,6 @@ def test_a_recipe_has_the_names_of_the_fields():
     written = {"head": "hl_gauss", "value_range": [0, 2], "epochs": 2, "gae_lambda_value": 0.95}
     config = CriticConfig.of(written)
     assert config == CriticConfig(head="hl_gauss", value_range=(0.0, 2.0), epochs=2, gae_lambda_value=0.95)
-    with pytest.raises(RecipeError, match=r"There is no field of critic 'lerning_rate'\. Did you mean 'learning_rate'"):
-        CriticConfig.of({"lerning_rate": 1e-5})
     with pytest.raises(RecipeError, match=r"critic\.length_adaptive_alpha belongs to the method, .* options: \{length"):
         CriticConfig.of({"length_adaptive_alpha": 0.05})
 

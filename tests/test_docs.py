@@ -78,13 +78,8 @@ def page_runs():
             del registry[name]
 
 
-@pytest.mark.parametrize("page", [page for page in RUN_HERE if blocks(page, "python")], ids=named_page)
-def test_python_blocks_run(page, page_runs):
-    page_runs(page)
-
-
-@pytest.mark.parametrize("page", [page for page in RUN_HERE if blocks(page, "yaml")], ids=named_page)
-def test_yaml_blocks_are_recipes(page, page_runs, tmp_path):
+@pytest.mark.parametrize("page", [p for p in RUN_HERE if blocks(p, "python") or blocks(p, "yaml")], ids=named_page)
+def test_python_blocks_run_and_yaml_blocks_are_recipes(page, page_runs, tmp_path):
     page_runs(page)  # a page may register the method that its recipe names
     for text in blocks(page, "yaml"):
         recipe = tmp_path / "recipe.yaml"

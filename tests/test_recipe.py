@@ -145,24 +145,16 @@ def test_a_model_name_means_the_real_task():
     [
         ({"methd": "bae"}, "There is no recipe field 'methd'. Did you mean 'method'?"),
         ({"method": "bea"}, "There is no method 'bea'. Did you mean 'bae'?"),
-        ({"steps": 0}, "steps is 0, and must be at least 1 (generation batches)"),
         ({"steps": "many"}, "steps is 'many', and must be a whole number (generation batches)"),
-        (
-            {"group_size": 1},
-            "group_size is 1, and must be at least 2 (completions per prompt, which are compared with each other)",
-        ),
         ({"task": "confidence", "model": "m"}, "Task 'confidence' needs a dataset; add --dataset"),
         ({"task": "digits", "model": "m"}, "A model or dataset is given, but the task is 'digits'"),
         ({"mini_batches": 3}, "16 prompts x 16 completions = 256 cannot be cut into 3 mini-batches"),
         ({"baseline": "outcom"}, "There is no baseline 'outcom'. Did you mean 'outcome'? Known: batch, blended"),
-        ({"steps": True}, "steps is true, which it cannot be; only report is true or false."),
         ({"learning_rate": float("inf")}, "learning_rate is inf, and must be a finite number"),
-        ({"temperature": 0}, "temperature is 0, and must be at least 0.01"),
         ({"layout": "answer"}, "layout is 'answer', and must be 'name: value' lines (block: its marks"),
         ({"layout": {"a": 5}}, "layout.a is 5, and must be text or a list"),
         ({"per": [1]}, "per is [1], and must be text or a number ('block', 'completion'"),
         ({"report": "maybe"}, "report is 'maybe', and must be true or false"),
-        ({"instruction": "Think."}, "The task is 'digits', which has no use for instruction (got 'Think.'); leave it out."),
         (
             {"model": "m", "dataset": "d", "start": "hard"},
             "The task is 'confidence', which has no use for start (got 'hard')",
@@ -186,9 +178,7 @@ def test_sentences_before_anything_is_loaded(fields, sentence):
         ({"objectives": [{"reward": "correct", "pays": []}]}, "pays no block"),
         ({"objectives": [{"reward": "brier", "pays": ["confidence"], "given": "correct"}]}, "correct"),
         ({"objectives": [{"reward": "brier", "pays": ["confidence"], "baseline": "outcome"}]}, "no outcome to condition on"),
-        ({"layout": {"solution": ["answer"], "confidence": []}}, "No tag opens block 'confidence'"),
         ({"layout": {"solution": ["answer"]}}, "confidence"),
-        ({"prefilled": "answer"}, "must be the first tag of the first block"),
         ({"options": {"baseline": "group"}}, "Method 'bae' has no option 'baseline'"),
         ({"layout": {"solution": ["<answer>"]}}, "must be a bare name"),
     ],
@@ -200,14 +190,9 @@ def test_sentences_when_the_preset_is_filled_in(fields, sentence):
 
 
 def test_unreadable_files(tmp_path):
-    with pytest.raises(RecipeError, match="cannot be read: No such file"):
-        load(tmp_path / "none.yaml")
     broken = tmp_path / "broken.yaml"
     broken.write_text("steps: [1")
     with pytest.raises(RecipeError, match="is not valid YAML"):
-        load(broken)
-    broken.write_text("- steps")
-    with pytest.raises(RecipeError, match="must hold 'field: value' lines, not a list"):
         load(broken)
 
 

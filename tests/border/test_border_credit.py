@@ -3,9 +3,6 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from border.case import Case, check, command
 from rollout_files import WELL_FORMED, trl_file, verl_file, verl_rows, write_lines
 
@@ -14,7 +11,6 @@ CODE = [
     f"<plan>add</plan><code>{code}</code><confidence>{q}</confidence>"
     for code, q in zip("abcd", (0.9, 0.7, 0.8, 0.2), strict=True)
 ]
-TURNS = ("user", "assistant") * 2
 PAPER = ["layout={solution: [reasoning, answer], confidence: [analysis, confidence]}"]
 BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
 
@@ -222,11 +218,6 @@ def summed(folder):
 
 def text(path, content):
     path.write_text(content)
-    return path
-
-
-def table(path, **columns):
-    pq.write_table(pa.table(columns), path)
     return path
 
 

@@ -47,6 +47,10 @@ def untrained(folder):
     return folder
 
 
+def evaluated(folder, *words):
+    return command("eval", str(untrained(folder / "m")), "--prompts", "2", "--samples", "2", *QUICK[:2], *words, code=0)
+
+
 def of_two_processes(folder):
     with patch.dict(os.environ, {"WORLD_SIZE": "2"}):
         return command("train", *QUICK)
@@ -168,14 +172,8 @@ CASES = [
     Case(
         "`--overwrite` on the run that the new one starts from",
         lambda folder: command(
-            "train",
-            "--model",
-            str(begun(folder / "A") / "checkpoints"),
-            "--dataset",
-            "d.jsonl",
-            "--output",
-            str(folder / "A"),
-            "--overwrite",
+            *("train", "--model", str(begun(folder / "A") / "checkpoints"), "--dataset", "d.jsonl"),
+            *("--output", str(folder / "A"), "--overwrite"),
         ),
         "The model '...' is part of the run in '...A', which --overwrite removes; give another --output.",
     ),
@@ -252,18 +250,7 @@ CASES = [
     ),
     Case(
         "`spanwise eval` under a layout without the tags <answer> and <confidence>",
-        lambda folder: command(
-            "eval",
-            str(untrained(folder / "m")),
-            "--prompts",
-            "2",
-            "--samples",
-            "2",
-            *QUICK[:2],
-            "--set",
-            "layout={draft: [reasoning, analysis]}",
-            code=0,
-        ),
+        lambda folder: evaluated(folder, "--set", "layout={draft: [reasoning, analysis]}"),
         "Not measured: coverage; the last block, draft, has no tag <confidence>, only <reasoning>, <analysis>. Not measured: "
         "ECE, "
         "brier, AUROC, ... no block has the tag <answer>, only <reasoning>, <analysis>; name the one that holds the answer in the "
@@ -271,26 +258,13 @@ CASES = [
     ),
     Case(
         "`spanwise eval` under a layout of JSON fields without them",
-        lambda folder: command(
-            "eval",
-            str(untrained(folder / "m")),
-            "--prompts",
-            "2",
-            "--samples",
-            "2",
-            *QUICK[:2],
-            "--set",
-            "layout=[g, h]",
-            "--set",
-            "segmenter=json",
-            code=0,
-        ),
+        lambda folder: evaluated(folder, "--set", "layout=[g, h]", "--set", "segmenter=json"),
         "Not measured: coverage; the last block, h, has no part 'confidence', only 'h'. Not measured: ECE, brier, AUROC, ... no "
         "block has the part 'answer', only 'g', 'h'; name the one that holds the answer in the objective correct.",
     ),
     Case(
         "`spanwise eval` of a model that answers nothing",
-        lambda folder: command("eval", str(untrained(folder / "m")), "--prompts", "2", "--samples", "2", *QUICK[:2], code=0),
+        evaluated,
         "accuracy 0.000 ! ... ! most completions refuse to answer (accuracy, refusal rate)",
     ),
     Case(

@@ -106,13 +106,13 @@ def numbers(size, seed=0):
 def test_figures_of_training_evaluation_and_demo(width):
     names = (
         "accuracy",
+        "mean_accuracy",
         "refusal_rate",
         "peak_refusal_rate",
-        "mean_accuracy",
+        "format_rate",
         "ece",
         "brier",
         "auroc",
-        "format_rate",
         "seconds",
     )
     columns = {arm: dict(zip(names, numbers(len(names)), strict=True)) for arm in ("scalar", "blockwise", LONG)}
@@ -127,14 +127,17 @@ def test_figures_of_training_evaluation_and_demo(width):
     assert text.count("0.100 to 0.150") == len(names)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_votes(width):
-    votes = voting(
+@pytest.fixture(scope="module")
+def votes():
+    return voting(
         [str(n % 5) for n in range(256)], torch.tensor(numbers(256)).double(), (torch.arange(256) % 3 == 0).double(),
         prompts=[n // 64 for n in range(256)], resamples=5,
     )  # fmt: skip
-    shown = vote_table("accuracy of a vote", votes)
-    check(shown, width)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_votes(votes, width):
+    check(vote_table("accuracy of a vote", votes), width)
     check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
 
 

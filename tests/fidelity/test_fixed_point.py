@@ -14,6 +14,9 @@ from spanwise.fidelity import fixed_point, proper_score, simulated_fixed_point
 from spanwise.objective import Objective
 from spanwise.score import score_all
 
+#: The checks of the shapes cost ten times what a long simulation does; the short ones have them.
+long_simulation = pytest.mark.usefixtures("unchecked_shapes")
+
 GRID = torch.tensor([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.95], dtype=torch.float64)
 TABLE = {
     4: [0.005, 0.021, 0.087, 0.196, 0.5, 0.804, 0.979, 0.995],
@@ -110,6 +113,7 @@ def test_the_simulation_finds_the_closed_form(baseline, leave_one_out, rule):
     assert float(error_b.max()) < 0.012
 
 
+@long_simulation
 def test_the_standard_error_is_honest():
     exact = float(fixed_point(torch.tensor([0.3]).double(), group_size=4, baseline="outcome"))
     runs = [
@@ -120,6 +124,7 @@ def test_the_standard_error_is_honest():
     assert 0.7 < float(z.square().mean().sqrt()) < 1.4
 
 
+@long_simulation
 @pytest.mark.parametrize("size", [4, 8, 16, 32])
 def test_blended_keeps_the_honest_probability(size):
     copies = max(1, 512 // (size * len(GRID)))
@@ -128,6 +133,7 @@ def test_blended_keeps_the_honest_probability(size):
     assert float(error_b.max()) < 0.0025
 
 
+@long_simulation
 def test_alone_in_the_batch_blended_is_outcome_without_itself():
     options = {"group_size": 4, "batches": 150}
     blended_b, _ = simulated_fixed_point(exactly(0.3), baseline="blended", **options)
@@ -154,6 +160,7 @@ def trained(baseline, p, *, group_size=4, copies=16, steps=400, rate=2.0):
     return (logit_bv.softmax(dim=1) @ report_v).reshape(copies, -1).mean(dim=0).tolist()
 
 
+@long_simulation
 def test_a_tabular_policy_goes_where_the_fixed_point_says():
     low, middle, high = trained("outcome", [0.2, 0.5, 0.8], steps=600)
     assert low < 0.15

@@ -11,6 +11,9 @@ from fixed_points import fixed_point, gradient_shares, simulated_fixed_point
 from spanwise.credit import advantage
 from spanwise.errors import RecipeError
 
+#: The checks of the shapes cost ten times what a long simulation does; the short ones have them.
+long_simulation = pytest.mark.usefixtures("unchecked_shapes")
+
 # Right or wrong (judged), and complete or not: [right][complete].
 PAIRS = [[F(3, 10), F(1, 2)], [F(0), F(1, 5)]]
 TRIPLES = [[[F(1, 4), F(1, 8)], [F(1, 8), F(1, 16)]], [[F(1, 8), F(1, 8)], [F(1, 16), F(1, 8)]]]
@@ -225,6 +228,7 @@ def test_contexts_that_see_an_outcome():
     assert found.point_bz[0].tolist() == pytest.approx(expected[0].tolist(), abs=4 * float(found.error_bz.max()))
 
 
+@long_simulation
 @pytest.mark.parametrize(("chances", "judged"), [(PAIRS, 0), (TRIPLES, 0), (TRIPLES, 2)])
 def test_blended_keeps_the_honest_probability(chances, judged):
     other = tuple(axis + 1 for axis in range(tensor(chances).dim() - 1) if axis != judged)
@@ -235,6 +239,7 @@ def test_blended_keeps_the_honest_probability(chances, judged):
     assert abs(float(found.point_bz) - honest) < 0.005 + 3 * float(found.error_bz)
 
 
+@long_simulation
 def test_alone_in_the_batch_blended_is_outcome_without_itself():
     chance, options = tensor(PAIRS)[:, None], {"group_size": 4, "batches": 200, "rounds": 1}
     blended = simulated_fixed_point(chance, baseline="blended", **options)
@@ -242,6 +247,7 @@ def test_alone_in_the_batch_blended_is_outcome_without_itself():
     assert float(blended.point_bz) == pytest.approx(float(outcome.point_bz), abs=1e-12)
 
 
+@long_simulation
 def test_one_outcome_written_as_a_table_is_the_same_simulation():
     p_bz = torch.tensor([[0.2], [0.5]], dtype=torch.float64)
     options = {"group_size": 4, "baseline": "blended", "copies": 8, "batches": 60}

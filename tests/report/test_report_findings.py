@@ -82,7 +82,11 @@ def test_the_page_says_it_first_and_marks_it_where_something_is_wrong():
         metrics=[{"step": 0, "evaluation": start()}, batch(1), {"step": 2, "final": FALLEN}], samples=None, votes=None
     )
     assert '<p class="finding bad">Alarm: most completions refuse' in html
-    assert html.index('class="finding') < html.index('class="notice warnings"') < html.index("<figure>")
+    marks = ("<h1", 'class="finding', 'class="notice warnings"', 'class="headlines', "<figure>")
+    assert (places := [html.index(mark) for mark in marks]) == sorted(places)
+    for page in (compare_page(), fidelity_page()):
+        assert marks[2] not in page
+        assert (places := [page.index(mark) for mark in marks if mark != marks[2]]) == sorted(places)
     calm = train_page(metrics=[{"step": 0, "evaluation": GOOD}, {"step": 2, "final": GOOD}], samples=None, votes=None)
     assert '<p class="finding">After 2 steps' in calm
 

@@ -1,10 +1,10 @@
-"""The pages in a browser at three widths, light and dark: what fits, can be read, is said to a pointer, and is printed."""
+"""The pages in a browser, wide and narrow, light and dark: drawn, quiet, quick, readable, said to a pointer, printed."""
 
 from __future__ import annotations
 
 import pytest
 
-from report_pages import HOSTILE, compare_page, fidelity_page, train_page
+from report_pages import HOSTILE, compare_page, credit_page, fidelity_page, train_page
 from spanwise.report import Headline, Panel, Section, render
 from spanwise.report.charts import bars, curves, histograms
 from spanwise.report.sections import wide
@@ -17,6 +17,7 @@ from selenium.webdriver.common.keys import Keys
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:selenium")
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page}
+ALL = {**PAGES, "credit": credit_page}
 DRAWN = "return [...document.querySelectorAll('.chart')].every(e => e.querySelector('svg path, svg rect'))"
 #: The place between the axes of a chart.
 AREA = "const b = arguments[0].querySelector('.background').getBoundingClientRect(); return [b.x, b.y, b.width, b.height]"
@@ -46,13 +47,22 @@ return found;
 
 @pytest.fixture(scope="module")
 def pages():
-    return {name: page() for name, page in PAGES.items()}
+    return {name: page() for name, page in ALL.items()}
 
 
 def drawn(browser, page, **how):
+    """Show a page until all charts hold marks, not only axes, and are as wide as their frame."""
     browser.show(page, **how)
     browser.run("dispatchEvent(new Event('beforeprint'))")
     browser.wait(DRAWN, seconds=60)
+    charts = browser.run(
+        "return [...document.querySelectorAll('.chart')].map(e => [e.querySelectorAll('.role-mark path, .role-mark rect').length,"
+        " e.querySelector('svg').getBoundingClientRect().width / e.getBoundingClientRect().width])"
+    )
+    assert charts
+    for marks, share in charts:
+        assert marks > 0
+        assert 0.85 < share < 1.01
     browser.run("dispatchEvent(new Event('afterprint'))")
     return browser
 
@@ -61,15 +71,110 @@ def settle(browser):
     browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-@pytest.mark.parametrize("name", PAGES)
+FITS = "return document.documentElement.scrollWidth <= innerWidth"
+
+
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_page_fits_and_can_be_read_at_three_widths(browser, pages, name, dark):
+def test_every_page_is_drawn_fits_and_can_be_read_at_every_width(browser, pages, name, dark):
     drawn(browser, pages[name], width=1440, dark=dark)
-    for width in (1440, 768, 375):
+    light = browser.run("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0] > 128")
+    assert light != dark
+    for width in (1440, 768, 375, 360):
         browser.size(width, 900)
         settle(browser)
-        assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), width
+        assert browser.run(FITS), width
         assert browser.run(CONTRAST) == [], width
+    assert browser.run("return performance.getEntriesByType('resource').length") == 0
+    assert browser.console() == []
+
+
+@pytest.mark.parametrize("how", ["by the button", "with the system"])
+def test_charts_take_the_colours_of_the_theme_and_change_with_it(browser, pages, how):
+    label = "getComputedStyle(document.querySelector('.chart .role-axis-label text')).fill"
+    wanted = "return getComputedStyle(document.querySelector('.lead')).color"
+    drawn(browser, pages["compare"])
+    light = browser.run(f"return {label}")
+    assert light == browser.run(wanted)
+    if how == "by the button":
+        browser.run("document.getElementById('theme').click()")
+        assert browser.run("return document.documentElement.dataset.theme") == "dark"
+    else:
+        dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    browser.wait(f"return {label} !== '{light}'")
+    assert browser.run(f"return {label}") == browser.run(wanted)
+    browser.run("if (document.documentElement.dataset.theme) document.getElementById('theme').click()")
+    browser.run("try { localStorage.clear() } catch {}")
+    assert browser.console() == []
+
+
+def test_charts_wait_until_they_are_near(browser, pages):
+    browser.show(pages["train"], width=360, height=600)
+    browser.run("document.querySelector('.chart').scrollIntoView({behavior: 'instant'})")
+    browser.wait("return document.querySelector('.chart svg')")
+    last = "[...document.querySelectorAll('.chart')].at(-1)"
+    assert browser.run(f"return {last}.querySelector('svg')") is None
+    browser.run(f"{last}.scrollIntoView({{behavior: 'instant'}})")
+    browser.wait(f"return {last}.querySelector('svg')")
+
+
+def test_charts_follow_the_width(browser, pages):
+    drawn(browser, pages["credit"], width=1200)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    browser.size(400, 900)
+    browser.wait("return [...document.querySelectorAll('.chart svg')].every(e => e.getBoundingClientRect().width < 400)")
+    assert browser.run(FITS)
+
+
+def test_series_have_the_colours_of_the_legend(browser, pages):
+    drawn(browser, pages["compare"])
+    section = "document.getElementById('learning').querySelectorAll"
+    legend = browser.run(f"return [...{section}('.legend svg')].map(e => getComputedStyle(e).fill)")
+    lines = browser.run(f"return [...{section}('.mark-line path')].map(e => getComputedStyle(e).stroke)")
+    assert set(lines) == set(legend[:2])  # the third arm was never evaluated
+
+
+def test_a_tooltip_says_the_number(browser, pages):
+    drawn(browser, pages["compare"])
+    point = browser.driver.find_element("css selector", "#learning .mark-symbol path")
+    for x in (1, 2):
+        browser.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", point)
+        settle(browser)
+        middle = "const b = arguments[0].getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]"
+        left, top = browser.run(middle, point)
+        aim(browser, left + x, top)
+    said = browser.wait(SAID)
+    words = ["step", "0", *(part for arm in ("blended", "outcome") for part in (arm, "10", "%", "[10", "%,", "10", "%]"))]
+    assert said.split() == words  # all seeds start at .1
+    assert browser.console() == []
+
+
+def test_hostile_text_does_nothing_and_is_shown(browser):
+    drawn(browser, credit_page(text=HOSTILE, source=HOSTILE))
+    assert browser.run("return window.hacked") is None
+    assert HOSTILE in browser.run("return document.querySelector('h1').textContent")
+    assert browser.console() == []
+
+
+def test_a_script_that_slipped_in_is_refused(browser, pages):
+    browser.show(pages["credit"].replace("<h2>", "<h2><script>window.hacked = 1</script>", 1))
+    browser.wait("return document.querySelector('.chart')")
+    assert browser.run("return window.hacked") is None
+    assert any("Content Security Policy" in line or "script-src" in line for line in browser.console())
+
+
+def test_five_hundred_completions_are_small_and_quick(browser):
+    html = credit_page(500, 1000)
+    assert len(html.encode()) < 3_000_000
+    browser.show(html)
+    browser.wait("return document.querySelector('#tokens') && document.querySelectorAll('#tokens button').length > 2")
+    first = browser.wait("return performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+    loaded = browser.run("const t = performance.timing; return t.loadEventEnd - t.navigationStart")
+    browser.run("document.querySelector('.chart').scrollIntoView({behavior: 'instant'})")
+    browser.wait("return document.querySelector('.chart svg')")
+    assert first < 2000
+    assert loaded < 4000
     assert browser.console() == []
 
 
@@ -94,7 +199,7 @@ def test_every_chart_says_its_values_wherever_it_is_pointed_at(browser, pages, n
         )
         assert edges[0] >= 0
         assert edges[1] <= edges[2]
-        assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+        assert browser.run(FITS)
     assert browser.console() == []
 
 
@@ -103,21 +208,6 @@ def aim(browser, x, y):
     event = {"type": "mouseMoved", "x": x, "y": y}
     browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
     settle(browser)
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_what_is_wrong_and_what_was_found_come_before_the_first_chart(browser, name):
-    fallen = {"accuracy": 0.0, "refusal_rate": 1.0, "format_rate": 1.0, "ece": 0.0, "brier": 0.0}
-    html = train_page(metrics=[{"step": 2, "final": fallen}]) if name == "train" else PAGES[name]()
-    browser.show(html)
-    order = browser.run(
-        "const all = [...document.querySelectorAll('*')], at = (q) => all.indexOf(document.querySelector(q));"
-        "return ['h1', '.finding', '.notice.warnings', '.headlines', '.chart'].map(at)"
-    )
-    there = [place for place in order if place >= 0]
-    assert there == sorted(there)
-    assert order[1] > 0
-    assert (order[2] > 0) == (name == "train")
 
 
 def terms(browser):
@@ -174,7 +264,7 @@ def test_a_wide_table_says_that_it_goes_on(browser, width):
     assert abs(left) < 2  # the first column stays
     browser.run("arguments[0].scrollLeft = 1e6", table)
     browser.wait(f"return (() => {{ {marks} }})().join() === 'more-left'")
-    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.run(FITS)
 
 
 def test_a_narrow_table_says_nothing_of_the_kind(browser):

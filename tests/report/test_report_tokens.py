@@ -1,11 +1,8 @@
 """The data of the token view: it survives the coding, stays small, and no completion can reach the page as markup."""
 
-import base64
-import json
 import math
 import random
 import re
-import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 import torch
 
 import spanwise.report.tokens as code
+from report_pages import data_of
 from spanwise.batch import Batch
 from spanwise.errors import AlignmentError, DataError
 from spanwise.pipeline import Reading
@@ -45,13 +43,6 @@ def row(tokens, **changes):
         "fault": "",
     }
     return TokenRow(**{**given, **changes})
-
-
-def data_of(html):
-    """What a browser would read: the one JSON script, decompressed."""
-    found = re.findall(r'<script type="application/json" class="token-data">(.*?)</script>', html, re.S)
-    assert len(found) == 1
-    return json.loads(zlib.decompress(base64.b64decode(json.loads(found[0])["deflate"])))
 
 
 def decoded(column, n):
@@ -189,7 +180,7 @@ def test_the_script_builds_text_nodes_only():
         assert "</" not in (STATIC / name).read_text()
 
 
-def test_500_long_completions_stay_small():
+def test_500_long_completions_stay_small(unchecked_shapes):
     dice = np.random.default_rng(0)
     words = [f"{'' if n % 3 else ' '}w{n:x}" for n in range(20_000)]
     rows = []

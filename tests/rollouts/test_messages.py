@@ -2,12 +2,8 @@
 
 import pytest
 
-from rollout_files import trl_file, write_lines
+from rollout_files import texts, trl_file, write_lines
 from spanwise.rollouts import read_rollouts
-
-
-def text_of(table, n=0):
-    return "".join(table.vocabulary.pieces[i].decode() for i in table.tokens.slice(n, n + 1))
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -20,7 +16,7 @@ def test_calls_of_tools_and_reasoning_are_part_of_a_completion(nested, tmp_path)
         {"role": "assistant", "content": "It is 4."},
     ]
     table = read_rollouts(trl_file(tmp_path / "a.parquet", [turns]))
-    assert text_of(table) == 'Add.\nsum({"of": [2, 2]})' + "4" + "It is 4."
+    assert texts(table) == ['Add.\nsum({"of": [2, 2]})' + "4" + "It is 4."]
     sampled = table.tokens.with_values(table.trainable)
     kept = [table.vocabulary.pieces[i].decode() for i in table.tokens.values[sampled.values]]
     assert "".join(kept) == 'Add.\nsum({"of": [2, 2]})It is 4.'

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import trl_small
-from rollout_files import OK, UNSCORED, episode, node, said, small_episode, trace, write_lines
+from rollout_files import OK, UNSCORED, episode, node, said, small_episode, texts, trace, write_lines
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
@@ -29,10 +29,6 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
     one["nodes"][1]["mask"] = [True] * 5
     with pytest.raises(DataError, match=r"Line 1 of .* has 6 tokens and 5 values of 'mask'"):
         read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]))
-
-
-def texts(table):
-    return [table.vocabulary.join(table.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(table))]
 
 
 def test_every_branch_that_trains_is_a_row_of_one_rollout(tmp_path):
@@ -98,16 +94,6 @@ def test_a_score_that_is_not_there_is_a_failure_of_the_scoring(tmp_path):
 
 
 WRITTEN = Path(__file__).with_name("written")
-
-
-def test_a_file_of_failed_rollouts_says_so():
-    """As verifiers 0.4.0 writes three episodes whose model could not be reached."""
-    with pytest.raises(DataError) as error:
-        read_rollouts(WRITTEN / "verifiers_failed")
-    said = (
-        "3 of 3 episodes hold no message that a trained model sampled. 3 of them failed with ModelError: connection refused."
-    )
-    assert said in str(error.value)
 
 
 def test_failed_rollouts_beside_others_are_counted(tmp_path):

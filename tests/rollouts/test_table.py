@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from rollout_files import texts
 from spanwise.errors import AlignmentError
 from spanwise.rollouts import read_rollouts, rollout_table, write_rollouts
 from spanwise.rollouts.table import at
@@ -39,8 +40,7 @@ def test_a_table_holds_all_that_its_file_says(tmp_path):
     assert whole.score_n.nan_to_num(nan=9.0).tolist() == [0.5, 9.0, 0.25, 1.0]
     assert whole.rewards["correct"].value_n.nan_to_num(nan=9.0).tolist() == [1.0, 0.0, 9.0, 1.0]
     spoken = [[0, 1, 2], [], [3, 4], [5, 6, 7, 8]]
-    words = [whole.vocabulary.join(whole.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(whole))]
-    assert words == ["".join(f"{n} " for n in row) for row in spoken]
+    assert texts(whole) == ["".join(f"{n} " for n in row) for row in spoken]
     assert whole.trainable.tolist() == [n % 4 != 1 for n in range(9)]
     assert whole.token_values["logprobs"].tolist() == [-n / 8 for n in range(9)]
     assert whole.as_recorded.value.tolist() == [n / 4 for n in range(9)]

@@ -1,11 +1,10 @@
 """Texts without ids: cut into pieces that keep every byte, or encoded with a tokenizer."""
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 import trl_small
-from rollout_files import write_lines
+from rollout_files import texts, write_lines
 from spanwise.layout import Layout
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.table import AT_ONCE, at, cut_text
@@ -25,8 +24,7 @@ HOSTILE = [
 def test_pieces_keep_every_byte_and_cut_at_tags(tmp_path):
     rows = [{"input": "q", "output": text, "gts": "4", "score": 0.0, "step": 1} for text in HOSTILE]
     table = read_rollouts(write_lines(tmp_path / "1.jsonl", rows))
-    joined = [table.vocabulary.join(table.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(HOSTILE))]
-    assert joined == [*HOSTILE[:-1], "\ufffdx"]
+    assert texts(table) == [*HOSTILE[:-1], "\ufffdx"]
     tagged = [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(5, 6)]
     assert tagged == ["é", "\u2028日本", " ", "<answer>", "½", "</answer>", "\r\n"]
     places = table.tokens.places(slice(2, 3))

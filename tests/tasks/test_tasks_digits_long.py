@@ -1,19 +1,17 @@
 """The long digit chain: what the traces hold, the warm start's cache, the task, and a run of it."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM
 
-from spanwise.errors import DataError, RecipeError
+from spanwise.errors import RecipeError
 from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import LONG_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
+from spanwise.tasks import LONG_LAYOUT, build_tokenizer, digits_task, is_refusal
 from spanwise.tasks.digits import (
     LONG,
     LONG_NOISE,
@@ -154,23 +152,6 @@ def test_the_layout_reads_the_answer() -> None:
     assert [is_refusal(entry) for entry in text] == [False, True]
 
 
-def test_warm_start_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> None:
-    steps = []
-    easy = warm_start("easy", cache_folder=tmp_path, settings=TINY)
-    long = warm_start("long", cache_folder=tmp_path, settings=TINY, progress=lambda *step: steps.append(step[:2]))
-    assert steps == [(step, 6) for step in range(1, 7)]
-    assert {folder.name.split("-")[1] for folder in tmp_path.iterdir()} == {"easy", "long_tables", "long_early", "long"}
-    other = replace(TINY, long=replace(TINY.long, steps=3), long_tables=replace(TINY.long_tables, steps=1))
-    assert warm_start("easy", cache_folder=tmp_path, settings=other) == easy
-    assert warm_start("long", cache_folder=tmp_path, settings=replace(TINY, easy=replace(TINY.easy, steps=9))) == long
-    steps.clear()
-    last = replace(TINY, long=replace(TINY.long, steps=3))
-    assert warm_start("long", cache_folder=tmp_path, settings=last, progress=lambda *step: steps.append(step[:2])) != long
-    assert steps == [(1, 3), (2, 3), (3, 3)]  # the parts before came from the cache
-    model = AutoModelForCausalLM.from_pretrained(long)
-    assert (model.config.num_hidden_layers, model.config.max_position_embeddings) == (3, LONG_POSITIONS)
-
-
 def test_finished_warm_starts_keep_their_cache() -> None:
     names = {
         name: _folder_name(task.course, len(task.course.stretches) - 1, 0, WarmStartSettings())
@@ -206,16 +187,15 @@ def test_task_keeps_the_evaluation_prompts_apart(tmp_path) -> None:
     assert task.evaluation["answer"][:] == LONG.held_out().answers[:64]
     assert not set(task.train["prompt"]) & LONG.held_out_prompts
     assert Path(task.model, "config.json").is_file()
-    with pytest.raises(DataError, match="holds 512 evaluation prompts; 513 were asked for"):
-        digits_task("long", train_size=1, eval_size=513, cache_folder=tmp_path, settings=TINY)
 
 
-def test_recipe_knows_the_task_and_refuses_what_it_has_not() -> None:
-    assert load(None, {"task": "digits_long"}).start == "easy"
-    with pytest.raises(RecipeError, match="The task is 'digits_long', which has no use for start"):
-        load(None, {"task": "digits_long", "start": "hard"})
-    with pytest.raises(RecipeError, match="A model or dataset is given, but the task is 'digits_long'"):
-        load(None, {"task": "digits_long", "model": "m", "dataset": "d"})
+@pytest.mark.parametrize("task", ["digits_long", "digits_twice"])
+def test_recipe_knows_the_task_and_refuses_what_it_has_not(task) -> None:
+    assert load(None, {"task": task}).start == "easy"
+    with pytest.raises(RecipeError, match="no use for start"):
+        load(None, {"task": task, "start": "hard"})
+    with pytest.raises(RecipeError, match="A model or dataset is given"):
+        load(None, {"task": task, "model": "m", "dataset": "d"})
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the model has learned next to nothing, and is told so

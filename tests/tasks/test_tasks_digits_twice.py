@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from spanwise.errors import RecipeError
-from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, digits_task, is_refusal, warm_start
+from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, digits_task, is_refusal
 from spanwise.tasks.digits import DIGITS, TWICE_NOISE, Problems, TwiceNoise, twice_traces
 from spanwise.tasks.embedded import STARTS
 from spanwise.tasks.warm_start import shortened
@@ -98,21 +96,6 @@ def test_the_layout_reads_both_answers() -> None:
     assert [is_refusal(entry) for entry in text] == [False, True]
 
 
-def test_warm_start_has_its_own_cache_and_leaves_the_others_alone(tmp_path) -> None:
-    steps = []
-    twice = warm_start("twice", cache_folder=tmp_path, settings=TINY, progress=lambda *step: steps.append(step[:2]))
-    assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert {folder.name.split("-")[1] for folder in tmp_path.iterdir()} == {"twice_early", "twice"}
-    easy = warm_start("easy", cache_folder=tmp_path, settings=TINY)
-    other = replace(TINY, twice=replace(TINY.twice, steps=3), twice_early=replace(TINY.twice_early, steps=1))
-    assert warm_start("easy", cache_folder=tmp_path, settings=other) == easy
-    assert warm_start("twice", cache_folder=tmp_path, settings=replace(TINY, easy=replace(TINY.easy, steps=9))) == twice
-    steps.clear()
-    last = replace(TINY, twice=replace(TINY.twice, steps=3))
-    assert warm_start("twice", cache_folder=tmp_path, settings=last, progress=lambda *step: steps.append(step[:2])) != twice
-    assert steps == [(1, 3), (2, 3), (3, 3)]  # the early part came from the cache
-
-
 @pytest.mark.parametrize(("index", "share"), [(0, 0.2), (1, 0.85)])
 def test_batches_hold_traces_of_two_attempts(index, share) -> None:
     tokenizer = build_tokenizer()
@@ -137,11 +120,3 @@ def test_task_has_two_blocks_and_keeps_the_evaluation_prompts_apart(tmp_path) ->
     assert Path(task.model, "config.json").is_file()
     longest = "<answer>1</answer><reasoning>123456</reasoning><answer>1</answer><eos>"
     assert len(build_tokenizer()(longest)["input_ids"]) <= task.max_completion_length
-
-
-def test_recipe_knows_the_task_and_refuses_what_it_has_not() -> None:
-    assert load(None, {"task": "digits_twice"}).start == "easy"
-    with pytest.raises(RecipeError, match="The task is 'digits_twice', which has no use for start"):
-        load(None, {"task": "digits_twice", "start": "hard"})
-    with pytest.raises(RecipeError, match="A model or dataset is given, but the task is 'digits_twice'"):
-        load(None, {"task": "digits_twice", "model": "m", "dataset": "d"})

@@ -1,6 +1,8 @@
 """The warm start: what is trained on, and a cache that is shared, checked and rebuilt."""
 
 import logging
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,9 @@ from spanwise.tasks import (
     digits_task,
     warm_start,
 )
-from spanwise.tasks.digits import DIGITS
+from spanwise.tasks.digits import DIGITS, LONG_POSITIONS
 from spanwise.tasks.embedded import STARTS
+from spanwise.tasks.warm_start import shortened
 
 TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), batch=8, warm_up=1)
 
@@ -78,6 +81,32 @@ def test_every_setting_and_seed_has_its_own_folder(tmp_path) -> None:
     assert not equal(weights(seeded), weights(base))
 
 
+@pytest.mark.parametrize(
+    ("name", "parts"), [("twice", ["twice_early", "twice"]), ("long", ["long_tables", "long_early", "long"])]
+)
+def test_another_course_has_its_own_cache_and_leaves_the_others_alone(tmp_path, name, parts) -> None:
+    two, steps = shortened(2), Steps()
+    folder = warm_start(name, cache_folder=tmp_path, settings=two, progress=steps)
+    assert steps == [(step, 2 * len(parts)) for step in range(1, 2 * len(parts) + 1)]
+    assert {path.name.split("-")[1] for path in tmp_path.iterdir()} == set(parts)
+    easy = warm_start("easy", cache_folder=tmp_path, settings=two)
+    last, first = (replace(getattr(two, part), steps=count) for part, count in ((name, 3), (parts[0], 1)))
+    assert warm_start("easy", cache_folder=tmp_path, settings=replace(two, **{name: last, parts[0]: first})) == easy
+    longer_easy = replace(two, easy=replace(two.easy, steps=9))
+    assert warm_start(name, cache_folder=tmp_path, settings=longer_easy) == folder
+    steps.clear()
+    assert warm_start(name, cache_folder=tmp_path, settings=replace(two, **{name: last}), progress=steps) != folder
+    assert steps == [(1, 3), (2, 3), (3, 3)]  # the parts before came from the cache
+    if name == "long":
+        config = AutoModelForCausalLM.from_pretrained(folder).config
+        assert (config.num_hidden_layers, config.max_position_embeddings) == (3, LONG_POSITIONS)
+
+
+@pytest.fixture(scope="module")
+def easy(tmp_path_factory) -> Path:
+    return warm_start("easy", cache_folder=tmp_path_factory.mktemp("cache"), settings=TINY)
+
+
 def missing(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
@@ -95,8 +124,8 @@ def unreadable(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [missing, truncated, altered, unreadable])
-def test_damaged_cache_is_rebuilt_with_a_notice(tmp_path, caplog, damage) -> None:
-    folder = warm_start("easy", cache_folder=tmp_path, settings=TINY)
+def test_damaged_cache_is_rebuilt_with_a_notice(easy, tmp_path, caplog, damage) -> None:
+    folder = shutil.copytree(easy, tmp_path / easy.name)
     before = weights(folder)
     damage(folder)
     steps = Steps()

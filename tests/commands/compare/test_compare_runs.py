@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,14 +16,14 @@ from rich.console import Console
 from scipy import stats
 
 from spanwise.commands.compare import compare as room
-from spanwise.commands.compare.compare import arm_fields, compare, planned
+from spanwise.commands.compare.compare import compare, planned
 from spanwise.commands.shared.samples import Samples, read_samples
 from spanwise.commands.train import train as train_room
 from spanwise.commands.train.train import train
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
-from spanwise.rollouts.folder import RunFolder, sole_writer
+from spanwise.rollouts.folder import RunFolder
 
 SMALL = {
     "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 4, "eval_every": 0,
@@ -51,8 +52,14 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(cache, tmp_path_factory):
-    """Two arms with two seeds, trained once."""
+    """Two arms with two seeds, trained once: here, as a process for each would import everything anew."""
     output = tmp_path_factory.mktemp("compare") / "out"
+    output.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a batch that teaches nothing
+        for one in planned(("group", "rlcr"), (0, 1), SMALL, str(output)):
+            one.file.write_text(yaml.safe_dump(one.asked()))
+            train(one.recipe, console=Console(quiet=True))
     compare(arms=("group", "rlcr"), seeds=(0, 1), output=str(output), choices=SMALL, console=Console(width=160, quiet=True))
     return output
 
@@ -95,16 +102,8 @@ def test_the_table_is_student_t_over_seeds(finished, cache, capsys, tmp_path):
     difference = next(entry for entry in summary["differences"] if entry["figure"] == "accuracy")
     assert difference["interval"]["mean"] == pytest.approx((0.5 - 0.5) / 2)
     assert difference["verdict"] == "noise"
-    assert found.figures == (
-        "accuracy",
-        "auroc",
-        "ece",
-        "brier",
-        "coverage",
-        "format_rate",
-        "majority@4",
-        "weighted@4",
-    )  # refusals: unknown
+    votes = ("majority@4", "weighted@4")
+    assert found.figures == ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", *votes)  # refusals: unknown
     assert summary["figures"]["rlcr"]["auroc"]["seeds"] == 1  # where all are right there is none
     assert summary["seeds"] == [0, 1]
     assert summary["recipe"]["steps"] == 1
@@ -214,9 +213,7 @@ def test_the_numbers_of_another_recipe_are_never_taken(finished, tmp_path):
         other.finished()
     # As a plain `spanwise train` into that folder leaves it, or a comparison whose record was deleted.
     other.file.unlink()
-    with pytest.raises(
-        DataError, match=r"group-0' holds a run, and '.*group-0.yaml' is not there to say which: give another"
-    ):
+    with pytest.raises(DataError, match="is not there to say which"):
         other.finished()
     shutil.rmtree(other.folder)
     assert not other.finished()
@@ -245,16 +242,6 @@ def test_a_training_that_fails_leaves_no_old_results(finished, cache, tmp_path, 
                 train(recipe, console=Console(quiet=True), overwrite=True)
         assert {name for name in results if (folder / name).exists()} == left
         shutil.rmtree(folder)
-
-
-def test_a_second_training_in_a_folder_is_refused(finished, cache, tmp_path):
-    folder = tmp_path / "group-0"
-    shutil.copytree(finished / "group-0", folder)
-    before = (folder / "metrics.jsonl").read_text()
-    with sole_writer(folder), pytest.raises(DataError, match="Another process is writing into"):
-        train(load(None, {**SMALL, "output": str(folder)}), console=Console(quiet=True))
-    assert (folder / "metrics.jsonl").read_text() == before
-    assert (folder / "summary.json").is_file()
 
 
 def checkpoint(output, step, *, whole=True):
@@ -321,18 +308,13 @@ def test_arms_that_cannot_be_compared_are_refused(tmp_path):
 
 
 def test_arms_and_seeds_that_cannot_be():
-    with pytest.raises(RecipeError, match=r"no arm .* 'blendd'. Did you mean 'blended'"):
-        arm_fields("blendd")
     for arms, seeds, match in (((), (0,), "each arm once, and at least one; got none"), (("group",), (1, 1), "got 1, 1")):
         with pytest.raises(RecipeError, match=match):
             planned(arms, seeds, {}, "out")
-    with pytest.raises(
-        RecipeError, match=r"Arm 'group' has the baseline group, and --set baseline=outcome would make it another"
-    ):
+    with pytest.raises(RecipeError, match="would make it another"):
         planned(("group", "bae"), (0,), {"baseline": "outcome"}, "out")
-    assert (
-        planned(("bae",), (0,), {"baseline": "batch"}, "out")[0].recipe.baseline == "batch"
-    )  # the arm says the method only
+    (of_method,) = planned(("bae",), (0,), {"baseline": "batch"}, "out")  # the arm says the method only
+    assert of_method.recipe.baseline == "batch"
     with pytest.raises(RecipeError, match="Did you mean 'group'"):
         compare(arms=("group",), seeds=(0,), output="out", reference="grup")
 

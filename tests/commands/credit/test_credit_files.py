@@ -177,9 +177,7 @@ def test_a_value_for_each_objective_is_read_under_its_name(tmp_path):
 
 def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
     one, several = own_file(tmp_path / "one", values=True), two_streams(tmp_path / "two")
-    with pytest.raises(
-        RecipeError, match=r"'sae' needs values .* token for correct, brier, and .* holds one value\. Use the"
-    ):
+    with pytest.raises(RecipeError, match=r"for correct, brier, and .* holds one value"):
         credit_rollouts(one, methods=["recipe"], recipe=several / "recipe.yaml")
     with pytest.raises(RecipeError, match=r"'gae' needs values .* for return, and .* holds those of correct, brier\."):
         credit_rollouts(several, methods=["gae"])
@@ -187,14 +185,13 @@ def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
     assert len(result.applied) == 1
 
 
-def test_methods_per_token_without_values_say_what_is_missing(tmp_path):
-    folder = own_file(tmp_path)
-    with pytest.raises(RecipeError, match=r"'gae' needs values of a critic of every token, and .* holds none of them"):
-        credit_rollouts(folder, methods=["gae"])
-    with pytest.raises(RecipeError, match="'sae' needs values of a critic and log-probabilities of every token"):
-        credit_rollouts(folder, methods=["sae"])
-    with pytest.raises(RecipeError, match="'gigpo' cannot be applied to a rollout file: it needs trajectory_s, step_s"):
-        credit_rollouts(folder, methods=["gigpo"])
+@pytest.mark.parametrize(
+    ("method", "needs"),
+    [("gae", "values of a critic of"), ("sae", "and log-probabilities"), ("gigpo", "trajectory_s, step_s")],
+)
+def test_methods_per_token_without_values_say_what_is_missing(method, needs, tmp_path):
+    with pytest.raises(RecipeError, match=f"'{method}' .*{needs}"):
+        credit_rollouts(own_file(tmp_path), methods=[method])
 
 
 def test_the_parquet_holds_what_was_worked_out(tmp_path):
@@ -320,60 +317,35 @@ def touched(path, content=""):
     return path
 
 
-#: Recorded numbers that do not say what is right.
-NO_VERDICT = {**{name: value for name, value in verl_rows()[0].items() if name != "score"}, "acc": -0.5, "grade": 0.5}
 BAD = {
-    "truncated": (truncated, DataError, "is not readable as parquet; it is damaged or cut off"),
-    "damaged": (damaged, DataError, "is not readable as parquet; it is damaged or cut off"),
-    "no bytes": (lambda f: touched(f / "a.parquet"), DataError, "a.parquet' is empty."),
+    "truncated": (truncated, "is not readable as parquet; it is damaged or cut off"),
+    "damaged": (damaged, "is not readable as parquet; it is damaged or cut off"),
+    "no bytes": (lambda f: touched(f / "a.parquet"), "a.parquet' is empty."),
     "no rows": (
         lambda f: parquet(f / "a.parquet", prompt=pa.array([], pa.string()), completion=pa.array([], pa.string())),
-        DataError, "holds no completions.",
+        "holds no completions.",
     ),
     "foreign": (
-        lambda f: parquet(f / "a.parquet", question=["q"], chosen=["a"]), DataError,
+        lambda f: parquet(f / "a.parquet", question=["q"], chosen=["a"]),
         "has the columns question, chosen, which is no rollout format known here",
     ),
-    "foreign lines": (lambda f: touched(f / "a.jsonl", '{"a": 1}\n'), DataError, "has the columns a, which is no rollout"),
-    "no lines": (lambda f: touched(f / "a.jsonl", "\n"), DataError, "holds no completions."),
-    "not json": (
-        lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x", "outp'), DataError,
-        "Line 2 of",
-    ),
-    "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), DataError, "Entry 1 of"),
-    "a field less": (
-        lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x"}\n'), DataError, "has no 'output'",
-    ),
-    "uneven": (uneven, DataError, "Completion 0 of"),
-    "nothing there": (lambda f: f / "none.parquet", DataError, "There is no file or folder"),
-    "no rollouts": (lambda f: f, DataError, "holds no rollouts"),
-    "foreign tags": (
-        lambda f: write_lines(f / "1.jsonl", [{**NO_VERDICT, "output": "<think>x</think> 4"}]), RecipeError,
-        "<answer> is in 0 of 1 completions; they do contain <think> (1). The file records acc, grade.",
-    ),
-    "no answers": (
-        lambda f: write_lines(f / "1.jsonl", [{**NO_VERDICT, "gts": None}]), DataError,
-        "Reward 'correct' needs the right answers",
-    ),
+    "no lines": (lambda f: touched(f / "a.jsonl", "\n"), "holds no completions."),
+    "not json": (lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x", "outp'), "Line 2 of"),
+    "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), "Entry 1 of"),
+    "a field less": (lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x"}\n'), "has no 'output'"),
+    "uneven": (uneven, "Completion 0 of"),
+    "nothing there": (lambda f: f / "none.parquet", "There is no file or folder"),
+    "no rollouts": (lambda f: f, "holds no rollouts"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_file_is_one_sentence(case, tmp_path):
-    make, kind, sentence = BAD[case]
-    with pytest.raises(kind) as error:
+    make, sentence = BAD[case]
+    with pytest.raises(DataError) as error:
         credit_rollouts(make(tmp_path))
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_what_helps_is_in_the_sentence(tmp_path):
-    file = write_lines(tmp_path / "1.jsonl", [{**NO_VERDICT, "gts": None}])
-    with pytest.raises(DataError, match="It records acc, grade: take one with --reward correct=acc, or add the column"):
-        credit_rollouts(file)
-    file = write_lines(tmp_path / "1.jsonl", [{**NO_VERDICT, "output": "<think>x</think> 4"}])
-    with pytest.raises(RecipeError, match="they do contain <think>"):
-        credit_rollouts(file)
 
 
 @pytest.mark.parametrize(

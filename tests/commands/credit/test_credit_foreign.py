@@ -89,10 +89,9 @@ def test_one_bad_cell_does_not_drop_the_column(cell, tmp_path):
 def test_a_column_without_numbers_is_no_reward(tmp_path):
     file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, acc=["good", "bad", 1, "good"], none=[None] * 4, score=["1"] * 4)
     assert list(read_rollouts(file).rewards) == []
-    with pytest.raises(RecipeError, match=r"--reward correct=acc: that column of .* holds no numbers; it has 'good'"):
-        credit_rollouts(file, reward={"correct": "acc"}, overrides={"layout": LAYOUT})
-    with pytest.raises(RecipeError, match=r"--reward correct=none: that column of .* is empty"):
-        credit_rollouts(file, reward={"correct": "none"}, overrides={"layout": LAYOUT})
+    for column, why in (("acc", "holds no numbers"), ("none", "is empty")):
+        with pytest.raises(RecipeError, match=why):
+            credit_rollouts(file, reward={"correct": column}, overrides={"layout": LAYOUT})
 
 
 def test_a_run_of_ours_is_cut_by_its_own_group_size_under_any_recipe(tmp_path):
@@ -160,10 +159,7 @@ def test_a_file_without_tags_is_credited_by_its_recorded_reward(tmp_path):
 
 def test_a_method_that_was_asked_for_is_not_left_out(tmp_path):
     file = verl_file(tmp_path / "1.jsonl", TAGLESS, gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
-    with pytest.raises(
-        RecipeError,
-        match=r"bae cannot be applied to .*: <reasoning> is in 0 and .* is in 0 of 4 completions; they contain no tags",
-    ):
+    with pytest.raises(RecipeError, match=r"bae cannot be applied to .*; they contain no tags"):
         credit_rollouts(file, methods=["grpo", "bae"], reward={"correct": "score"})
     with pytest.raises(RecipeError, match="'brier' reads the tag 'confidence'"):
         credit_rollouts(file, methods=["recipe"], reward={"correct": "score"}, overrides={"layout": {"all": []}})

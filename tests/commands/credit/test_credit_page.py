@@ -1,26 +1,16 @@
 """The page of `spanwise credit` is made of its files and shows what was worked out: every token under every method."""
 
-import base64
-import json
-import re
-import zlib
-
 import numpy as np
 import pytest
 
 import trl_small
-from report_pages import Page
+from report_pages import Page, data_of
 from rollouts_cases import Case, completion
 from spanwise.commands.credit.credit import credit
 from spanwise.commands.credit.page import credit_page
 from spanwise.rollouts import write_rollouts
 
 LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
-
-
-def data_of(html):
-    packed = re.search(r'class="token-data">(.*?)</script>', html, re.S)[1]
-    return json.loads(zlib.decompress(base64.b64decode(json.loads(packed)["deflate"])))
 
 
 def decoded(column, n):

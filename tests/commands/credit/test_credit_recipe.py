@@ -64,7 +64,6 @@ def test_grpo_compares_the_weighted_sum_though_the_first_reward_is_constant(tmp_
     result = credit_rollouts(tmp_path / "own.json", methods=["dr_grpo"], overrides=overrides)
     assert result.applied[0].credit.block_nk.flatten().tolist() == [-2.0, 0.0, 2.0]  # 4 acc + 1 against 3
     assert result.applied[0].dead == {"form + acc": 0.0}
-    assert result.notes[-1] == "One number for a completion is made of, in dr_grpo: form + 4 acc."
 
 
 def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):

@@ -6,10 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from test_credit_page import data_of
 
 from helpers import NAN, assert_close
-from report_pages import Page
+from report_pages import Page, data_of
 from rollout_files import quiet
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import own_shares

@@ -1,7 +1,9 @@
 """`spanwise credit` on runs: the advantages they were trained with, ours and TRL's."""
 
+import shutil
 import warnings
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 import trl_small
-from rollout_files import LAYOUT, quiet, said
+from rollout_files import LAYOUT, quiet, said, texts
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.report.report import last_rollouts
 from spanwise.commands.train.train import train
@@ -68,8 +70,7 @@ def test_a_file_of_a_run_is_known_by_its_folder(run):
         assert len(result.table) == rows
         assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae_paper:group"]
         assert result.table.has_ids
-    joined = [result.table.vocabulary.join(result.table.tokens.slice(n, n + 1).astype(np.int64))[0] for n in range(32)]
-    assert [text.decode() for text in joined] == pq.read_table(file)["text"].to_pylist()
+    assert texts(result.table) == pq.read_table(file)["text"].to_pylist()
 
 
 OWN_OBJECTIVES = [
@@ -117,21 +118,32 @@ def scripted_run(variant, folder_path):
     trl_small.tokenizer().save_pretrained(folder.path / "model")
 
 
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    """The folder of a variant's run, trained once."""
+
+    @cache
+    def folder_of(variant):
+        folder = tmp_path_factory.mktemp(variant)
+        scripted_run(variant, folder)
+        return folder
+
+    return folder_of
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, tmp_path):
-    scripted_run(variant, tmp_path)
-    result = credit_rollouts(tmp_path, methods=["recipe"])
-    assert_the_trainers_own(tmp_path, result)
-    assert (result.table.trainable == written(tmp_path, "trainable")).all()
+def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, scripted):
+    result = credit_rollouts(scripted(variant), methods=["recipe"])
+    assert_the_trainers_own(scripted(variant), result)
+    assert (result.table.trainable == written(scripted(variant), "trainable")).all()
     if variant == "truncated":
         assert int((~result.table.learned_n).sum()) == 2
 
 
 @pytest.mark.parametrize(("variant", "trained"), [("blended", "bae"), ("rlcr", "rlcr")])
-def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, tmp_path):
-    scripted_run(variant, tmp_path)
-    view, credit = last_rollouts(tmp_path, {"method": trained})
-    rows = pq.read_table(tmp_path / "rollouts" / "step_000002.parquet").to_pylist()
+def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripted):
+    view, credit = last_rollouts(scripted(variant), {"method": trained})
+    rows = pq.read_table(scripted(variant) / "rollouts" / "step_000002.parquet").to_pylist()
     assert view.methods == (trained, "grpo")
     assert [row.tokens for row in view.completions] == [
         trl_small.tokenizer().convert_ids_to_tokens(row["completion_ids"]) for row in rows
@@ -154,11 +166,11 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, tmp_pat
     assert checked > 8
 
 
-def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(tmp_path):
-    scripted_run("blended", tmp_path)
-    for file in (tmp_path / "model").glob("*"):
+def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(scripted, tmp_path):
+    shutil.copytree(scripted("blended"), tmp_path / "run")
+    for file in (tmp_path / "run" / "model").glob("*"):
         file.unlink()
-    view, credit = last_rollouts(tmp_path, {"method": "bae"})
+    view, credit = last_rollouts(tmp_path / "run", {"method": "bae"})
     assert view.methods == ("bae",)
     assert list(credit) == ["bae"]
 
@@ -230,9 +242,8 @@ def test_conversations_of_trl(tmp_path):
     assert (advantages[sampled] != 0).any()
 
 
-def test_what_the_loss_left_out_gets_nothing_from_a_method_per_token_either(tmp_path):
-    scripted_run("truncated", tmp_path)
-    result = credit_rollouts(tmp_path, methods=["reinforce++"])
+def test_what_the_loss_left_out_gets_nothing_from_a_method_per_token_either(scripted):
+    result = credit_rollouts(scripted("truncated"), methods=["reinforce++"])
     left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
     advantages = result.applied[0].advantages(result.table, 0, len(result.table))
     assert np.abs(advantages[~left_out]).max() > 0

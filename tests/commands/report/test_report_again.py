@@ -1,10 +1,8 @@
 """A report written again is the same page, and the command on it does the same again."""
 
-import base64
 import json
 import re
 import shlex
-import zlib
 from html import unescape
 
 import pyarrow as pa
@@ -15,6 +13,7 @@ import yaml
 import spanwise.commands.credit.credit as credit_module
 import spanwise.commands.fidelity.fidelity as fidelity_module
 import trl_small
+from report_pages import data_of
 from rollout_files import LAYOUT, quiet
 from spanwise import cli
 from spanwise.commands.credit.credit import credit
@@ -49,11 +48,6 @@ def rollouts(path, **extra):
     pq.write_table(pa.table(columns), path)
     tokenizer.save_pretrained(path.parent / "elsewhere")
     return path
-
-
-def data_of(html):
-    packed = re.search(r'class="token-data">(.*?)</script>', html, re.S)[1]
-    return json.loads(zlib.decompress(base64.b64decode(json.loads(packed)["deflate"])))
 
 
 def command_of(html):

@@ -6,9 +6,9 @@ import math
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_report_again import data_of
 
 import trl_small
+from report_pages import data_of
 from rollout_files import quiet
 from spanwise.commands.credit.credit import credit
 from spanwise.commands.report.report import report_folder

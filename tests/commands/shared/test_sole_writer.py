@@ -24,9 +24,7 @@ def test_a_folder_has_one_writer_until_that_process_is_gone(tmp_path):
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(
-            DataError, match=r"^Another process is writing into '.*run'; wait until it ends, end it, or give"
-        ):
+        with pytest.raises(DataError, match="Another process is writing into"):
             sole_writer(tmp_path / "run").__enter__()
         with sole_writer(tmp_path / "other"):
             pass
@@ -43,12 +41,6 @@ def test_the_ranks_of_one_training_are_one_writer(tmp_path, monkeypatch):
         monkeypatch.setenv("RANK", "1")
         with sole_writer(tmp_path):
             pass
-
-
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"The output folder '.*file/run' cannot be written: Not a directory"):
-        sole_writer(tmp_path / "file" / "run").__enter__()
 
 
 @pytest.mark.parametrize(

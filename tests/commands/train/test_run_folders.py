@@ -27,9 +27,7 @@ SMALL = {
     "steps": 2, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,
     "save_every": 1, "report": False,
 }  # fmt: skip
-pytestmark = pytest.mark.filterwarnings(
-    "ignore"
-)  # transformers about itself, the trainer about a batch that teaches nothing
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers about itself, the trainer about an idle batch
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +142,7 @@ def test_what_no_run_wrote_is_never_written_over(mine, overwrite, tmp_path):
 def test_a_run_that_is_made_from_the_one_it_would_replace_is_refused(run):
     before = files_of(run)
     hub = {"model": str(run / "model"), "dataset": "sums.jsonl", "output": str(run)}
-    with pytest.raises(
-        RecipeError, match=r"The model '.*moved/model' is part of the run in '.*moved', which --overwrite removes"
-    ):
+    with pytest.raises(RecipeError, match="is part of the run"):
         train(load(None, hub), console=Console(quiet=True), overwrite=True)
     assert files_of(run) == before
 
@@ -155,11 +151,9 @@ def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     for output in ("out", "mine", None):
+        recipe = load(None, {"model": str(first / "model"), "dataset": "nowhere.jsonl", "output": output})
         with pytest.raises(DataError, match="does not exist"):
-            train(
-                load(None, {"model": str(first / "model"), "dataset": "nowhere.jsonl", "output": output}),
-                console=Console(quiet=True),
-            )
+            train(recipe, console=Console(quiet=True))
     assert [place.name for place in tmp_path.rglob("*")] in (["mine", "runs"], ["runs", "mine"])
     assert not list((tmp_path / "mine").iterdir())
 
@@ -256,10 +250,6 @@ def test_a_moved_run_goes_on_to_the_same_end(first, run):
 
 def test_the_last_run_of_a_name_is_its_newest(first, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        DataError, match=r"There is no run 'runs/digits-bae-0-<n>' to go on with; say which one with --resume"
-    ):
-        again(resume="last")
     for number in (1, 2):
         shutil.copytree(first, tmp_path / "runs" / f"digits-bae-0-{number}")
     shutil.rmtree(tmp_path / "runs" / "digits-bae-0-2" / "checkpoints" / "checkpoint-2")
@@ -267,11 +257,6 @@ def test_the_last_run_of_a_name_is_its_newest(first, tmp_path, monkeypatch):
     again(resume="last")
     assert files_of(tmp_path / "runs" / "digits-bae-0-1") == before
     assert (tmp_path / "runs" / "digits-bae-0-2" / "checkpoints" / "checkpoint-2").is_dir()
-
-
-def test_going_on_and_replacing_are_two_things(run):
-    with pytest.raises(RecipeError, match=r"--resume goes on with a run and --overwrite replaces it; give one"):
-        again(output=str(run), resume="last", overwrite=True)
 
 
 def test_processes_that_train_together_need_one_folder(tmp_path, monkeypatch):
@@ -283,8 +268,10 @@ def test_processes_that_train_together_need_one_folder(tmp_path, monkeypatch):
 
 
 def test_a_folder_in_use_says_so_before_it_says_that_it_is_used(run):
+    before = files_of(run)
     with sole_writer(run), pytest.raises(DataError, match="Another process is writing into"):
         again(output=str(run))
+    assert files_of(run) == before
 
 
 def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):
@@ -366,8 +353,6 @@ def test_the_demo_refuses_before_it_trains(run, tmp_path):
     for choices, said in (({"method": "grpo"}, "method"), ({"output": "x"}, "output")):
         with pytest.raises(RecipeError, match=rf"The demo sets the {said} of its arms itself"):
             run_demo(DIGITS, **{**options, "choices": choices})
-    with pytest.raises(RecipeError, match=r"Give each seed once; got 1, 1"):
-        run_demo(DIGITS, **{**options, "seeds": [1, 1]})
 
 
 @pytest.mark.parametrize(("field", "option"), [("seed", "seeds"), ("output", "output")])

@@ -11,7 +11,7 @@ from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import again_command, changed
 from spanwise.commands.train.train import train
 from spanwise.engines.trl import SpanGRPOConfig
-from spanwise.errors import DataError, RecipeError
+from spanwise.errors import DataError
 from spanwise.recipe import load
 from spanwise.rollouts.folder import hidden
 
@@ -98,12 +98,6 @@ def test_a_tracker_gets_no_secret(fields, tmp_path):
     (written,) = read(str(events)).Reload().Tensors("args/text_summary")
     assert b'"max_grad_norm": 0.5' in written.tensor_proto.string_val[0]
     assert holding(tmp_path) == []
-
-
-def test_a_hidden_field_of_a_reward_is_refused():
-    judged = {"reward": "correct", "pays": ["solution"], "options": {"api_key": "<hidden>"}}
-    with pytest.raises(RecipeError, match=r"^objectives\.0\.options\.api_key is <hidden> .* Set objectives with it again"):
-        train(load(None, {**SMALL, "objectives": [judged]}), console=Console(quiet=True))
 
 
 def test_a_comparison_hands_its_runs_the_secrets_and_leaves_none(fields, tmp_path):
