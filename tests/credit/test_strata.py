@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 
 from credit_batches import PAIR, SAME, scored_batches
-from helpers import NAN, assert_close
+from helpers import NAN, assert_close, double
 from spanwise.credit import advantage, centred, group_index, moments, refine
-from spanwise.credit.baselines import precision_mean
-from spanwise.credit.strata import compare_in_strata, standardised, standardised_tokens
+from spanwise.credit.baselines import excess_variance_elsewhere, precision_mean
+from spanwise.credit.strata import check_counts, check_shapes, compare_in_strata, standardised, standardised_tokens, weighted
 from spanwise.errors import AlignmentError, RecipeError
 
 
@@ -164,3 +164,20 @@ def test_voters_may_have_any_ids():
 def test_a_scale_that_does_not_exist_is_refused():
     with pytest.raises(RecipeError, match="There is no scale 'var'"):
         centred(PAIR, SAME, scale="var")
+
+
+def test_excess_variance_elsewhere():
+    excess_s = excess_variance_elsewhere(double([9.0, 1.0, 3.0]), double([[0.5]] * 3), double([[2.0]] * 3))
+    assert_close(excess_s, [2.625, 26.625, 47.625])
+
+
+def test_a_reward_of_weight_0_adds_0_even_if_absent():
+    products_nm = weighted(torch.tensor([[1.0, NAN], [NAN, 2.0]]), torch.tensor([0.5, 0.0]))
+    assert_close(products_nm.double(), [[0.5, 0.0], [NAN, 0.0]], equal_nan=True)
+
+
+def test_sizes_that_differ_are_refused():
+    with pytest.raises(AlignmentError, match="2 rewards for 1 group ids"):
+        check_counts([1, 2], "rewards", [1], "group ids", advice="one id to each completion")
+    with pytest.raises(AlignmentError, match="reward_nt is"):
+        check_shapes(reward_nt=torch.zeros(2, 3), group_n=torch.zeros(2), value_nt=None, mask_nt=torch.zeros(2, 4))

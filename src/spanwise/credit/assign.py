@@ -145,7 +145,7 @@ def assign(
             means = [torch.where(one, token_nt.double(), 0.0).sum(dim=1) / one.sum(dim=1).clamp(min=1) for one in here]
             block_nk = torch.stack(means, dim=1)
             moved_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
-            adv_nm = moved_n.double()[:, None]  # there is no one number
+            adv_nm = moved_n.double()[:, None]  # no single reward was compared
         else:
             adv_n, comparison = ask(data, group_n.shape)
             adv_nm = adv_n.double()[:, None]
@@ -173,14 +173,14 @@ def assign(
 
 
 def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """Collect what the objectives say, under the names that methods ask for, and the outcomes that any objective is given."""
+    """Collect the objectives' fields under the names that methods ask for, and every outcome that a baseline is given."""
     names: dict[str, int] = {}
     given_k = [[names.setdefault(name, len(names)) for name in objective.outcomes] for objective in objectives]
     values = {name: scores.outcome(name).double() for name in names}
     stand_in_nm = torch.where(left_out(scores), completed(scores, objectives), torch.nan)
     by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_k[m] is None:  # what it would be under another outcome says nothing about those that it is given
+        if judged_k[m] is None:  # the reward is judged by no outcome that its baseline is given
             by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values[name][~values[name].isnan()].unique().tolist(), name)
@@ -232,11 +232,7 @@ def _ask(
 
 
 def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call a method's function with the inputs that its parameters name; the result is `Explained` if the method explains it.
-
-    Raises:
-        RecipeError: it needs something that is not there, or has no such option.
-    """
+    """Call a method's function with the inputs that its parameters name; refuse a missing input and an unknown option."""
     inputs = {**data, "group_n": group_n, "group_s": group_n}
     lacking = [name for name in chosen.required if inputs.get(name) is None]
     if lacking:
@@ -291,7 +287,7 @@ def sum_reasons(
     grouped: bool,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Return the comparison of the objectives' sum, and the objective that each reason is about."""
+    """Return the comparison of the objectives' sum with exact reasons, and with the objective that each reason is about."""
     set_n = group_n if grouped else torch.zeros_like(group_n)
     reason_n, about_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
     everyone = moments(comparison.worth_nm[:, 0], set_n)
@@ -300,7 +296,7 @@ def sum_reasons(
         still_n = torch.where(everyone.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
         reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, still_n)
     equal_n = reason_n == int(Zero.ALL_EQUAL)
-    for m in reversed(range(len(objectives))):  # a verdict on which all agree says more than an equal sum
+    for m in reversed(range(len(objectives))):  # "all right" or "all wrong" says more than "all equal"
         own = moments(scores.reward_nm[:, m], set_n)
         all_equal_n = torch.full_like(reason_n, int(Zero.ALL_EQUAL))
         verdict_n = _verdict(objectives[m], scores.reward_nm[:, m], all_equal_n, own.mean_n())
@@ -311,7 +307,7 @@ def sum_reasons(
     gone_nm = completed(scores, objectives).isnan() & weighs_m
     rank_nm = torch.where(gone_nm, missing_nm * len(objectives) + column_m, len(Zero) * len(objectives))
     first_n = rank_nm.argmin(dim=1)
-    # What is there may be credited alone (GDPO).
+    # GDPO may credit the rewards that are present although the sum is unknown.
     gone_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
     reason_n = torch.where(gone_n, missing_nm.gather(1, first_n[:, None])[:, 0], reason_n)
     return replace(comparison, reason_nm=reason_n[:, None], about_nm=torch.where(gone_n, first_n, about_n)[:, None])

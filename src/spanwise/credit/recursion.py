@@ -33,18 +33,9 @@ def lambda_advantage(
     boundary_nt: Bool[Tensor, "n t"] | None = None,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""Run the recursion of GAE (every token is a boundary) and of SAE (some tokens are).
+    """Run the backward recursion of GAE (every token is a boundary) and SAE (some tokens are); masked tokens get 0.
 
-    Equation
-        A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
-
-        One number is carried backwards, Q[k] = gamma (V[k] + lam[k] A[k]), so that A[k] = r[k] - V[k] + Q[k+1] and
-        Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1].
-        At a masked token Q[t] = r[t] + Q[t+1]: its reward moves to the trainable token before it.
-
-    In the dtype of rewards and values (half precision is computed in float32); exactly 0 at masked tokens. `boundary_nt` are the
-    tokens that open a segment (None: all), `bootstrap_n` is the value behind the last token; if it or a reward is NaN, all is 0.
-    An `alpha` takes the lambda of each completion's length instead.
+    A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
     """
     check_shapes(reward_nt=reward_nt, value_nt=value_nt, mask_nt=mask_nt, boundary_nt=boundary_nt)
     check_mask(mask_nt)
@@ -59,9 +50,11 @@ def lambda_advantage(
     exact = torch.promote_types(dtype, torch.float32)
     check_rewards(reward_nt)
     absent_n = torch.zeros(len(reward_nt), dtype=torch.bool, device=reward_nt.device)
-    if not bool(reward_nt.sum().isfinite()):  # one cheap look: only then can a reward be absent
+    if not bool(reward_nt.sum().isfinite()):  # a finite sum proves quickly that no reward is absent
         absent_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
+    # Carried backwards: Q[k] = gamma (V[k] + lam[k] A[k]), so that A[k] = r[k] - V[k] + Q[k+1] and
+    # Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1]. At a masked token Q[t] = r[t] + Q[t+1].
     ahead_n = torch.zeros(len(reward_nt), dtype=exact, device=reward_nt.device)
     if bootstrap_n is not None:
         absent_n |= bootstrap_n.isnan()

@@ -17,7 +17,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, check_know
 from spanwise.objective import Objective
 from spanwise.types import Credit, Scores, Spans, Status
 
-#: What a value of the critic is of: all that is still to come, or what each objective is still to pay.
+#: Whether the critic predicts one return, or the future reward of each objective.
 ValuesName = Literal["shared", "objective"]
 
 _ROWS = 16
@@ -57,7 +57,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """Return what a critic's values are of: as given, or "objective" if objectives pay different blocks."""
+    """Return `values`, or its default: "objective" if objectives pay different blocks, else "shared"."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -65,11 +65,7 @@ def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) 
 
 
 def stream_names(objectives: Sequence[Objective], values: ValuesName | None) -> tuple[str, ...]:
-    """Return what each value of the critic is of, in order: the return, or each objective.
-
-    >>> stream_names([Objective("correct", pays="a"), Objective("brier", pays="a")], None)
-    ('return',)
-    """
+    """Name the values of the critic, in order: the return, or one value per objective."""
     if resolved_values(objectives, values) == "shared":
         return ("return",)
     return tuple(objective.name for objective in objectives)
@@ -126,7 +122,7 @@ class Streams:
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **own}
 
     def _by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
-        """Return the values with streams as the last axis; refuse another number of values than streams."""
+        """Return the values with streams as the last axis; refuse any other number of values."""
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(f"{what} is {tuple(value.shape)} and the completions are {shape}; give one value to each.")
         value = value if value.dim() > len(shape) else value[..., None]
@@ -152,27 +148,9 @@ def reward_streams(
     values: ValuesName | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Streams:
-    r"""Lay the rewards of every objective on the tokens that a recursion with a critic runs over.
+    """Put each reward on the last trainable token e of the last block it pays, in one shared stream or one per objective.
 
-    Equation
-        end[i, m] = the last trainable token of the last block that m pays and i has; of i, if i has none of them
-        shared:     one stream, all trainable tokens;   r[i, t] = sum of weight_m r[i, m] over the m with end[i, m] = t
-        objective:  a stream per objective, the trainable tokens of the blocks it pays;   r_m[i, end[i, m]] = r[i, m]
-            where i has none of them and left out what m reads: the one token end[i, m], the decision to stop
-
-    What is left out holds what it stands for (`if_missing`). Shared, tokens of every block train, also those that nothing pays:
-    their reward is what comes after them (ordinary PPO with rewards inside). An absent reward (NaN): shared, the completion takes
-    no part, for its sum is unknown; else that stream has no token there. A reward for blocks that are not there, and not left out:
-    shared, it lies on the completion's last trainable token; else nothing is paid.
-
-    >>> scores = Scores(("a", "b"), torch.tensor([[1., -.25]]), torch.zeros(1, 2).long(), torch.full((1, 2, 2), torch.nan))
-    >>> objectives, block_nt = [Objective("correct", "a"), Objective("correct", "b", name="b")], torch.tensor([[0, 0, 1]])
-    >>> reward_streams(scores, objectives, ("a", "b"), block_nt, block_nt >= 0, values="shared").reward_snt
-    tensor([[[ 0.0000,  1.0000, -0.2500]]])
-    >>> reward_streams(scores, objectives, ("a", "b"), block_nt, block_nt >= 0).mask_snt.int()
-    tensor([[[1, 1, 0]],
-    <BLANKLINE>
-            [[0, 0, 1]]], dtype=torch.int32)
+    shared: r[i, e] = sum of weight_m r[i, m] over the m with that e;   else: r_m[i, e] = r[i, m]
     """
     check_shapes(block_nt=block_nt, mask_nt=mask_nt)
     reward_nm, weight_m, trained_nt = completed(scores, objectives), weights(objectives, scores.reward_nm), mask_nt.bool()
@@ -181,16 +159,18 @@ def reward_streams(
     paid_mnt = in_block_mk[:, block_nt.long()] & trained_nt
     ends = [last_token(paid_nt) for paid_nt in paid_mnt]
     has_nm = torch.stack([has_n for _, has_n in ends], dim=1)
+    # A completion without a paid block has its reward at its last token: the decision to stop.
     end_nm = torch.where(has_nm, torch.stack([end_n for end_n, _ in ends], dim=1), last_n[:, None])
     rows_m, names = range(len(objectives)), stream_names(objectives, values)
     if resolved_values(objectives, values) == "shared":
+        # Tokens of unpaid blocks train too: their reward comes later, as in ordinary PPO with rewards inside.
         weighted_nm = weighted(reward_nm, weight_m)
-        whole_n = ~weighted_nm.sum(dim=1).isnan()
+        whole_n = ~weighted_nm.sum(dim=1).isnan()  # with an absent reward the sum is unknown
         mask_snt, stop_sn = (trained_nt & whole_n[:, None])[None], torch.zeros_like(whole_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
         rows = (whole_n & some_n).nonzero().squeeze(1)
-        for m in rows_m:  # all that end at one token, added as a plain sum over objectives adds them
+        for m in rows_m:  # add all rewards of one token in the order of the objectives
             here_nm = end_nm[rows] == end_nm[rows, m, None]
             reward_snt[0, rows, end_nm[rows, m]] = torch.where(here_nm, weighted_nm[rows], 0.0).sum(dim=1).to(dtype)
     else:
@@ -218,11 +198,7 @@ def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
 
 
 def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """Put the reward of each completion on its last trainable token, and 0 on all others.
-
-    >>> on_last_token(torch.tensor([2.0]), torch.tensor([[True, True, False]]))
-    tensor([[0., 2., 0.]])
-    """
+    """Put the reward of each completion on its last trainable token, and 0 on all others."""
     reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
     last_n, has_n = last_token(mask_nt.bool())
     reward_nt[has_n, last_n[has_n]] = reward_n[has_n].to(reward_nt.dtype)
@@ -303,20 +279,9 @@ def spread_tokens(
     stop_n: Float[Tensor, " n"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    r"""Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread` does.
+    """Divide the advantages of tokens by the size that `per` names, so that a plain sum over tokens is the objective.
 
-    Equation
-        A[i, t] = adv[i, t] / size,   size = |T_k(i)|, |T(i)| or c by `per`
-        A[i, last] += stop[i] / size, where the last trainable token is a block of one token: size = 1, |T(i)| or c
-
-    Tokens outside every block get exactly 0; `adv_nt` may be wider than the spans by padding, all 0. `stop_n` are the advantages of
-    the decision to stop; None: there are none.
-
-    Example:
-        >>> block_nt = torch.tensor([[0, 0, -1, 1]], dtype=torch.int8)
-        >>> spans = Spans(("a", "b"), torch.tensor([[0, 3]]), torch.tensor([[2, 4]]), block_nt, torch.tensor([0]))
-        >>> spread_tokens(torch.tensor([[3., 6., 9., 3.]]), spans)
-        tensor([[1., 2., 0., 1.]])
+    A[i, t] = adv[i, t] / size,   A[i, last] += stop[i] / size,   size = |T_k(i)|, |T(i)| or c; a stop alone in its block: 1
     """
     spare = spans.block_nt.shape[1] - adv_nt.shape[1]
     if len(adv_nt) != len(spans.block_nt) or (spare < 0 and bool((adv_nt[:, spare:] != 0).any())):
@@ -415,11 +380,8 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 
 def fresh(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate memory without filling it; large arrays on the CPU come from NumPy, which asks Linux for huge pages.
-
-    Half of the time of an estimator over a large batch is the first touch of its result, page by page; with huge pages that part
-    shrinks to a tenth.
-    """
+    """Allocate memory without filling it."""
+    # NumPy asks Linux for huge pages. The first touch of a large result, half of an estimator's time, then costs a tenth.
     if device.type == "cpu" and dtype in _NUMPY:
         return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))
     return torch.empty(shape, dtype=dtype, device=device)

@@ -27,22 +27,13 @@ _Inputs = ParamSpec("_Inputs")
 
 
 def first_of(wrong: Tensor) -> list[int]:
-    """Return the indices of the first wrong entry; empty if there is none.
-
-    >>> first_of(torch.tensor([[False, False], [False, True]]))
-    [1, 1]
-    """
+    """Return the indices of the first wrong entry; empty if there is none."""
     return wrong.nonzero()[:1].flatten().tolist()
 
 
 def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "token") -> None:
-    """Refuse an infinite reward before it enters a sum or a mean; NaN is an absent reward.
-
-    >>> check_rewards(torch.tensor([1., float("nan"), float("-inf")]))
-    Traceback (most recent call last):
-    spanwise.errors.RewardError: The reward of completion 2 is -inf; a reward must be finite, or NaN where it is absent.
-    """
-    if bool(reward.sum().isfinite()):  # one cheap look: a sum is finite only if no member is NaN or infinite
+    """Refuse an infinite reward before it enters a sum or a mean; NaN is an absent reward."""
+    if bool(reward.sum().isfinite()):  # a finite sum proves quickly that no member is NaN or infinite
         return
     if first := first_of(reward.isinf()):
         place = f" at {column} {first[1]}" if len(first) > 1 else ""
@@ -53,34 +44,19 @@ def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "tok
 
 
 def check_mask(mask_nt: Tensor) -> None:
-    """Refuse a mask that is not boolean; 0 and 1 would be read as indices.
-
-    >>> check_mask(torch.tensor([[1, 0]]))
-    Traceback (most recent call last):
-    spanwise.errors.AlignmentError: mask_nt holds torch.int64; a mask is boolean, pass mask_nt.bool().
-    """
+    """Refuse a mask that is not boolean; 0 and 1 would be read as indices."""
     if mask_nt.dtype != torch.bool:
         raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
 
 
 def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: str) -> None:
-    """Refuse two lists or tensors of different lengths.
-
-    >>> check_counts([1, 2], "rewards", [1], "group ids", advice="one id to each completion")
-    Traceback (most recent call last):
-    spanwise.errors.AlignmentError: There are 2 rewards for 1 group ids; give one id to each completion.
-    """
+    """Refuse two lists or tensors of different lengths."""
     if len(things) != len(others):
         raise AlignmentError(f"There are {len(things)} {what} for {len(others)} {of}; give {advice}.")
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Refuse tensors whose sizes differ from the first one's, along the indices in their names; None is skipped.
-
-    >>> check_shapes(reward_nt=torch.zeros(2, 3), group_n=torch.zeros(2), value_nt=None, mask_nt=torch.zeros(2, 4))
-    Traceback (most recent call last):
-    spanwise.errors.AlignmentError: reward_nt is (2, 3) but mask_nt is (2, 4).
-    """
+    """Refuse tensors whose sizes differ from the first tensor's, along the indices in their names; None is skipped."""
     (first, like), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in others:
         shared = sum(map(eq, first.rpartition("_")[2], name.rpartition("_")[2]))
@@ -152,7 +128,7 @@ def comparison_of(
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
 ) -> Comparison:
-    """Build the comparison of one column; there is no baseline for a lone completion, nor if the divisor is NaN."""
+    """Build the comparison of one column; a lone completion or a NaN divisor has no baseline."""
     nothing_n = torch.zeros_like(worth_n, dtype=torch.long)
     known_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(nothing_n, int(Zero.NO_SCALE))
@@ -191,12 +167,7 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
 
 
 def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> Float[Tensor, "n m"]:
-    """Multiply rewards by their weights; a reward of weight 0 adds 0 even if it is absent (NaN).
-
-    >>> weighted(torch.tensor([[1.0, torch.nan], [torch.nan, 2.0]]), torch.tensor([0.5, 0.0]))
-    tensor([[0.5000, 0.0000],
-            [   nan, 0.0000]])
-    """
+    """Multiply rewards by their weights; a reward of weight 0 adds 0 even if it is absent (NaN)."""
     return torch.where(weight_m == 0, 0.0, reward_nm * weight_m)
 
 
@@ -208,11 +179,7 @@ def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | 
 
 
 def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
-    """Return outcomes as columns; a vector becomes one column.
-
-    >>> as_columns(torch.zeros(3)).shape
-    torch.Size([3, 1])
-    """
+    """Return outcomes as columns; a vector becomes one column."""
     return outcome_no[:, None] if outcome_no.dim() == 1 else outcome_no
 
 
@@ -233,47 +200,32 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     for column, outcome_n in enumerate(as_columns(outcome_no).T):
         known_n = known_n & ~outcome_n.isnan()
         values, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        dense_n = group_index(stratum_n) if column else stratum_n  # or the ids of many outcomes grow out of bounds
+        dense_n = group_index(stratum_n) if column else stratum_n  # keeps the ids of many outcomes small
         stratum_n = dense_n * len(values) + outcome_id_n
     return torch.where(known_n, stratum_n, -1)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """First and second moments of a value inside each stratum, and where each completion stands.
+    """The count, mean and sum of squared deviations of a value in each stratum, and the stratum of each completion."""
 
-    Attributes:
-        stratum_n: stratum of each completion, also of those whose value is absent; -1 where it has no stratum.
-        member_n: whether the value is present and in a stratum.
-        deviation_n: value minus the mean of its stratum; exactly 0 in a constant stratum and at non-members.
-        count_s, mean_s, square_s: members, mean and sum of squared deviations of each stratum (0, NaN and 0 where it is empty).
-
-    Example:
-        >>> found = moments(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]))
-        >>> found.mean_n().tolist(), found.count_n().tolist(), found.deviation_n.tolist()
-        ([2.0, 2.0, 5.0], [2.0, 2.0, 1.0], [-1.0, 1.0, 0.0])
-    """
-
-    stratum_n: Int[Tensor, " n"]
-    member_n: Bool[Tensor, " n"]
-    deviation_n: Float[Tensor, " n"]
+    stratum_n: Int[Tensor, " n"]  # of completions with an absent value too; -1: no stratum
+    member_n: Bool[Tensor, " n"]  # the value is present and in a stratum
+    deviation_n: Float[Tensor, " n"]  # value minus the stratum's mean; exactly 0 in a constant stratum and at non-members
     count_s: Float[Tensor, " s"]
     mean_s: Float[Tensor, " s"]
-    square_s: Float[Tensor, " s"]
+    square_s: Float[Tensor, " s"]  # sum of squared deviations; an empty stratum has count 0, mean NaN, square 0
 
     def count_n(self) -> Float[Tensor, " n"]:
-        """Members of each completion's stratum; 0 where it has none."""
+        """The number of members of each completion's stratum; 0 if it has no stratum."""
         return self.look_up(self.count_s, 0.0)
 
     def mean_n(self) -> Float[Tensor, " n"]:
-        """Mean of each completion's stratum, itself included; NaN where the stratum has no member."""
+        """The mean of each completion's stratum, itself included; NaN if the stratum has no member."""
         return self.look_up(self.mean_s, torch.nan)
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
-        """Standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 where that is undefined.
-
-        `stand_in_n`, where it is a number, stands for an absent value: it counts, with its distance from the mean of the members.
-        """
+        """The standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 if that is undefined."""
         count_s, square_s = self.count_s, self.square_s
         if stand_in_n is not None:
             joins_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
@@ -285,7 +237,7 @@ class Moments:
         return self.look_up(std_s, 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
-        """Whether the members of each completion's stratum are all equal; True where there are none."""
+        """Whether the members of each completion's stratum are all equal; True if there are none."""
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
@@ -293,7 +245,7 @@ class Moments:
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
-        """Variance inside the *other* strata, sum of squares over sum of (count - 1); NaN if none of them has two members."""
+        """The variance inside the other strata, sum of squares over sum of (count - 1); NaN without two members."""
         free_s = (self.count_s - 1).clamp(min=0.0)
         free_s, square_s = free_s.sum() - free_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
         return torch.where(free_s > 0, square_s / free_s.clamp(min=1.0), torch.nan)
@@ -431,7 +383,7 @@ def _votes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Count the voters of each row's stratum, average their means, and subtract the mean that a row is compared with."""
     ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    own = moments(value_n, ballot_n)  # of each voter
+    own = moments(value_n, ballot_n)  # one mean per voter
     stratum_u = torch.full((len(own.count_s),), -1, dtype=torch.long, device=value_n.device)
     placed_n = own.stratum_n >= 0
     stratum_u[own.stratum_n[placed_n]] = stratum_n[placed_n].long()
@@ -450,16 +402,9 @@ def standardised(
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    r"""Standardise values over the whole batch with weights; return the results, the mean and the divisor.
+    """Standardise values over the batch with weights; return results, mean and divisor; a constant batch gives 0.
 
-    Equation
-        A[i] = (v[i] - mean v if shift else v[i]) / divisor,  var = sum w (v - mean)^2 / (sum w - ddof)
-        divisor = std + eps (eps_at "std"), sqrt(var + eps) ("variance") or sqrt(max(var, eps)) ("floor")
-
-    Absent values and values without weight take no part and give 0; so does a constant batch, whose divisor is 0.
-
-    >>> standardised(torch.tensor([1., 3.]), weight_n=torch.tensor([3., 1.]), ddof=0)[0]
-    tensor([-0.5774,  1.7321], dtype=torch.float64)
+    A[i] = (v[i] - mean v if shift else v[i]) / (std + eps, sqrt(var + eps) or sqrt(max(var, eps)) by `eps_at`)
     """
     weight_n = torch.ones_like(value_n) if weight_n is None else weight_n
     member_n = ~value_n.isnan() & (weight_n > 0)
@@ -483,15 +428,7 @@ def standardised_tokens(
     eps_at: EpsAt = "variance",
     in_place: bool = False,
 ) -> Float[Tensor, "n t"]:
-    """Standardise the values of all tokens of the mask together; exactly 0 elsewhere, where no value is read.
-
-    As `standardised`, with every token counted once. Moments in float64, the result in the dtype of `value_nt`, and in its
-    memory if `in_place`.
-
-    >>> standardised_tokens(torch.tensor([[1., 9.], [0., 0.]]), torch.tensor([[True, False], [True, True]]), ddof=0)
-    tensor([[ 1.4142,  0.0000],
-            [-0.7071, -0.7071]])
-    """
+    """Standardise the values of all tokens of the mask together, in float64; every other token gets exactly 0."""
     mean, square, total = _token_moments(value_nt, mask_nt)
     divisor = _divisor(square, total, ddof, eps, eps_at)
     whitened_nt = value_nt if in_place else value_nt.clone()
@@ -511,7 +448,7 @@ def _token_moments(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int
         count = int(torch.count_nonzero(mask))
         if count == 0:
             continue
-        if total == 0:  # from the first value on: the deviations of a constant batch are exactly 0
+        if total == 0:  # deviations from the first value are exactly 0 in a constant batch
             mean = float(value.flatten()[mask.flatten().int().argmax()])
         above = torch.where(mask, value, zero).double().sub_(mean).masked_fill_(~mask, 0.0).flatten()
         sum_above = float(above.sum())

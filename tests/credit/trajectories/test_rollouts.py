@@ -16,6 +16,7 @@ from spanwise.credit import (
     split_turns,
     spread,
 )
+from spanwise.credit.trajectories.rollouts import timeline
 from spanwise.pipeline import Reading, credit_batch, metrics
 from spanwise.types import Zero
 
@@ -376,3 +377,11 @@ def test_credit_takes_its_shares_along():
     found = turns([[1, 0]], [0, 0], [0, 1], [0, 0], [Objective("correct", pays="call")])
     assert isinstance(found, Credit)
     assert found.take(torch.tensor([1])).length_nk.tolist() == [[2, 1]]
+
+
+def test_a_timeline_sums_to_the_end_and_reads_outcomes():
+    times = timeline(torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0]))
+    assert times.backward_sum(torch.tensor([1.0, 2.0, 3.0]), decay=0.5).tolist() == [2.0, 2.0, 3.0]  # 1 + .5 x 2
+    reward_s = torch.tensor([1.0, 5.0, 2.0])
+    assert times.outcome(reward_s, "last").tolist() == [5.0, 2.0]
+    assert times.outcome(reward_s, "sum").tolist() == [6.0, 2.0]

@@ -105,7 +105,7 @@ def gigpo(
 
 
 def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
-    group_n = group_index(group_n)  # ids of any sign
+    group_n = group_index(group_n)  # ids may be negative
     advantage_n = centred(reward_n, group_n, **options)
     if singleton == "zero":
         return advantage_n
@@ -115,23 +115,15 @@ def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -
 
 
 def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
-    """Put the rows of one prompt that stand in the same state into one stratum; -1 for a row whose state is not known (None).
-
-    With a `similarity` states are texts: row by row, one joins the first stratum whose first member it resembles by `difflib`, or
-    else opens a stratum of its own. This is the one place where the order of rows matters.
-
-    >>> anchor_groups(torch.tensor([0, 0, 0, 1]), ["door", "key", "door", "door"])
-    tensor([0, 1, 0, 2])
-    >>> anchor_groups(torch.tensor([0, 0, 0]), ["a red door", "a key", "a red door."], similarity=0.9)
-    tensor([0, 1, 0])
-    """
+    """Number the states of each prompt; -1 is an unknown state (None). With a `similarity` texts need not be equal."""
     check_counts(anchor_s, "anchor states", group_s, "prompt ids", advice="one of each to every row")
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity={similarity} must lie between 0 and 1; use None to compare states exactly.")
     states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)
     places: list[Any] = list(zip(group_s.tolist(), states, strict=True))
+    # Each text joins the first state whose first text it resembles, so here the order of rows matters.
     firsts: dict[int, list[SequenceMatcher]] = {}
-    numbers: dict[tuple[int, Any], int] = {}  # a text met before goes where it went before
+    numbers: dict[tuple[int, Any], int] = {}  # the number of every text seen so far
     for row, (prompt, state) in enumerate(places):
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
             advice = "which cannot be compared by equality; turn it into a string or a tuple"

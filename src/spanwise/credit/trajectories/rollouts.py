@@ -28,23 +28,12 @@ OutcomeName = Literal["last", "sum"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The place of each row in its trajectory.
+    """The place of each row in its trajectory."""
 
-    Attributes:
-        index_s: dense trajectory of each row, 0..J-1 in the order of `trajectory_s.unique()`.
-        next_s: the row that holds the next step of the same trajectory; -1 at its last step.
-        left_s: how many steps of the trajectory come after this one.
-        names: what messages call the trajectory of each row.
-
-    >>> times = timeline(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
-    >>> times.backward_sum(torch.tensor([1.0, 2.0, 3.0]), decay=0.5).tolist()  # 1 + .5 x 2, 2, 3
-    [2.0, 2.0, 3.0]
-    """
-
-    index_s: Int[Tensor, " s"]
-    next_s: Int[Tensor, " s"]
-    left_s: Int[Tensor, " s"]
-    names: Sequence[Hashable]
+    index_s: Int[Tensor, " s"]  # dense trajectory number, in the order of `trajectory_s.unique()`
+    next_s: Int[Tensor, " s"]  # row of the trajectory's next step; -1 at its last step
+    left_s: Int[Tensor, " s"]  # how many steps of the trajectory are left
+    names: Sequence[Hashable]  # what error messages call each row's trajectory
 
     @property
     def last_j(self) -> Int[Tensor, " j"]:
@@ -74,12 +63,7 @@ class Timeline:
         return total_j.index_add(0, self.index_s, value_s.long())
 
     def outcome(self, reward_s: Float[Tensor, " s"], reward: OutcomeName) -> Float[Tensor, " j"]:
-        """Return the reward of each trajectory's last step, or the sum over its steps.
-
-        >>> times, reward_s = timeline(torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0])), torch.tensor([1.0, 5.0, 2.0])
-        >>> times.outcome(reward_s, "last"), times.outcome(reward_s, "sum")
-        (tensor([5., 2.], dtype=torch.float64), tensor([6., 2.], dtype=torch.float64))
-        """
+        """Return the reward of each trajectory's last step, or the sum over its steps."""
         check_known("trajectory reward", reward, ("last", "sum"))
         return reward_s[self.last_j].double() if reward == "last" else self.totals(reward_s)
 
@@ -108,10 +92,7 @@ def timeline(
     step_s: Int[Tensor, " s"],
     **rows: Float[Tensor, " s"] | Int[Tensor, " s"],
 ) -> Timeline:
-    """Order the rows of each trajectory, known by ids of any kind, by their step number, which may have gaps and start anywhere.
-
-    `rows` are the rewards and prompts of the rows (`reward_s`, `group_s`); other numbers of them and infinite rewards are refused.
-    """
+    """Order the rows of each trajectory by step number, with gaps allowed; refuse infinite rewards and uneven `rows`."""
     if rows and isinstance(trajectory_s, Tensor):
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
@@ -205,7 +186,7 @@ def assign_turns(
         data |= {"trajectory_s": line.index_s, "step_s": step_s}
         at_turns = _step_scores(scores, line, objectives)
         credit = assign(at_turns, group_s, present_sk, objectives=objectives, inputs=data, **rule)
-        # A step gets nothing because of what its rollout is worth.
+        # The rollout's advantage is the reason if a step gets 0.
         at_rollouts = _rollout_scores(scores, line, objectives, add_turns=True)
         whole = compare_in_strata(summed(at_rollouts, objectives), group_j).comparison
         whole = sum_reasons(whole, at_rollouts, objectives, group_j, grouped=True, truncated_n=cut_j).take(line.index_s)
@@ -218,7 +199,7 @@ def assign_turns(
         data = {"length_n": length_jk.sum(dim=1), "truncated_n": cut_j}
         credit = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
         credit, filled_s = credit.take(line.index_s), length_sk.sum(dim=1) > 0
-        last_s = torch.zeros_like(filled_s).index_fill(0, line.last_with(filled_s), True) & filled_s  # decides to stop
+        last_s = torch.zeros_like(filled_s).index_fill(0, line.last_with(filled_s), True) & filled_s  # its decision to stop
         credit = replace(
             credit,
             block_nk=torch.where(present_sk, credit.block_nk, 0.0),
@@ -226,7 +207,7 @@ def assign_turns(
             count_m=torch.full(turn_m.shape, len(group_j)),
         )
         if bool(turn_m.any()):
-            shared = at_rollouts.take(line.index_s)  # a fact of the rollout may be asked for at each of its turns
+            shared = at_rollouts.take(line.index_s)  # an objective of a turn may be given an outcome of the rollout
             wide = {name: turn_m.view(-1, *(1 for _ in table.shape[2:])) for name, table in _tables(scores).items()}
             own_tables = {name: torch.where(m, getattr(scores, name), getattr(shared, name)) for name, m in wide.items()}
             at_turns = replace(shared, **own_tables)
@@ -263,7 +244,7 @@ def _added(rollouts: Credit, turns: Credit, turn_m: Bool[Tensor, " m"]) -> Credi
 
 
 def _weighing(objectives: Sequence[Objective], kept_m: Tensor) -> list[Objective]:
-    """Return the objectives, with weight 0 for those that are not kept."""
+    """Return the objectives, with weight 0 for each that `kept_m` leaves out."""
     return [o if kept else replace(o, weight=0.0) for o, kept in zip(objectives, kept_m.tolist(), strict=True)]
 
 
@@ -279,7 +260,9 @@ def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objecti
             here_s = ~(_not_here(scores)[:, m] & value_s.isnan())
             total_j, here_j = line.totals(torch.where(here_s, value_s, 0.0)), line.added(here_s) > 0
             taken["reward_nm"][:, m] = torch.where(here_j, total_j, taken["reward_nm"][:, m])
-            failed_j = scores.status_nm[line.last_with(here_s & value_s.isnan()), m]  # no sum knows what failed in one turn
+            failed_j = scores.status_nm[
+                line.last_with(here_s & value_s.isnan()), m
+            ]  # the sum would hide the failure of one turn
             status_j = torch.where(total_j.isnan(), failed_j, int(Status.OK))
             taken["status_nm"][:, m] = torch.where(here_j, status_j, taken["status_nm"][:, m])
     outcome_jo = None
@@ -297,7 +280,7 @@ def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]
         if objective.scope == "rollout":
             row_s = line.last_with(~gone_sm[:, m])[line.index_s]
             value_sm[:, m], status_sm[:, m] = torch.where(last_s, stand_s[row_s], 0.0), status_sm[row_s, m]
-        else:  # where no turn has it, the last one says so
+        else:  # if no turn has the reward, it is absent at the last turn
             silent_s = gone_sm[:, m] & (stand_s.isnan() | (objective.scope is None))
             some_s = (line.added(~silent_s) > 0)[line.index_s]
             value_sm[:, m] = torch.where(silent_s & (some_s | ~last_s), 0.0, stand_s)
@@ -324,24 +307,13 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Restore a reward that was set aside because its turn has no paid block, if the rollout has one.
-
-    Where rows are turns, the completion is the whole rollout: its outcome may stand at a last turn that says goodbye, and the block
-    that it pays in the turn before. `scope` is that of objectives that name none; those of a turn keep to their turn.
-
-    >>> nan = torch.nan
-    >>> scores = Scores(("won",), torch.full((3, 1), nan).double(), torch.ones(3, 1).to(torch.int8),
-    ...                 torch.full((3, 1, 2), nan).double(), unused_nm=torch.tensor([[nan], [1.], [0.]]).double())
-    >>> present_sk, trajectory_s = torch.tensor([[True], [False], [False]]), torch.tensor([0, 0, 1])
-    >>> won = Objective("correct", name="won", pays="all")
-    >>> keep_for_rollouts(scores, present_sk, trajectory_s, objectives=[won], block_names=["all"]).reward_nm.flatten()
-    tensor([nan, 1., nan], dtype=torch.float64)
-    """
+    """Restore a reward that was set aside because its turn has no paid block, if another turn of the rollout has one."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
     line, device = timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device
     whole_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
     paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & whole_m
+    # The outcome may be recorded at a last turn that only says goodbye, after the turn that wrote the block.
     back_sm = ~scores.unused_nm.isnan() & (line.added(paid_sm) > 0)[line.index_s]
     return replace(
         scores,

@@ -68,34 +68,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Branch:
-    """The turns of one trajectory that are trained as one sequence.
+    """The turns of one trajectory that are trained as one sequence; what an earlier branch trained is part of the prompt."""
 
-    Every turn is in exactly one branch. What a branch shares with an earlier one is its prompt, so that a sampled token trains once
-    and is context everywhere else.
-
-    Attributes:
-        turns: positions of the turns, each the next one's parent.
-        prompt_ids: all that stands before the first of them.
-        response_ids: the rest, with the observations between the turns.
-        mask: 1 at each token that the model sampled.
-        turn: position of the turn that each response token came with; -1 at an observation from between two turns.
-        per_token: as in `Turn`; 0 at observations from between two turns, NaN at the tokens of a turn without such an entry.
-
-    Example:
-        The second turn goes on from the first and sees one token more, 5.
-
-        >>> turns = (Turn([1, 2], [3, 4], [1, 1]), Turn([5], [6], [1], parent=0))
-        >>> (branch,) = Trajectory("a", "q", turns).branches()
-        >>> branch.prompt_ids, branch.response_ids, branch.mask, branch.turn
-        ((1, 2), (3, 4, 5, 6), (1, 1, 0, 1), (0, 0, -1, 1))
-    """
-
-    turns: tuple[int, ...]
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    mask: tuple[int, ...]
-    turn: tuple[int, ...]
-    per_token: Mapping[str, tuple[float, ...]]
+    turns: tuple[int, ...]  # positions of the turns; each is the parent of the next
+    prompt_ids: tuple[int, ...]  # every token before the first turn's response
+    response_ids: tuple[int, ...]  # the responses, and the observations between them
+    mask: tuple[int, ...]  # 1 at each token that the model sampled
+    turn: tuple[int, ...]  # the turn of each response token; -1 at observations
+    per_token: Mapping[str, tuple[float, ...]]  # as in `Turn`; 0 at observations, NaN in turns without the entry
 
 
 @dataclass(frozen=True)
@@ -205,7 +185,7 @@ class Trajectory:
         return (*(i for turn in before for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _path(self, t: int, taken: Collection[int] = ()) -> list[int]:
-        """Return the turns that lead to turn t, and turn t, after the last one that is taken."""
+        """Return the turns that lead to turn t and turn t itself, without the turns up to the last taken turn."""
         path: list[int] = []
         at: int | None = t
         while at is not None and at not in taken:
