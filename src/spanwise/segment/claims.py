@@ -16,9 +16,9 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-#: What a part says: its bytes [start, end), or the text where that is spelled otherwise.
+#: The text of a part: its bytes [start, end), or the text itself if escapes spell it otherwise.
 Inner = tuple[int, int] | bytes
-#: What a finder sees: a mark, the first byte of what it matches, the byte after its last one, and what it says.
+#: One match of a finder: the mark, its first byte, the byte after its last one, and the text of the part.
 Match = tuple[str, int, int, Inner | None]
 
 
@@ -90,7 +90,7 @@ class Found(NamedTuple):
     fault: int = 0
 
 
-#: What a registered segmenter makes of its parts: the finder of one layout.
+#: A function that finds the parts of one layout; a registered segmenter returns it.
 Finder = Callable[[Sample], Found]
 
 
@@ -126,24 +126,17 @@ class Segmenter:
     opens: Callable[[str], Sequence[str]] | None = None
 
 
-#: Every segmenter by name; `spanwise.testing.check_segmenter` says what one must do.
+#: Every segmenter by name; `spanwise.testing.check_segmenter` tests a segmenter.
 SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), group="spanwise.segmenters", entry=Segmenter)
 
 
 class Pieces(NamedTuple):
-    """One completion, cut into pieces that each belong to a block.
+    """One completion, cut into pieces that each belong to a block."""
 
-    Attributes:
-        blocks: the block of each piece; a block may have several.
-        starts: the first byte of each piece; the first one starts at 0, each ends where the next one starts.
-        fault: `Fault` bits.
-        contents: what each (block, key) says that says something complete, see `Claim.inner`.
-    """
-
-    blocks: tuple[int, ...]
-    starts: tuple[int, ...]
-    fault: int
-    contents: Mapping[tuple[int, str], Inner]
+    blocks: tuple[int, ...]  # the block of each piece; a block may have several pieces
+    starts: tuple[int, ...]  # the first byte of each piece; each piece ends where the next one starts
+    fault: int  # `Fault` bits
+    contents: Mapping[tuple[int, str], Inner]  # the text of each (block, key) that is complete, see `Claim.inner`
 
 
 def taken(
@@ -180,17 +173,14 @@ def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]
 
 
 def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
-    """Cut a completion into pieces by the claims on it.
-
-    A claim inside another one takes its bytes out of it. Of two that overlap in part the one that begins first has its bytes, and
-    the other is not there, with the fault NESTED. What nobody claims is the rest; without a block for it a piece runs on to the
-    next one, and the first begins at byte 0.
-    """
+    """Cut a completion into pieces by the claims on it."""
     fault, claims = 0, []
     for one in found:
         fault |= one.fault
         claims += one.claims
-    claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))  # the outer one first
+    claims.sort(
+        key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop)
+    )  # the outer claim first
     pieces, kept = _carved(claims, layout.rest, size)
     if len(kept) < len(claims):
         fault |= Fault.NESTED
@@ -198,7 +188,7 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
         fault |= Fault.MISSING
     contents = {(claim.part.block, claim.part.key): claim.inner for claim in kept if claim.inner is not None}
     pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
-    # Of several pieces at one byte the last one has it.
+    # If several pieces start at one byte, the last piece has it. Bytes of no claim belong to the rest, or to the block before them.
     block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *pieces]) if block != before}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
@@ -221,7 +211,7 @@ def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> tuple[list[
         stop = next(open_ends) if claim.stop is None else claim.stop
         close(claim.start)
         least = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
-        if least <= stack[-1][0]:  # else it reaches past what it begins in
+        if least <= stack[-1][0]:  # otherwise it overlaps the claim around it in part, and that claim began first
             pieces.append((claim.start, claim.part.block))
             stack.append((min(stop, stack[-1][0]), claim.part.block))
             kept.append(claim)

@@ -24,7 +24,7 @@ from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Finder, Found, Match, Sample, taken
 
-#: Where the units of a completion begin, in bytes and in order; each ends where the next one begins.
+#: Returns the bytes where the units of a completion begin, in order; each unit ends where the next one begins.
 _Starts = Callable[[Sample], Iterable[int]]
 
 _TEXT = re.compile(rb"[^\s]")
@@ -42,7 +42,7 @@ _SENTENCE = re.compile(
 )
 _WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
 _SHORT = re.compile(rf"\b(?:{'|'.join(map(re.escape, _WORDS))})\.\Z".encode())
-# At most three spaces may stand before a step: what is indented further is a list inside one. The numbers themselves are not read.
+# At most three spaces may stand before a step: a list indented further lies inside a step. The numbers themselves are not read.
 # `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with spaces, a
 # number and no further letter; of `#` there are up to six and then spaces.
 _STEP = re.compile(
@@ -51,7 +51,7 @@ _STEP = re.compile(
 
 
 def _in_a_row(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Finder:
-    """A finder of units; `trimmed`: they say their text without the white space around it."""
+    """Return a finder of units; with `trimmed` their text has no white space around it."""
 
     def find(sample: Sample) -> Found:
         text, units = sample.text, list[Match]()
@@ -67,7 +67,7 @@ def _in_a_row(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Fi
 
 
 def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
-    """Refuse a mark where a segmenter takes none; a block of a list is marked by its own name."""
+    """Refuse a mark for a segmenter that takes none; a block of a list is marked by its own name."""
     for part in parts:
         name, own = layout.names[part.block], part.mark
         if own and name not in (own, own.replace(EACH, f"[{part.index}]", 1)):
@@ -78,7 +78,7 @@ def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
 
 
 def _unmarked(starts_of: _Starts, *, trimmed: bool = True) -> Callable[..., Finder]:
-    """The segmenter of some units that takes no mark."""
+    """Return a segmenter without marks that finds some units."""
 
     def units(parts: Sequence[Part], *, layout: Layout) -> Finder:
         check_no_mark(parts, layout)
@@ -88,19 +88,15 @@ def _unmarked(starts_of: _Starts, *, trimmed: bool = True) -> Callable[..., Find
 
 
 def _after(ends: re.Pattern[bytes]) -> _Starts:
-    """Where units begin that end after a pattern."""
+    """Return a function that starts a unit after each match of a pattern."""
     return lambda sample: [0, *(match.end() for match in ends.finditer(sample.text))]
 
 
 def _sentence_starts(sample: Sample) -> list[int]:
-    """Where sentences begin.
-
-    One ends after `.`, `!`, `?`, U+2026 or a run of these, before white space and no small letter a to z. Closing quotes and
-    brackets belong to it, and then the white space. A full stop after the word Dr, Mr, Mrs, Ms, Prof, St, vs, cf, Fig, Eq, Sec,
-    No, e.g, i.e or approx ends none, with whatever signs follow it, nor does one after a number of up to three digits that begins
-    its line; a decimal point has no white space after it. The CJK signs end one without white space, and a line of white space
-    alone always does.
-    """
+    """Return the bytes where sentences begin."""
+    # A sentence ends after a run of `.`, `!`, `?` or U+2026, before white space and no small letter a to z. Closing quotes and
+    # brackets belong to it, and then the white space. Signs after a short word (see _SHORT) or after a number of up to three digits
+    # that begins its line do not end it. CJK signs need no white space after them. An empty line always ends a sentence.
     text, starts = sample.text, [0]
     for match in _SENTENCE.finditer(text):
         at = match.start()
@@ -123,7 +119,7 @@ def _ends_none(text: bytes, at: int) -> bool:
 
 
 def _after_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
-    """Where runs begin, by the numbers of their first tokens."""
+    """Return a function that starts a unit at each of some token numbers."""
 
     def starts_of(sample: Sample) -> list[int]:
         firsts = cuts_of(sample)
@@ -136,7 +132,7 @@ register("lines", kind="segmenter")(_unmarked(_after(_LINE)))
 register("paragraphs", kind="segmenter")(_unmarked(_after(_PARAGRAPH)))
 register("sentences", kind="segmenter")(_unmarked(_sentence_starts))
 register("steps", kind="segmenter")(_unmarked(lambda sample: [match.start() for match in _STEP.finditer(sample.text)]))
-# Where trainable tokens go on after masked ones (tool output), which only to this segmenter are not as if deleted.
+# Only this segmenter sees masked tokens (tool output): a turn begins after them.
 _TURNS = _after_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1)
 register("turns", kind="segmenter")(_unmarked(_TURNS, trimmed=False))
 
@@ -175,7 +171,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _one_mark(parts: Sequence[Part]) -> str:
-    """The mark of all parts: a completion is cut in one way."""
+    """Return the mark of all parts; refuse several marks, because a completion is cut in one way."""
     other = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other is not None:
         raise LayoutError(
@@ -185,7 +181,7 @@ def _one_mark(parts: Sequence[Part]) -> str:
 
 
 def _number(written: str, parts: Sequence[Part], *, example: str, share: bool = False) -> int | float:
-    """The number in a mark: a whole one from 1 on, or a share above 0 and up to 1."""
+    """Return the number in a mark: a whole number from 1 on, or a share above 0 and up to 1."""
     wanted = "a probability above 0 and up to 1" if share else "a whole number of tokens from 1 on"
     try:
         value = float(written) if share else int(written) if written.isascii() and written.isdecimal() else 0
