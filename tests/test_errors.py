@@ -14,7 +14,17 @@ import trl_small
 from spanwise import errors
 from spanwise.commands.shared.folder import read_fields
 from spanwise.credit import grpo, method
-from spanwise.errors import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError
+from spanwise.errors import (
+    AlignmentError,
+    DataError,
+    DivergedError,
+    LayoutError,
+    RecipeError,
+    RewardError,
+    SpanwiseError,
+    lacking,
+    unknown,
+)
 from spanwise.layout import Layout
 from spanwise.recipe import load
 
@@ -84,3 +94,18 @@ def requires_of(name):
         return requires(name) or []
     except PackageNotFoundError:  # for another system
         return []
+
+
+def test_an_unknown_name_has_the_nearest_names():
+    assert unknown("method", "bea", ["bae", "grpo"]) == "There is no method 'bea'. Did you mean 'bae'? Known: bae, grpo."
+    sizes = [f"size{n}" for n in range(100)]
+    closest = "There is no option 'size_12'. Did you mean 'size12'? Of 100 the closest are: size12, size2, size1."
+    assert unknown("option", "size_12", sizes) == closest
+
+
+def test_a_lacking_package_names_its_extra():
+    scipy = lacking("spanwise.measure", ModuleNotFoundError(name="scipy.stats"))
+    assert "pip install 'spanwise[measure]'" in str(scipy)
+    foreign = lacking("this command", ModuleNotFoundError(name="my_rewards"), extra="train")
+    assert "'my_rewards'" in str(foreign)
+    assert "pip install" not in str(foreign)

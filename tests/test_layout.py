@@ -3,7 +3,7 @@
 import pytest
 
 from spanwise.errors import LayoutError, RecipeError
-from spanwise.layout import Layout
+from spanwise.layout import Layout, any_index, together
 
 
 def test_layout_sentences():
@@ -48,3 +48,9 @@ def test_an_unknown_segmenter_is_refused_where_it_is_written():
 def test_a_layout_that_cannot_work_is_refused(unchecked_shapes, blocks, prefilled, said):
     with pytest.raises(LayoutError, match=said):
         Layout(blocks, prefilled=prefilled)
+
+
+def test_columns_of_a_repeated_block_are_collected():
+    assert any_index("equals.items[3].price") == "equals.items[*].price"
+    columns = {"total": 5, "items[0].price": 1, "items[1].price": 2}
+    assert together(columns) == {"total": [5], "items[*].price": [1, 2]}

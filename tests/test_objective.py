@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spanwise.errors import RecipeError
-from spanwise.objective import Objective, function_name
+from spanwise.objective import Objective, function_name, hidden_names
 
 
 def solved(text, *, columns):
@@ -110,3 +110,8 @@ def test_what_a_field_cannot_mean_is_refused_with_what_to_write(unchecked_shapes
 
 def test_any_real_number_is_a_weight(unchecked_shapes):
     assert Objective("correct", pays="a", weight=Fraction(1, 4)).weight == 0.25
+
+
+def test_hidden_names_are_the_places_of_secrets():
+    settings = {"objectives": [{"options": {"api_key": "<hidden>"}}]}
+    assert hidden_names(settings) == ["objectives.0.options.api_key"]

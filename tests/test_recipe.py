@@ -259,3 +259,9 @@ def test_limits_that_make_no_sense(fields, sentence):
 def test_limits_that_nobody_would_hear_of():
     with pytest.raises(RecipeError, match="No objective compares answers as mathematics"):
         filled(verifier={"workers": 1}, objectives=[{"reward": "format", "pays": "solution"}])
+
+
+def test_a_recipe_knows_its_rule_and_tags():
+    assert load(None, {"objectives": [{"reward": "log_score", "pays": "a"}]}).rule == "log_score"
+    objectives = [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]
+    assert load(None, {"objectives": objectives}).answer_tags == {"answer": "x", "confidence": "confidence"}

@@ -79,7 +79,7 @@ class Batch:
         dims = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
         for name, value in ((name, getattr(self, name)) for name in dims if getattr(self, name) is not None):
             beside = shape if dims[name] == 2 else None
-            streams = int(name in ("value_nt", "bootstrap_n"))  # there may be one value per stream
+            streams = int(name in ("value_nt", "bootstrap_n"))  # value_nt may have one value per stream
             fits = dims[name] <= value.dim() <= dims[name] + streams and len(value) == n
             if not fits or (beside is not None and tuple(value.shape[:2]) != beside):
                 raise AlignmentError(
@@ -174,11 +174,7 @@ def by_turn(
 def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Right-pad lists of token ids with 0, and mask the tokens that the model sampled (all, if no flags are given).
-
-    >>> pad_tokens([[5, 6, 7], [8]], [[1, 0, 1], [1]])[1].tolist()
-    [[True, False, True], [True, False, False]]
-    """
+    """Right-pad lists of token ids with 0, and mask the tokens that the model sampled (all, if no flags are given)."""
     lengths = [len(row) for row in ids]
     for n, (length, flags) in enumerate(zip(lengths, sampled or (), strict=bool(sampled))):
         if length != len(flags):

@@ -97,30 +97,19 @@ class DivergedError(SpanwiseError):
     """
 
 
-#: A list of more names than this helps nobody.
+#: The most names that a message lists.
 _MOST = 60
 
 
 def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:
-    """Raise an error with the first sentence that applies.
-
-    >>> refuse({"The first does not apply.": False, "The second does.": [1]})
-    Traceback (most recent call last):
-    spanwise.errors.RecipeError: The second does.
-    """
+    """Raise an error with the first sentence that applies."""
     for sentence, applies in faults.items():
         if applies:
             raise error(sentence)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Build the sentence for an unknown `name` of a `kind`: the nearest known name, then all of them, or the closest if many.
-
-    >>> unknown("method", "bea", ["bae", "grpo"])
-    "There is no method 'bea'. Did you mean 'bae'? Known: bae, grpo."
-    >>> unknown("option", "size_12", [f"size{n}" for n in range(100)])
-    "There is no option 'size_12'. Did you mean 'size12'? Of 100 the closest are: size12, size2, size1."
-    """
+    """Build the sentence for an unknown `name` of a `kind`: the nearest known name, then all of them, or the closest if many."""
     names = sorted(known)
     near = get_close_matches(str(name), names, n=3)
     hint = f" Did you mean '{near[0]}'?" if near else ""
@@ -164,13 +153,7 @@ EXTRAS = {
 
 
 def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
-    """Return the error with a sentence: what needs the missing package, and what to install.
-
-    >>> print(lacking("spanwise.measure", ModuleNotFoundError(name="scipy.stats")))
-    spanwise.measure needs 'scipy'. Install it with: pip install 'spanwise[measure]'
-    >>> print(lacking("this command", ModuleNotFoundError(name="my_rewards"), extra="train"))
-    this command needs 'my_rewards', which is no part of spanwise; install it, or put it on PYTHONPATH.
-    """
+    """Return the error with a sentence that says which part needs the missing package, and how to install it."""
     package = (error.name or "").split(".")[0]
     sentence = f"{part} needs '{package}', which is no part of spanwise; install it, or put it on PYTHONPATH."
     if package in EXTRAS:

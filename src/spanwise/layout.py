@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from spanwise.errors import LayoutError, RecipeError, unknown
 from spanwise.registry import entry_of, is_registered
 
-#: What stands for every index, in the name of a block and in a mark.
+#: Stands for every index, in the name of a block and in a mark.
 EACH = "[*]"
 _INDEX = re.compile(r"\[\d+\]")
 _T = TypeVar("_T")
@@ -19,21 +19,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One mark of a block; two parts are never equal, even with the same mark.
+    """One mark of a block; two parts are never equal, even with the same mark."""
 
-    Attributes:
-        block: the number of the block.
-        segmenter: what finds it, by name.
-        mark: what the segmenter looks for, as written in the layout: a tag, a path, a pattern.
-        key: what the text of the block calls it.
-        index: which match of the mark it is, in a repeated block; None: the mark as a whole.
-    """
-
-    block: int
-    segmenter: str
-    mark: str
-    key: str
-    index: int | None = None
+    block: int  # the number of the block
+    segmenter: str  # the name of the segmenter that finds it
+    mark: str  # a tag, path or pattern, as written in the layout
+    key: str  # its name in the text of the block
+    index: int | None = None  # which match of the mark it is, in a repeated block; None: every match
 
 
 @dataclass(frozen=True, init=False)
@@ -199,25 +191,17 @@ class Layout:
                 f"'{first[0] if first else 'none'}'."
             )
         for segmenter in self.segmenters:
-            # Making a finder checks the marks, so that what cannot work is refused where it is written.
+            # Making a finder checks the marks, so that a mark that cannot work is refused with its layout.
             entry_of(segmenter, kind="segmenter").function(self.parts_of(segmenter), layout=self)
 
 
 def any_index(name: str) -> str:
-    """Return a name or mark with `[*]` in place of every index.
-
-    >>> any_index("equals.items[3].price")
-    'equals.items[*].price'
-    """
+    """Return a name or mark with `[*]` in place of every index."""
     return _INDEX.sub(EACH, name)
 
 
 def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
-    """Collect the columns of a repeated block under one name.
-
-    >>> together({"total": 5, "items[0].price": 1, "items[1].price": 2})
-    {'total': [5], 'items[*].price': [1, 2]}
-    """
+    """Collect the columns of a repeated block under one name."""
     parts: dict[str, list[_T]] = {}
     for name, column in columns.items():
         parts.setdefault(any_index(name), []).append(column)

@@ -20,11 +20,11 @@ class Alarm:
     threshold: float
     sentence: str
     cause: str = ""
-    #: Other figures that mean nothing then.
+    #: Metrics that mean nothing during this alarm.
     hollow: tuple[str, ...] = ()
-    #: A metric that makes it as it should be, where that is above half.
+    #: A metric that explains the value if it is above one half; then there is no alarm.
     unless: str = ""
-    #: What is said where no batch has a value.
+    #: The sentence for a run in which no batch has a value.
     unknown: str = ""
 
     def holds(self, value: float) -> bool:
@@ -34,31 +34,17 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of the log.
-
-    Attributes:
-        name: with a part in angle brackets, `credit/<block>/mean_abs`, for each name that there is. A part in square brackets,
-            `critic/[value/]loss`, is there where there are several.
-        of: works it out of a batch, by what stands for the part in angle brackets ("" without one); None: who logs it does.
-        lasting: where it holds in several training batches in a row.
-        overall: where it holds for the mean over a run's training batches, and was not `lasting`.
-        at_end: where it holds for the mean over the last of a run's training batches.
-    """
+    """One number of the log; its name may hold `<part>`, a name of several, or `[part/]`, which only several need."""
 
     name: str
+    # computes the number of each part from a batch; None: its logger computes it
     of: Callable[[Any], Mapping[str, float]] | None = None
-    lasting: Alarm | None = None
-    overall: Alarm | None = None
-    at_end: Alarm | None = None
+    lasting: Alarm | None = None  # alarm for a value in several training batches in a row
+    overall: Alarm | None = None  # alarm for the mean over a run's batches, unless `lasting` held
+    at_end: Alarm | None = None  # alarm for the mean over the last batches of a run
 
     def part(self, key: str) -> str | None:
-        """Return what a log key has in place of the brackets, "" if nothing; None if the key is not of this metric.
-
-        >>> Metric("credit/<block>/mean_abs").part("credit/a/mean_abs"), Metric("kl").part("kl"), Metric("kl").part("k")
-        ('a', '', None)
-        >>> Metric("critic/[value/]loss").part("critic/brier/loss"), Metric("critic/[value/]loss").part("critic/loss")
-        ('brier', '')
-        """
+        """Return the part of a log key in place of the brackets, "" if there is none; None for the key of another metric."""
         match = self._shape.fullmatch(key)
         return None if match is None else next(iter(match.groups("")), "")
 
@@ -67,11 +53,7 @@ class Metric:
         return re.compile(re.sub(r"\[\w+/\]", "(?:(.+)/)?", re.sub(r"<\w+>", "(.+)", self.name)))
 
     def key(self, part: str = "") -> str:
-        """Return the log key of a part.
-
-        >>> Metric("credit/<block>/mean_abs").key("a"), Metric("critic/[value/]loss").key()
-        ('credit/a/mean_abs', 'critic/loss')
-        """
+        """Return the log key of a part."""
         return re.sub(r"<\w+>", part, re.sub(r"\[\w+/\]", f"{part}/" if part else "", self.name))
 
 

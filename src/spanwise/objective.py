@@ -16,9 +16,9 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: Of objectives with `each`: given the rewards of all blocks before one's own, the nearest first; pays one's own block.
+#: For objectives with `each`: the rewards of all blocks before the objective's own, nearest first; and its own block.
 EARLIER, OWN = "earlier", "own"
-#: What stands in files in the place of a secret.
+#: Stands in files in place of a secret.
 HIDDEN = "<hidden>"
 
 
@@ -77,7 +77,7 @@ class Objective:
     options: Mapping[str, Any]
     each: str | None
 
-    # Written out, because what may be passed (one name, a list) is wider than what the fields hold (a tuple).
+    # Written out, because an argument may be one name or a list, and the field holds a tuple.
     def __init__(
         self,
         reward: str | Callable[..., Any],
@@ -162,11 +162,7 @@ class Objective:
 
 
 def hidden_names(value: Any, before: str = "") -> list[str]:
-    """Return the places where a stand-in for a secret stands.
-
-    >>> hidden_names({"objectives": [{"options": {"api_key": "<hidden>"}}]})
-    ['objectives.0.options.api_key']
-    """
+    """Return the places in settings that hold the stand-in for a secret."""
     if value == HIDDEN:
         return [before]
     pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()

@@ -26,15 +26,15 @@ from spanwise.score import REWARDS, MathVerifier
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields")
 #: The tasks of a model and a dataset by name.
 _BY_NAME = ("confidence", "two_attempts", SCRIPT)
-#: Field -> the tasks that can use it; those that are not here suit all.
+#: Field -> the tasks that can use it; all tasks can use any other field.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
     "start": EMBEDDED[:1],
     **dict.fromkeys(("start_seed", "start_steps"), EMBEDDED),
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
-#: What a model and a dataset by name start from instead of the defaults below, which suit a model of 0.4 M parameters: the paper's
-#: learning rate and entropy control, and evaluations that do not take longer than the training.
+#: The defaults for a model and a dataset by name, because those below suit a model of 0.4 M parameters: the paper's learning rate
+#: and entropy control, and evaluations that take no longer than the training.
 HUB: Mapping[str, Any] = {
     "learning_rate": 1e-6, "warmup_steps": 20, "entropy": 0.0, "eval_every": 0, "eval_prompts": 100, "eval_samples": 4,
     "save_every": 40, "keep_rollouts": 20,
@@ -106,7 +106,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    # What is trained on what.
+    # The model and its data.
     task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts", "own"] = "digits"
     start: Literal["easy", "hard"] = "easy"
     start_seed: int = 0
@@ -120,7 +120,7 @@ class Recipe(BaseModel):
     answer_column: str | None = "answer"
     instruction: str | None = None
 
-    # How credit is given.
+    # The rule of credit.
     method: str = "bae"
     calibration: Literal["brier", "log_score"] | None = None
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None
@@ -136,7 +136,7 @@ class Recipe(BaseModel):
 
     refine: str | dict[str, Any] | None = None
 
-    # How long and how fast.
+    # Length and speed of the training.
     steps: int = Field(120, ge=1)
     prompts: int = Field(16, ge=1)
     group_size: int = Field(16, ge=2)
@@ -152,7 +152,7 @@ class Recipe(BaseModel):
     seed: int = 0
     trainer: dict[str, Any] = Field(default_factory=dict)
 
-    # What is looked at and kept.
+    # Evaluations and files.
     eval_every: int = Field(10, ge=0)
     eval_prompts: int = Field(512, ge=1)
     eval_samples: int = Field(8, ge=1)
@@ -182,7 +182,7 @@ class Recipe(BaseModel):
             kinds, must = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
             if isinstance(value, bool) or not isinstance(value, kinds):
                 raise ValueError(f"verifier.{name} is {value!r}, and must be {must}.")
-        MathVerifier(**written)  # starts nothing; a RewardError is a ValueError
+        MathVerifier(**written)  # this starts no worker; a RewardError is a ValueError
         return written
 
     @field_validator("*", mode="before")
@@ -199,7 +199,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # each section is read
+        _ = self.modes, self.refinement  # reading each section checks it
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -242,11 +242,7 @@ class Recipe(BaseModel):
 
     @property
     def scheme_modes(self) -> tuple[Mode, ...]:
-        """The recipe's modes that are part of its rule of credit.
-
-        >>> [mode.name for mode in load(None, {"laser": {"token": "<unk>"}}).scheme_modes]
-        ['laser']
-        """
+        """The recipe's modes that are part of its rule of credit."""
         return tuple(mode for mode in self.modes.values() if mode.in_scheme)
 
     @property
@@ -256,11 +252,7 @@ class Recipe(BaseModel):
 
     @property
     def rule(self) -> Literal["brier", "log_score"]:
-        """The scoring rule for confidences: that of the objectives, else `calibration`, else Brier.
-
-        >>> load(None, {"objectives": [{"reward": "log_score", "pays": "a"}]}).rule
-        'log_score'
-        """
+        """The scoring rule for confidences: that of the objectives, else `calibration`, else Brier."""
         rewards = [entry.get("reward") for entry in self.objectives or ()]
         if "log_score" in rewards:
             return "log_score"
@@ -268,11 +260,7 @@ class Recipe(BaseModel):
 
     @property
     def answer_tags(self) -> dict[str, str]:
-        """The tags that hold the answer and the confidence, as the objectives name them.
-
-        >>> load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]}).answer_tags
-        {'answer': 'x', 'confidence': 'confidence'}
-        """
+        """The tags that hold the answer and the confidence, as the objectives name them."""
         tags = {"answer": "answer", "confidence": "confidence"}
         kinds = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
         for entry in self.objectives or ():
@@ -282,11 +270,7 @@ class Recipe(BaseModel):
 
 
 def _described(docstring: str | None) -> dict[str, str]:
-    r"""Read the description of each attribute from a docstring.
-
-    >>> _described("A point.\n\n    Attributes:\n        x: to the right,\n            if above 0.\n        y: up.")
-    {'x': 'to the right, if above 0.', 'y': 'up.'}
-    """
+    """Read the description of each attribute from a docstring."""
     entries = re.split(r"\n {4}(?=\w)", cleandoc(docstring or "").partition("Attributes:")[2])
     return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries[1:])}
 
@@ -296,12 +280,7 @@ for _name, _about in _described(Recipe.__doc__).items():
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """Read a recipe file, apply overrides, check everything that can be checked before a model is loaded.
-
-    Example:
-        >>> load(None, {"method": "rlcr", "steps": 50}).steps
-        50
-    """
+    """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
     written = {} if path is None else _read(path)
     given = dict(overrides or {})
     _check_void(written, given)
@@ -329,12 +308,12 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"The recipe '{path}' is nested deeper than can be read.") from error
     if read is not None and not isinstance(read, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
-    # What lies beside the recipe of a run came from it.
+    # The files beside the recipe of a run are its results.
     return dict(read or {}) if (folder / "metrics.jsonl").is_file() else _beside(read or {}, folder)
 
 
 def _beside(written: Any, folder: Path, field: str = "") -> Any:
-    """Resolve the paths in a recipe: what the current folder does not hold is looked for beside the recipe."""
+    """Resolve the paths in a recipe: look for them in the current folder, then beside the recipe."""
     if isinstance(written, dict) and field in ("", "critic", "objectives"):
         return {key: _beside(value, folder, str(key)) for key, value in written.items()}
     if isinstance(written, list):
@@ -348,7 +327,7 @@ def _beside(written: Any, folder: Path, field: str = "") -> Any:
 
 
 def _no_field(key: str) -> str:
-    """Say that the recipe has no such field, and where options of a method go."""
+    """Say that the recipe has no such field, and where a method's options belong."""
     if any(key in entry.of_a_run().options for entry in METHODS.values()):
         return f"There is no recipe field '{key}'. Options of a method stand together, as in options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
@@ -373,11 +352,7 @@ def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 def scheme_of(
     recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
 ) -> Scheme:
-    """Build the complete rule of credit that a recipe asks for.
-
-    The rewards of `recorded` objectives need no tags in the layout, and their functions are not imported. Without `run_code` no
-    function is: an objective that needs one is refused.
-    """
+    """Build the complete rule of credit of a recipe; import no function of `recorded` rewards, and none without `run_code`."""
     entries = _of_task(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     rule = {
         "name": recipe.method,
@@ -392,13 +367,11 @@ def scheme_of(
 
 
 def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of the task `fields`: one reward for each field; None for any other task.
-
-    Keys and punctuation are paid for every field: a wrong one loses a field, and nothing else would say so. None: the preset's own.
-    """
+    """Return the objectives of the task `fields`, one reward per field; None for any other task, which has the preset's."""
     if recipe.task != "fields":
         return None
     chosen = method(recipe.method)
+    # Every field pays for keys and punctuation too: a wrong one loses a field, and no other reward would notice.
     form = () if layout.rest is None else (layout.names[layout.rest],)
     pays = (OWN, *form) if chosen.kind == "block" else layout.names
     baseline = {"baseline": "group"} if "baseline" in chosen.inputs else {}
@@ -441,12 +414,9 @@ def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
-    """Return the layout that completions are read by: the recipe's, or the task's.
-
-    Where the recipe pays the whole completion as one block, of the task's tags or of none, the task's blocks: a method that sees
-    one block does not change what the completions say.
-    """
+    """Return the layout that completions are read by: the recipe's, or the task's."""
     layout = _layout(recipe, task_layout)
+    # A recipe that pays the whole completion as one block does not change the text, so the task's blocks stay.
     if len(layout.names) == 1 and layout.marks in ((), task_layout.marks):
         own = {"segmenter": task_layout.segmenter if not layout.marks else layout.segmenter, "most": task_layout.most}
         return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, **own)
@@ -470,7 +440,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     plain = scheme.plain()
     entries = [entry for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     for filled, objective in zip(plain["objectives"], scheme.objectives, strict=True):
-        for entry in entries:  # a module may have the function from another one
+        for entry in entries:  # a module may have imported the function
             if not isinstance(objective.reward, str) and str(entry["reward"]).endswith(f":{objective.reward.__qualname__}"):
                 filled["reward"] = entry["reward"]
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain}
@@ -511,7 +481,7 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
 
 
 def _sentence(error: ValidationError) -> str:
-    """Turn a validation error into our sentence: the field, what it holds, what it must be, what it is for."""
+    """Turn a validation error into our sentence: the field, its value, the allowed values, and the field's purpose."""
     faults: dict[tuple[str, str], list[str]] = {}
     sentences = []
     for item in error.errors():
@@ -532,7 +502,7 @@ def _sentence(error: ValidationError) -> str:
     return "; ".join(sentences)
 
 
-#: What pydantic calls a bound, and a kind of value.
+#: Pydantic's names for bounds and for kinds of value, in our words.
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 _KINDS = {
     "int": "a whole number",

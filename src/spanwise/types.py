@@ -17,11 +17,11 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
-#: What a completion says, block by block: `text["solution"]["answer"]`. A block that is absent maps to None,
-#: a tag without a complete pair in its block maps to None.
+#: The text of a completion by block and tag: `text["solution"]["answer"]`. An absent block maps to None, as does a tag without a
+#: complete pair in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
-#: Rows worked on at a time where a table is wide: a few of them stay in the cache.
+#: How many rows of a wide table are processed at a time, so that they stay in the cache.
 _ROWS = 64
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from spanwise.explain.alarms import CAUSES, SHOWN_BY, alarms, batch_alarms
 from spanwise.measure import compare_arms
+from spanwise.metric import Metric
 
 #: An evaluation of a policy that is as it should be.
 GOOD = {
@@ -82,3 +83,11 @@ def test_every_alarm_has_a_figure_that_shows_it_and_a_cause():
     assert set(SHOWN_BY) == set(CAUSES)
     assert SHOWN_BY["most completions refuse to answer"] == "refusal_rate"
     assert all(cause.startswith("Usually ") for cause in CAUSES.values())
+
+
+def test_a_metric_knows_the_part_of_a_key():
+    by_block, by_value = Metric("credit/<block>/mean_abs"), Metric("critic/[value/]loss")
+    assert by_block.part("credit/a/mean_abs") == "a"
+    assert (Metric("kl").part("kl"), Metric("kl").part("k")) == ("", None)
+    assert (by_value.part("critic/brier/loss"), by_value.part("critic/loss")) == ("brier", "")
+    assert (by_block.key("a"), by_value.key()) == ("credit/a/mean_abs", "critic/loss")
