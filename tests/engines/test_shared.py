@@ -3,10 +3,13 @@
 from dataclasses import fields
 
 import pytest
+import torch
 import yaml
 
 from spanwise import Laser, Layout, Objective, Scheme
-from spanwise.engines.shared import RULE, RunRecord
+from spanwise.engines.changes import changes
+from spanwise.engines.shared import RULE, RunRecord, fixed_faults, reward_means
+from spanwise.engines.windows import is_tested
 from spanwise.errors import DataError
 
 LAYOUT = Layout({"part[*]": ["part"], "answer": ["answer"]})
@@ -52,3 +55,28 @@ def test_another_rule_does_not_go_on_in_a_folder(tmp_path, name):
     record.check(record.recipe(USUAL), step=1)
     with pytest.raises(DataError, match=rf"was trained with another .*{name}"):
         record.check(record.recipe(OTHERS[name]), step=1)
+
+
+def test_changed_settings_are_listed():
+    assert changes({"seed": 0, "steps": 5}, {"seed": 1, "steps": 9}) == ["seed was 0 and is 1 now"]
+    before, now = {"layout": {"a": ["a"], "b": ["b"]}}, {"layout": {"b": ["b"], "a": ["a"]}}
+    assert len(changes(before, now)) == 1  # the order of blocks counts
+
+
+def test_an_option_away_from_its_fixed_value_is_a_fault():
+    faults = fixed_faults({"gamma": (1.0, "it changes nothing")}, {"gamma": 0.9}.get)
+    assert list(faults.values()) == [True]
+    assert list(fixed_faults({"gamma": (1.0, "it changes nothing")}, {"gamma": 1.0}.get).values()) == [False]
+
+
+def test_reward_means_leave_nan_out():
+    means = reward_means(torch.tensor([[1.0, -0.5], [0.0, torch.nan]]), ("correct", "brier"))
+    assert means == {"rewards/correct/mean": 0.5, "rewards/brier/mean": -0.5}
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "tested"),
+    [("verl", "0.9.1", True), ("verl", "0.10.0.dev0", False), ("trl", "1.15.0", False), ("trl", "1.16.0", True)],
+)
+def test_windows_of_versions(engine, version, tested):
+    assert is_tested(engine, version) is tested

@@ -37,7 +37,7 @@ def write_manifest(
 ) -> None:
     """Write the list of a checkpoint's files with sizes and digests, after the files are on disk; no secret is in it."""
     sizes, digests = {}, {}
-    # What a run that was killed here left of its list is no part of the checkpoint.
+    # A killed run may have left an unfinished list, which is no part of the checkpoint.
     for file in sorted(
         path for path in place.rglob("*") if path.is_file() and not path.name.lstrip(".").startswith(MANIFEST)
     ):
@@ -65,11 +65,7 @@ def read_manifest(place: Path) -> dict[str, Any]:
 
 
 def checkpoint_fault(place: Path) -> str | None:
-    """What is wrong with a checkpoint, found before a model is loaded; None if training can go on from it.
-
-    >>> checkpoint_fault(Path("nowhere"))
-    'there is no such folder'
-    """
+    """Return the fault of a checkpoint, found before a model is loaded; None if training can go on from it."""
     if not place.is_dir():
         return "there is no such folder"
     try:
@@ -90,7 +86,7 @@ def checkpoint_fault(place: Path) -> str | None:
 
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
-    """The newest whole checkpoint of a folder, None if there is none; and what is wrong with each newer one, by name."""
+    """Return the newest whole checkpoint of a folder (None if there is none), and the fault of each newer one by name."""
     steps = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
     newest_first = sorted((path for path, step in steps.items() if step.isdecimal()), key=lambda path: -int(steps[path]))
     faults: dict[str, str] = {}
@@ -103,7 +99,7 @@ def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
 
 
 def find_checkpoint(folder: str | Path, asked: str | Path | None = None) -> tuple[Path, str]:
-    """The checkpoint asked for, or the newest whole one of a folder; and a sentence about newer ones that are not."""
+    """Return the checkpoint asked for, or the newest whole one of a folder, and a sentence about newer, damaged ones."""
     if asked is not None:
         if fault := checkpoint_fault(Path(asked)):
             raise DataError(f"'{asked}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
@@ -123,17 +119,14 @@ def find_checkpoint(folder: str | Path, asked: str | Path | None = None) -> tupl
 
 
 def check_contents(place: Path) -> str:
-    """Refuse a checkpoint whose files changed since they were written; return a note if it has no digests.
-
-    All processes call it; the first one reads the files.
-    """
+    """Refuse a checkpoint whose files changed since they were written; return a note if it has no digests."""
     written = read_manifest(place).get("digests")
     if written is None:
         return (
             f"'{place}' was written by an earlier version, without digests of its files and without its settings: it is taken "
             "as it is."
         )
-    fault: list[str | None] = [None]
+    fault: list[str | None] = [None]  # all processes wait here; only the first one reads the files
     if PartialState().is_main_process:
         fault = [next((name for name, digest in written.items() if _digest(place / name) != digest), None)]
     broadcast_object_list(fault)
@@ -151,10 +144,7 @@ def _digest(file: Path) -> str:
 
 
 def whole_checkpoint(args: Any, asked: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
-    """Find the checkpoint that `resume_from_checkpoint` asks for; None if it asks for none.
-
-    `settings` are those that it must have been trained under; None: who drives the trainer has compared, and looked at its files.
-    """
+    """Return the checkpoint that `resume_from_checkpoint` asks for; with `settings` refuse other settings and changed files."""
     if asked is None or asked is False:
         return None
     place, note = find_checkpoint(args.output_dir, None if asked is True else str(asked))

@@ -14,7 +14,7 @@ from torch import Tensor
 from spanwise.credit import group_index, method, outcome_methods, step_rewards, to_tokens
 from spanwise.errors import refuse
 
-#: The prompt ids of rows that a trainer fills a batch up with.
+#: The prompt ids of rows that a trainer adds as padding.
 _PAD = re.compile(r"pad[0-9a-f]+")
 
 
@@ -33,19 +33,7 @@ def outcome_advantages(
     batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """One advantage per row, at every token of the mask; advantages and returns are the same.
-
-    Edge cases:
-        Rows without a trained token get 0. Rejected rollouts are still compared with, as under `spanwise`; padding, known by its
-        prompt id where it stands last or has no token, is left out.
-
-    Example:
-        >>> rewards_nt, mask_nt = torch.tensor([[0., 1.], [0., 0.], [0., 5.]]), torch.tensor([[1, 1], [1, 1], [0, 0]])
-        >>> outcome_advantages("rloo", rewards_nt, mask_nt, index=["a", "a", "pad0"])[0]
-        tensor([[ 1.,  1.],
-                [-1., -1.],
-                [ 0.,  0.]])
-    """
+    """Put one advantage per row on every token of the mask; return it twice, as advantages and as returns."""
     asked = config if hasattr(config, "get") else {}
     own = asked.get("spanwise") or {}
     idle = next((option for option in own if option != "options"), None)
@@ -60,11 +48,12 @@ def outcome_advantages(
         }
     )
     ids = index.tolist() if hasattr(index, "tolist") else list(index)
+    # Padding stands last or has no trained token. Rejected rollouts have no token either, but count in the comparison.
     padding = [bool(_PAD.fullmatch(str(uid))) for uid in ids]
     last = max((n + 1 for n, pad in enumerate(padding) if not pad), default=0)
     trained_n = response_mask.bool().any(dim=1)
     real = [n for n, pad in enumerate(padding) if not pad or (n < last and trained_n[n])]
-    # Of a rejected rollout no token is left to carry the reward.
+    # A rejected rollout has no trained token, so its reward is summed over all tokens.
     reward_n = torch.where(
         trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
     )

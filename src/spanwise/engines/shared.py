@@ -29,18 +29,18 @@ from spanwise.rollouts.folder import RunFolder, check_free, hidden, is_run, metr
 from spanwise.scheme import SCRIPT, Scheme
 from spanwise.step import StepResult
 
-#: All that is written; everything else in the folder is the trainer's or the user's, and stays.
+#: The files that a run writes; all other files in the folder belong to the trainer or the user, and stay.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
-#: What the report is made with, and the extras that bring it.
+#: The packages that the report needs.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
-#: What a scheme and its layout are made of and a recipe does not write under that name.
+#: Fields of a scheme and its layout that a recipe writes under another name.
 _UNWRITTEN = {"blocks", "recorded", "modes"}
-#: The fields of a recipe that a run may not change while it goes on: all that a scheme, its layout and its modes are made of.
+#: The fields of a recipe that a resumed run may not change: those of its scheme, layout and modes.
 RULE = (
     *(field.name for part in (Scheme, Layout) for field in fields(part) if field.name not in _UNWRITTEN),
     *(name for name, mode in MODES.items() if mode.in_scheme),
 )
-#: Those that say how credit is given; the trainer's own configuration says everything else.
+#: The fields that define the credit; the trainer's own configuration decides everything else.
 _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
@@ -58,11 +58,7 @@ def idle_fields(path: str | Path, *, engine: str) -> str:
 
 
 def fixed_faults(fixed: Mapping[str, tuple[Any, str]], setting: Callable[[str], Any]) -> dict[str, bool]:
-    """The sentence for each option of an engine that is not what it must be: option -> that, and why; `setting` reads one.
-
-    >>> fixed_faults({"gamma": (1.0, "it changes nothing")}, {"gamma": 0.9}.get)
-    {'gamma is 0.9: it changes nothing. Leave it at 1.0.': True}
-    """
+    """Return a sentence for each option of an engine that is not at its fixed value, and whether the sentence applies."""
     set_to = {name: setting(name) for name in fixed}
     return {
         f"{name} is {set_to[name]}: {why}. Leave it at {usual}.": set_to[name] not in (None, usual)
@@ -95,12 +91,7 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
 
 
 def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
-    """The mean of each reward as trainers log it; `credit.assign.completed` has what stands for one that was left out.
-
-    >>> import torch
-    >>> reward_means(torch.tensor([[1.0, -0.5], [0.0, torch.nan]]), ("correct", "brier"))
-    {'rewards/correct/mean': 0.5, 'rewards/brier/mean': -0.5}
-    """
+    """Return the mean of each reward as trainers log it, without NaN."""
     return {f"rewards/{name}/mean": mean for name, mean in zip(names, worth_nm.nanmean(dim=0).tolist(), strict=True)}
 
 
@@ -113,11 +104,7 @@ def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence
 
 
 class RunRecord:
-    """Writes the folder of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`.
-
-    Of several processes one writes. The report is made by a process of its own, the command `spanwise report`: what it costs and
-    whatever goes wrong in it stays out of the training.
-    """
+    """Writes the folder of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`."""
 
     def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, option: str) -> None:
         self.folder, self.keep, self.report, self.option = RunFolder(folder, writes=WRITES), keep_rollouts, report, option
@@ -138,7 +125,7 @@ class RunRecord:
         """Build the `recipe.yaml` of a run that has no recipe, from its scheme and the settings that are set."""
         given = {name: value for name, value in settings.items() if value is not None}
         recipe = {"task": SCRIPT, **scheme.plain(), **given, "keep_rollouts": self.keep, "report": self.report}
-        return json.loads(json.dumps(recipe))  # as a file has it again: tuples are lists
+        return json.loads(json.dumps(recipe))  # as read back from a file: tuples become lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
         """Refuse a folder that holds something else; write nothing."""
@@ -177,10 +164,7 @@ class RunRecord:
         tokenizer: Any,
         rollouts: Callable[[], Rollouts],
     ) -> None:
-        """Keep a batch of a trainer on one driver: its metrics, and the rollouts of every k-th; the first one begins the run.
-
-        A row is what was read as one, a completion or a turn of a rollout, which has one vote.
-        """
+        """Write the metrics of a batch, and the rollouts of every k-th batch; the first batch begins the run."""
         if self._recipe is None:
             self.check(recipe, step=step - 1)
             self.begin(recipe, step=step - 1, tokenizer=tokenizer)
@@ -231,7 +215,7 @@ class RunRecord:
 
 
 def _make_report(folder: Path) -> None:
-    """Make the report in a separate process, as `spanwise report` does; warn if that fails."""
+    """Make the report in a separate process, so that its cost and errors stay out of the training; warn if it fails."""
     command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from spanwise.engines.trl.config import SpanGRPOConfig, check_prefilled, check_use
-from spanwise.engines.trl.fold import check_own_advantage, fold_factor, surrogate_slope
+from spanwise.engines.trl.fold import check_own_advantage, fold_factor, kl_term, surrogate_slope, token_kl
+from spanwise.engines.trl.keeping import few
 from spanwise.errors import RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from trl_small import THIRD_PARTY, trainer
@@ -133,3 +134,25 @@ def test_white_space_after_a_prefilled_tag(ending):
 
 def test_a_prompt_that_only_mentions_a_tag():
     check_prefilled("Put it in <answer> and </answer>.", Layout({"all": ["answer"]}))
+
+
+def test_kl_by_hand():
+    logp_bt, ref_bt = torch.tensor([[-1.0, -2.0, torch.nan]]), torch.tensor([[-1.0, -1.0, 0.0]])
+    kl_bt = token_kl(logp_bt, ref_bt, torch.tensor([[1, 1, 0]]))
+    torch.testing.assert_close(kl_bt, torch.tensor([[0.0, math.e - 2, 0.0]]))
+    assert kl_term(torch.tensor([[1.0, 3.0], [4.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])) == 3.0
+
+
+def test_the_canary_sees_one_number_per_completion():
+    logps, mask = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2)
+    advantages = torch.tensor([[2.0, -1.0]], requires_grad=True)
+    collapsed = advantages.mean(dim=1, keepdim=True)
+    how = {"factor_b1": torch.ones(1, 1), "accumulation": 1, "height_bt": mask}
+    check_own_advantage(-(advantages * logps.exp()).sum(), logps, advantages, mask, **how)
+    with pytest.raises(SpanwiseError, match=r"1\.309"):
+        check_own_advantage(-(collapsed * logps.exp()).sum(), logps, advantages, mask, **how)
+
+
+def test_a_console_shows_few_metrics():
+    logs = {"loss": 0.1, "rewards/correct/mean": 0.5, "rewards/correct/std": 0.5, "credit/solution/mean_abs": 0.3}
+    assert few(logs) == {"loss": 0.1, "rewards/correct/mean": 0.5}

@@ -26,12 +26,12 @@ from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
 _SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
-#: What TRL takes as it comes, and what would then turn a term of the loss around, or let it drown all others.
+#: Options that TRL does not check; a negative or huge value would reverse a term of the loss, or let it drown the others.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
     "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
 }  # fmt: skip
-#: What acts on TRL's own policy term, which is 0 under DPPO: the values that do nothing.
+#: Options of TRL's policy term, which is 0 under DPPO, and their values without effect.
 _NOT_UNDER_DPPO = {
     "delta": None,
     "off_policy_mask_threshold": None,
@@ -42,16 +42,14 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def no_type_check(cls: _Class) -> _Class:
-    """Leave a class as it is; jaxtyping's import hook goes by the name and adds no run-time check to it.
-
-    TRL's annotations come with its fields and are not strict (`logging_steps=1` for a float). `typing.no_type_check` would
-    empty the type hints, which TRL's argument parser reads.
-    """
+    """Return a class unchanged; jaxtyping's import hook goes by this name and adds no run-time check to the class."""
+    # TRL's annotations are not strict (`logging_steps=1` for a float). `typing.no_type_check` would empty the type hints, which
+    # TRL's argument parser reads.
     return cls
 
 
 def _option(default: Any, text: str) -> Any:
-    """A field of the configuration with its help, as TRL's argument parser shows it."""
+    """Build a field of the configuration with the help that TRL's argument parser shows."""
     return field(default=default, metadata={"help": text})
 
 
@@ -90,7 +88,7 @@ class SpanGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        # TRL's own message for a group of one is a bare ValueError after the distributed set-up; say it first.
+        # TRL refuses a group of one with a bare ValueError after the distributed set-up; refuse it here first.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
                 f"num_generations is {self.num_generations}: a completion that is alone in its group has nobody to be "
@@ -98,7 +96,7 @@ class SpanGRPOConfig(GRPOConfig):
             )
         try:
             super().__post_init__()
-        except ValueError as error:  # a sentence of TRL's or transformers', which the command line prints as ours
+        except ValueError as error:  # an error of TRL or transformers, which the command line prints as ours
             raise RecipeError(str(error)) from error
         check_args(self)
         check_known("log_metrics", self.log_metrics, ("few", "all"))
@@ -140,16 +138,7 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
 
 
 def check_args(args: Any) -> None:
-    """Refuse a configuration that is no `GRPOConfig`, that would give wrong credit, or with a constant that no training survives.
-
-    Example:
-        >>> check_args({"beta": 0.1})
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: args is a dict; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).
-        >>> check_args(GRPOConfig("out", loss_type="dppo_tv", delta=2.0, use_cpu=True, bf16=False, gradient_checkpointing=None))
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: delta is 2.0, and loss_type 'dppo_tv' has no use for it... Leave it at None...
-    """
+    """Refuse a configuration that is no `GRPOConfig`, that would give wrong credit, or that would ruin any training."""
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
     given: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
@@ -188,7 +177,7 @@ def check_use(
     reward_funcs: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse what a configuration does with this TRL, model and options, and say which options have no effect."""
+    """Refuse a configuration that this TRL, model or options cannot use; warn of options without effect."""
     adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     named = isinstance(model, str) or adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
     version = Version(trl_version)
@@ -221,7 +210,7 @@ def check_use(
 def check_datasets(
     train: Any, evaluation: Any, objectives: Sequence[Objective], options: Mapping[str, Any], *, needed: int = 0
 ) -> None:
-    """Refuse what is no dataset, datasets without the columns that training needs, and fewer prompts than a batch takes."""
+    """Refuse an object that is no dataset, a dataset without the needed columns, and fewer prompts than a batch takes."""
     if train is None and options.get("environment_factory") is None:
         raise DataError("train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.")
     _check_dataset("train_dataset", train, objectives)
@@ -240,7 +229,7 @@ def check_datasets(
 def _check_dataset(
     called: str, dataset: Any, objectives: Sequence[Objective], *, where: str = "", kind: str = "training"
 ) -> None:
-    """Refuse what is no dataset, one without prompts, or without the gold answers that a built-in reward reads."""
+    """Refuse an object that is no dataset, and a dataset without prompts or without a built-in reward's gold answers."""
     splits = list(dataset) if isinstance(dataset, Mapping) else []
     columns = getattr(dataset, "column_names", None) if not splits else None
     name, there = type(dataset).__name__, columns or ["none"]

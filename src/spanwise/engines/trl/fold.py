@@ -25,10 +25,9 @@ from trl.trainer.grpo_config import GRPOConfig
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
 
-#: The values of `loss_type` that are DPPO, which TRL lacks, as verl calls them -> its divergence. The trainer adds it to a loss of
-#: TRL's whose policy term is 0.
+#: verl's names for DPPO, which TRL lacks, -> its divergence. The trainer adds DPPO to a loss of TRL's whose policy term is 0.
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
-#: The values of `loss_type` that can be trained: TRL's, whose normaliser is undone exactly, and DPPO.
+#: The values of `loss_type` that can be trained: those of TRL with a normaliser that can be undone exactly, and DPPO.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo")
 _CANARY = (
     "Spans would not get their own credit. Use a TRL version that this release of spanwise lists, look at subclasses that "
@@ -52,22 +51,9 @@ def fold_factor(
     processes: int = 1,
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
-    """What to multiply the advantages of a micro-batch with, so that TRL's loss is a mean over rows of a sum over tokens.
-
-    With n_i the trainable tokens of row i, b the rows of the micro-batch and N the trainable tokens of the generation batch
-    (all ranks), TRL divides token losses by b n_i (`grpo`, `sapo`), sum of n_i (`bnpo`), b max_completion_length (`dr_grpo`),
-    N / processes / steps_per_generation (`dapo`, `cispo`) or b (`luspo`). The factor is that divisor over b. DPPO is ours and is
-    divided by b.
-
-    Example:
-        >>> mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
-        >>> fold_factor(mask, loss_type="grpo", max_completion_length=8, num_items=4.0).flatten().tolist()
-        [3.0, 1.0]
-        >>> fold_factor(mask, loss_type="bnpo", max_completion_length=8, num_items=4.0).flatten().tolist()
-        [2.0, 2.0]
-        >>> fold_factor(mask, loss_type="dr_grpo", max_completion_length=8, num_items=4.0).flatten().tolist()
-        [8.0, 8.0]
-    """
+    """Compute the factor on a micro-batch's advantages that turns TRL's loss into a mean over rows of a sum over tokens."""
+    # TRL divides by the result times the rows b of the micro-batch: by b n_i, sum of n_i, b max_completion_length, the generation
+    # batch's share of tokens, or b.
     rows = mask_bt.shape[0]
     tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(tokens_b1)
@@ -83,14 +69,14 @@ def fold_factor(
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
-    """How far below and above 1 TRL's configuration lets a ratio move; of DPPO how far a probability."""
+    """Return how far a ratio (of DPPO: a probability) may move down and up under TRL's configuration."""
     return args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
 def dppo_term(
     logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """The mean over the rows of a micro-batch of the sum over tokens of `dppo`, and the share of tokens that it leaves out."""
+    """Compute the loss `dppo`, a mean over rows of a sum over tokens, and the share of tokens that it leaves out."""
     sampled_bt = inputs.get("sampling_per_token_logps")
     sampled_bt = inputs.get("old_per_token_logps") if sampled_bt is None else sampled_bt
     sampled_bt = logps_bt.detach() if sampled_bt is None else sampled_bt
@@ -108,18 +94,9 @@ def token_kl(
     *,
     old_bt: Float[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b t"]:
-    r"""Estimate the KL divergence of the policy from the reference at every sampled token: never negative, 0 where they agree.
+    """Estimate the KL divergence of the policy from the reference at every sampled token (Schulman's k3).
 
-    Equation
-        d = ref - logp,  kl = exp(d) - d - 1, times exp(logp - old) where `old_bt` is given
-
-    Example:
-        >>> logp_bt, ref_bt = torch.tensor([[-1.0, -2.0, torch.nan]]), torch.tensor([[-1.0, -1.0, 0.0]])
-        >>> token_kl(logp_bt, ref_bt, torch.tensor([[1, 1, 0]]))
-        tensor([[0.0000, 0.7183, 0.0000]])
-
-    Reference:
-        Shao et al. 2024 (arXiv 2402.03300), equation 4; Schulman's k3.
+    kl = exp(d) - d - 1,  d = ref - logp (Shao et al. 2024, arXiv 2402.03300, equation 4); with `old_bt` times exp(logp - old)
     """
     behind_bt = torch.where(mask_bt.bool(), ref_bt - logp_bt, 0.0)
     kl_bt = behind_bt.exp() - behind_bt - 1
@@ -127,35 +104,12 @@ def token_kl(
 
 
 def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[Tensor, ""]:
-    r"""Average the divergence over the tokens of a completion, then over the completions.
-
-    Equation
-        (1/b) sum_i (1/n_i) sum_t kl[i, t],  n_i the tokens of completion i that enter the loss; without any it counts as 0
-
-    Example:
-        >>> kl_term(torch.tensor([[1.0, 3.0], [4.0, 0.0]]), torch.tensor([[1, 1], [1, 0]]))
-        tensor(3.)
-
-    Reference:
-        Shao et al. 2024 (arXiv 2402.03300), equation 3.
-    """
+    """Average the divergence over the tokens of a completion, then over the completions (arXiv 2402.03300, equation 3)."""
     return (kl_bt.sum(dim=1) / mask_bt.sum(dim=1).clamp(min=1)).mean()
 
 
 def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], args: GRPOConfig) -> Float[Tensor, "b t"]:
-    r"""How fast a token's surrogate grows with its log-probability, per unit of its advantage; NaN where the clip may be active.
-
-    Equation
-        clipped losses   rho inside the clip range
-        cispo            min(rho, clip high)
-        sapo             4 s (1 - s) rho,  s = sigmoid(tau (rho - 1)),  tau by the sign of the advantage
-
-    Example:
-        >>> logps, inputs = torch.tensor([[1.0, 1.1, 1.5]]).log(), {"old_per_token_logps": torch.zeros(1, 3), "advantages": 1.0}
-        >>> args = GRPOConfig("out", loss_type="dr_grpo", use_cpu=True, bf16=False, gradient_checkpointing=None)
-        >>> surrogate_slope(logps, inputs, args)
-        tensor([[1.0000, 1.1000,    nan]])
-    """
+    """Compute the slope of a token's surrogate by its log-probability, per unit of advantage; NaN if the clip may be active."""
     old_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
     ratio_bt = torch.ones_like(logps_bt) if old_bt is None else (logps_bt - old_bt).exp()
     inside_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
@@ -179,25 +133,11 @@ def check_own_advantage(
     accumulation: int,
     height_bt: Float[Tensor, "b t"],
 ) -> None:
-    r"""Raise unless the gradient of each trainable token is weighted with its own advantage, and with no other.
+    """Raise unless the gradient of each trainable token is weighted with its own advantage and no other.
 
-    Equation
-        d/dA_t of sum_s probe_s dL/dlogp_s  =  -height_t probe_t mask_t / (b accumulation factor)
-
-    for every loss that is a mean over b rows of a sum over tokens after the fold factor; height is `surrogate_slope`, NaN where
-    nothing is looked at. The loss stays usable for backward.
-
-    Example:
-        >>> logps, mask = torch.zeros(1, 2, requires_grad=True), torch.ones(1, 2)
-        >>> advantages = torch.tensor([[2.0, -1.0]], requires_grad=True)
-        >>> how = {"factor_b1": torch.ones(1, 1), "accumulation": 1, "height_bt": mask}
-        >>> check_own_advantage(-(advantages * logps.exp()).sum(), logps, advantages, mask, **how)
-        >>> collapsed = advantages.mean(dim=1, keepdim=True)
-        >>> check_own_advantage(-(collapsed * logps.exp()).sum(), logps, advantages, mask, **how)
-        Traceback (most recent call last):
-        spanwise.errors.SpanwiseError: The gradient of token 0 of completion 0 ... weighs 1.309 and must weigh 1...
+    d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
     """
-    # Weights in [1, 2) that differ from token to token, so that no average over tokens passes for the token itself.
+    # The weights in [1, 2) differ from token to token, so that an average over tokens does not pass for the token itself.
     index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
     (by_logp_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
@@ -210,7 +150,7 @@ def check_own_advantage(
     rows = advantages_bt.shape[0]
     weight_bt = -found_bt * factor_b1 * rows * accumulation
     right_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
-    # Loose enough for log-probabilities in bfloat16; the probe differs by more between most tokens. NaN compares as fine.
+    # Loose enough for log-probabilities in bfloat16; the probes of most tokens differ by more. NaN never counts as wrong.
     wrong_bt = (weight_bt - right_bt).abs() > 0.05
     if bool(wrong_bt.any()):
         row, token = (int(i) for i in wrong_bt.nonzero()[0])
@@ -239,7 +179,7 @@ def check_loss(
         if part is None or bool(part.isfinite().all()):
             continue
         wrong_bt = ~part.isfinite()
-        seen_bt = wrong_bt & mask_bt.bool()  # a NaN survives a mask that is multiplied with, as TRL's is
+        seen_bt = wrong_bt & mask_bt.bool()  # TRL multiplies by the mask, and NaN times 0 is NaN
         b, t = (seen_bt if bool(seen_bt.any()) else wrong_bt).nonzero()[0].tolist()
         masked = "" if bool(mask_bt[b, t]) else "masked "
         ids = inputs["completion_ids"][b][mask_bt[b].bool()].tolist()

@@ -27,33 +27,24 @@ from spanwise.scheme import Scheme
 from spanwise.step import ReadBatch, Step, StepResult, steps_of_turns
 from spanwise.types import Spans
 
-#: The key of `reward_extra_info` that holds it.
+#: The key of `reward_extra_info` that holds the packed text.
 KEY = "spanwise"
 #: The values of `actor.loss_agg_mode` that can be undone.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
-#: What to write instead of one that cannot.
+#: The advice for a mode that cannot be undone.
 USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns that verl keeps beside the rows of a batch.
+    """The columns that verl keeps beside the rows of a batch."""
 
-    Attributes:
-        packed: of each row, what `pack` made of the session it belongs to; anything for padding.
-        session: the rollout that each row belongs to; None: every row is one of its own.
-        step: where each row stands among the outputs of its rollout.
-        padding: rows that V1 trainers fill up with.
-        tokens: fields of `Batch` with one number per token (`value_nt`, `logp_nt`, `ids_nt`); whatever where the mask is 0.
-        places: mode -> the column of the token that it appended to each row, -1 for none.
-    """
-
-    packed: Sequence[Any]
-    session: Sequence[Any] | None = None
-    step: Sequence[int] | None = None
-    padding: Sequence[bool] = field(default=())
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)
-    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
+    packed: Sequence[Any]  # the text of `pack` for the row's rollout; any value for padding
+    session: Sequence[Any] | None = None  # the rollout of each row; None: every row is a rollout
+    step: Sequence[int] | None = None  # the place of each row among the outputs of its rollout
+    padding: Sequence[bool] = field(default=())  # which rows V1 trainers added as padding
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # `Batch` fields per token (`value_nt`, ...)
+    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> the column of its appended token, or -1
 
     @cached_property
     def real(self) -> list[int]:
@@ -62,10 +53,7 @@ class Rows:
 
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
-    """A reading of the outputs of one rollout as text: verl's V0 trainer carries nothing else of uneven size.
-
-    Of each output: runs of tokens of one block, and a line of `Reading.pack` and the state it starts from for each of its turns.
-    """
+    """Pack a reading of the outputs of one rollout as text, because verl's V0 trainer carries no other uneven data."""
     assert reading.spans is not None, "what was read here has spans"
     block_nt = reading.spans.block_nt
     if turns is not None:
@@ -93,21 +81,13 @@ def _as_json(state: Any) -> Any:
 
 
 class Carried(NamedTuple):
-    """What the rows of a batch carry.
+    """The readings that the rows of a batch carry."""
 
-    Attributes:
-        reading: of the rows, or of their turns where any row was read turn by turn.
-        sampled_nt: the tokens that the model sampled.
-        masked_n: whether the reader of each row knew which these are.
-        turns: where the turns lie.
-        anchor: the state that each row of the reading starts from; None: nobody said any.
-    """
-
-    reading: Reading
-    sampled_nt: Bool[Tensor, "n t"]
-    masked_n: Bool[Tensor, " n"]
-    turns: Turns | None
-    anchor: list[Any] | None
+    reading: Reading  # of the rows, or of their turns if any row was read turn by turn
+    sampled_nt: Bool[Tensor, "n t"]  # the tokens that the model sampled
+    masked_n: Bool[Tensor, " n"]  # whether the row's reader knew the sampled tokens
+    turns: Turns | None  # the places of the turns
+    anchor: list[Any] | None  # the state before each row of the reading; None: unknown
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int] | None = None) -> Carried:
@@ -133,7 +113,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int
     block_nt = torch.from_numpy(np.repeat(np.array(block_r, dtype=dtype), count_r).reshape(len(packed), width))
     sampled_nt, turns = block_nt >= 0, None
     if any(rollout["split"] for rollout in rollouts):
-        # Runs of sampled tokens, or the whole of a row that was read as one; which is no turn if it holds no token.
+        # Runs of sampled tokens, or a whole row that was read as one turn; a row without tokens is no turn.
         split_n1 = torch.tensor([rollout["split"] for rollout in rollouts])[:, None]
         turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n1, -1))
         outputs = [output for output, some in zip(outputs, sampled_nt.any(dim=1).tolist(), strict=True) if some]
@@ -152,15 +132,12 @@ def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int
 
 
 def _hashable(state: Any) -> Any:
-    """A state as JSON has it, with tuples for its lists, however deep."""
+    """Return a JSON state with tuples instead of lists, at any depth."""
     return tuple(map(_hashable, state)) if isinstance(state, list) else state
 
 
 class Credited(NamedTuple):
-    """What the rows of a batch are trained with, what a critic is fitted to (None: there is none), and their story.
-
-    What was read and compared (`result`) are the rows without padding, or their turns; its metrics are the critic's, too.
-    """
+    """The advantages of a batch's rows, the targets of their critic (None: no critic), and the result that they come from."""
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
@@ -177,11 +154,8 @@ def credited(
     more: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
-    """Advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding.
-
-    verl's mask may hold fewer tokens than were sampled (rejection); `more` are fields of `Batch` that modes add, without padding.
-    """
-    mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real
+    """Compute the advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding."""
+    mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real  # rejection may have removed sampled tokens from the mask
     padded = len(real) < len(mask_nt)
     own_mask_nt, group_n = mask_nt[real] if padded else mask_nt, group_index([uids[n] for n in real])
     output = None if rows.step is None else [rows.step[n] for n in real]
@@ -204,7 +178,7 @@ def credited(
     result.advantages_nt.masked_fill_(~own.take(own_mask_nt), 0.0)
 
     def placed(value_su: Tensor) -> Tensor:
-        """Of the tokens that were read, among all rows of the batch; 0 where verl trains nothing."""
+        """Put numbers of the tokens that were read into a table of all rows; 0 at tokens that verl does not train."""
         value_nt = own.put(value_su)
         if padded:
             value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(real), value_nt)
@@ -226,32 +200,15 @@ def loss_factor(
     tokens: int,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
-    r"""What to multiply advantages with, so that verl's loss is the mean over rollouts of the sum over tokens.
-
-    Equation
-        seq-mean-token-sum       rows / rollouts
-        seq-mean-token-mean      rows / rollouts * |row|
-        seq-mean-token-sum-norm  rows / rollouts * horizon
-        token-sum                rows / rollouts / mini_batch
-        token-mean               tokens / rollouts, where the batch is one mini-batch
-
-    verl divides by a fixed number of rows (`ppo_mini_batch_size` times `rollout.n`), whatever these are; rows / rollouts counts
-    padding and the several rows of one rollout out again, on average over the mini-batches.
-
-    Example:
-        >>> import torch
-        >>> mask_nt = torch.tensor([[1, 1, 1], [1, 0, 0]])
-        >>> loss_factor(mask_nt, mode="seq-mean-token-mean", rollouts=2, mini_batch=2, tokens=4).flatten().tolist()
-        [3.0, 1.0]
-        >>> loss_factor(mask_nt, mode="token-mean", rollouts=2, mini_batch=2, tokens=4).flatten().tolist()
-        [2.0, 2.0]
-    """
+    """Compute the factor on advantages that turns verl's loss into the mean over rollouts of the sum over tokens."""
     length_n1, rows = mask_nt.sum(dim=1, keepdim=True).float(), len(mask_nt)
     if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {rows} rows makes "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
+    # verl divides by a fixed number of rows (`ppo_mini_batch_size` times `rollout.n`); rows / rollouts corrects, on average over
+    # the mini-batches, for padding and for several rows of one rollout.
     same_n1 = length_n1.new_full(length_n1.shape, rows / max(rollouts, 1))
     if mode == "token-sum":
         return same_n1 / mini_batch
@@ -264,7 +221,7 @@ def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None
     """Refuse a row if verl trains tokens that the reward worker did not see as sampled."""
     for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
         if masked_n[n] and not (mask_nt[n] & ~sampled_nt[n]).any():
-            continue  # fewer, as after rejection
+            continue  # rejection may have removed tokens
         raise AlignmentError(
             f"Row {n}: verl trains {int(mask_nt[n].sum())} tokens and the reward worker took {int(sampled_nt[n].sum())} for the "
             f"model's own. Tool output must not be scored as the model's: let agent loops set AgentLoopOutput.response_mask, and "

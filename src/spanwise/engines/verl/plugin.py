@@ -26,7 +26,7 @@ PARTS = {
     "verl.trainer.ppo.ray_trainer": "legacy",
     "verl.experimental.agent_loop.agent_loop": "masks",
 }
-#: What went wrong in this process, by part; `spanwise doctor` reads it.
+#: The errors in this process, by part; `spanwise doctor` reads them.
 FAULTS: dict[str, str] = {}
 
 
@@ -82,7 +82,7 @@ def _attach(module: ModuleType) -> None:
     try:
         importlib.import_module(f"spanwise.engines.verl.{part}").attach(module)
         FAULTS.pop(part, None)
-    except Exception as error:  # verl must go on for whoever does not use spanwise
+    except Exception as error:  # verl must go on for users without spanwise
         FAULTS[part] = f"{type(error).__name__}: {error}"
         say(f"spanwise could not attach '{part}' to {module.__name__}, so what it offers there is missing: {FAULTS[part]}")
 

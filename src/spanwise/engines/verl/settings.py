@@ -22,11 +22,11 @@ from spanwise.modes.parts import RowPart
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
-#: Where the reward manager is, as `reward.reward_manager` names it.
+#: The place of the reward manager, in the words of `reward.reward_manager`.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
-#: All that `algorithm.spanwise` may say under the estimator `spanwise`.
+#: The fields of `algorithm.spanwise` under the estimator `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-#: Options that would change the credit or do nothing: what they must be, and why.
+#: Options that would change the credit or have no effect: their required value, and why.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
@@ -49,8 +49,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 def attach(kind: Any) -> None:
     """Let a trainer class of verl train by a recipe if the estimator is `spanwise`; other runs are unchanged."""
-    kind.spanwise = None  # of a trainer: its run
-    kind.latest = getattr(kind, "latest", None)  # the trainer that was made last
+    kind.spanwise = None  # the run of a trainer, set later
+    kind.latest = getattr(kind, "latest", None)  # the newest trainer
 
     @around(kind, "__init__")
     def _(stock: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -71,7 +71,7 @@ def attach(kind: Any) -> None:
 
     @around(kind, "fit")
     def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        done = getattr(self, "global_steps", None)  # V0 reads its checkpoint inside
+        done = getattr(self, "global_steps", None)  # V0 loads its checkpoint inside this call
         with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=done):
             return stock(self, *args, **kwargs)
 
@@ -115,7 +115,7 @@ def prepare(config: Any) -> VerlRun:
     with open_dict(config):
         own.recipe = str(Path(own.recipe).resolve())
         if config.trainer.get("use_v1"):
-            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl looks at the name
+            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl checks the name
         manager = config.reward.reward_manager
         manager.source, manager.module.path, manager.name = MANAGER
         for part in parts.values():
@@ -134,7 +134,7 @@ def scheme_in(config: Any) -> Scheme:
 
 
 def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
-    """What the modes of a scheme do here, by name; `policy` gives an `HFModelConfig`, whose files are looked at only then."""
+    """Return the part of each mode of a scheme, by name; `policy` gives an `HFModelConfig`, called only if there is a mode."""
     own = [mode for mode in scheme.modes if "verl" in mode.parts]
     for mode in own:
         part_class(mode, "verl").check(mode, "verl", config)

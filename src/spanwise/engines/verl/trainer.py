@@ -16,7 +16,7 @@ from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
 from spanwise.modes.parts import RowPart
 
-#: The modes of verl, in each of which a recipe can be trained.
+#: The modes of verl; a recipe can be trained in each.
 MODES = ("sync", "colocate_async", "separate_async")
 
 
@@ -51,12 +51,12 @@ def attach(v1: Any) -> None:
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
-    """What stands in the TransferQueue for the rows of a batch: what the reward workers packed, and fields of `Batch` by token."""
+    """Fetch the packed text of the reward workers, and fields of `Batch` by token, for the rows of a batch."""
     data = _queued(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
-    extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes
+    extra = list(data["extra_fields"])  # a list, an array or a stack, by the queue's storage
     names = [key.rsplit("_", 2) for key in batch.keys]
     places = {}
-    for name, part in (parts or {}).items():  # a mode's token stands at the end of a row, and is not sampled
+    for name, part in (parts or {}).items():  # a mode's token is the last of its row, and was not sampled
         ends = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
             for ids, mask in zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
@@ -91,7 +91,7 @@ def _teach(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
 def sampled_of(batch: Any) -> Sampled:
     """Fetch prompts, responses and gold answers (if the dataset has any) of a batch from the TransferQueue."""
     data = _queued(batch, "prompts", "responses", "reward_model")
-    there = set(data.keys())  # a TensorDict does not answer `in`
+    there = set(data.keys())  # `in` does not work on a TensorDict
     reward_models = list(data["reward_model"]) if "reward_model" in there else [None] * len(batch.keys)
     return Sampled(
         uids=[key.rsplit("_", 2)[0] for key in batch.keys],
