@@ -156,8 +156,8 @@ def by_turn(
     behind_s = None
     if batch.bootstrap_n is not None:  # only a row's last turn was cut off
         last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
-        own = batch.bootstrap_n[turns.row_s]
-        behind_s = torch.where(last_s.reshape(-1, *(1 for _ in own.shape[1:])), own, 0.0)
+        value_s = batch.bootstrap_n[turns.row_s]
+        behind_s = torch.where(last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)
     return Batch(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),

@@ -159,8 +159,8 @@ class Layout:
     def _part(self, block: int, name: str, written: str, index: int | None) -> Part:
         """Build the part that a written mark stands for; a mark may name its own segmenter."""
         head, colon, tail = written.partition(":")
-        own = bool(colon) and is_registered(head, kind="segmenter")
-        segmenter, mark = (head, tail) if own else (self.segmenter, written)
+        names_segmenter = bool(colon) and is_registered(head, kind="segmenter")
+        segmenter, mark = (head, tail) if names_segmenter else (self.segmenter, written)
         if index is None:
             return Part(block, segmenter, mark, mark or name)
         return Part(block, segmenter, mark, mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name, index)

@@ -106,7 +106,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    # The model and its data.
+    # What is trained on what.
     task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts", "own"] = "digits"
     start: Literal["easy", "hard"] = "easy"
     start_seed: int = 0
@@ -120,7 +120,7 @@ class Recipe(BaseModel):
     answer_column: str | None = "answer"
     instruction: str | None = None
 
-    # The rule of credit.
+    # How credit is given.
     method: str = "bae"
     calibration: Literal["brier", "log_score"] | None = None
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None
@@ -136,7 +136,7 @@ class Recipe(BaseModel):
 
     refine: str | dict[str, Any] | None = None
 
-    # Length and speed of the training.
+    # How long and how fast.
     steps: int = Field(120, ge=1)
     prompts: int = Field(16, ge=1)
     group_size: int = Field(16, ge=2)
@@ -152,7 +152,7 @@ class Recipe(BaseModel):
     seed: int = 0
     trainer: dict[str, Any] = Field(default_factory=dict)
 
-    # Evaluations and files.
+    # What is looked at and kept.
     eval_every: int = Field(10, ge=0)
     eval_prompts: int = Field(512, ge=1)
     eval_samples: int = Field(8, ge=1)
@@ -282,9 +282,9 @@ for _name, _about in _described(Recipe.__doc__).items():
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
     written = {} if path is None else _read(path)
-    given = dict(overrides or {})
-    _check_void(written, given)
-    values = {**written, **given}
+    changes = dict(overrides or {})
+    _check_void(written, changes)
+    values = {**written, **changes}
     if "task" not in values and (values.get("model") or values.get("dataset")):
         values["task"] = "confidence"
     if values.get("task", EMBEDDED[0]) not in EMBEDDED:
@@ -418,15 +418,15 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     layout = _layout(recipe, task_layout)
     # A recipe that pays the whole completion as one block does not change the text, so the task's blocks stay.
     if len(layout.names) == 1 and layout.marks in ((), task_layout.marks):
-        own = {"segmenter": task_layout.segmenter if not layout.marks else layout.segmenter, "most": task_layout.most}
-        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, **own)
+        settings = {"segmenter": task_layout.segmenter if not layout.marks else layout.segmenter, "most": task_layout.most}
+        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, **settings)
     return layout
 
 
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
     """Refuse tags that the embedded model has never learnt; its prompts do not ask for them."""
-    own, tags = recipe.own_layout, task_layout.tags
-    strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in tags]
+    layout, tags = recipe.own_layout, task_layout.tags
+    strange = [f"<{tag}>" for tag in (layout.tags if layout and layout.segmenter == "tags" else ()) if tag not in tags]
     if strange:
         raise RecipeError(
             f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(tags))} and "
@@ -463,10 +463,10 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
                 f"Objective {position} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )
     reward, given = entry["reward"], entry.get("given") or ()
-    functions = [one for one in ([given] if isinstance(given, str) else given) if ":" in str(one)]
+    functions = [function for function in ([given] if isinstance(given, str) else given) if ":" in str(function)]
     if isinstance(reward, str) and ":" in reward:
         name = str(entry.get("name") or reward.rpartition(":")[2])
-        if name in recorded or ("each" in entry and any(one.startswith(f"{name}.") for one in recorded)):
+        if name in recorded or ("each" in entry and any(function.startswith(f"{name}.") for function in recorded)):
             entry = {**entry, "name": name, "reward": recorded_elsewhere}
         elif run_code:
             entry = {**entry, "reward": imported(reward, what=f"Objective {position}: the reward")}

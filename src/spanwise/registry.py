@@ -148,10 +148,10 @@ def imported(path: str, *, what: str) -> Any:
     try:
         return attrgetter(name)(loaded)
     except AttributeError as error:
-        there = [key for key, value in vars(loaded).items() if callable(value) and not key.startswith("_")]
+        functions = [key for key, value in vars(loaded).items() if callable(value) and not key.startswith("_")]
         place = f"'{getattr(loaded, '__file__', module)}'"
         raise RecipeError(
-            f"{what} '{path}' cannot be imported: {unknown(f'function in {place} called', name, there)}"
+            f"{what} '{path}' cannot be imported: {unknown(f'function in {place} called', name, functions)}"
         ) from error
 
 

@@ -179,20 +179,20 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
         flat: list[Mapping[str, Any]] = [{"anchor": state} for state in states or [None] * len(turns.row_s)]
     else:
         counts = turns.row_s.bincount(minlength=len(turns_of_rows)).tolist()
-        for n, (one, count) in enumerate(zip(turns_of_rows, counts, strict=True)):
-            if not says_turns(one):
+        for n, (entry, count) in enumerate(zip(turns_of_rows, counts, strict=True)):
+            if not says_turns(entry):
                 raise DataError(
-                    f"Completion {n} has {TURNS}: {one!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
+                    f"Completion {n} has {TURNS}: {entry!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
                 )
-            if len(one) != count:
+            if len(entry) != count:
                 raise AlignmentError(
-                    f"Completion {n} has {len(one)} entries in '{TURNS}' and its mask has {count} runs of tokens that the model "
-                    "wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
+                    f"Completion {n} has {len(entry)} entries in '{TURNS}' and its mask has {count} runs of tokens that the "
+                    "model wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
                 )
-        flat = [one for of_completion in turns_of_rows for one in of_completion]
-    names = dict.fromkeys(name for one in flat for name in one)
-    columns = {name: [one.get(name) for one in flat] for name in names if name != "anchor"}
-    anchors = [one.get("anchor") for one in flat]
+        flat = [turn for of_completion in turns_of_rows for turn in of_completion]
+    names = dict.fromkeys(name for turn in flat for name in turn)
+    columns = {name: [turn.get(name) for turn in flat] for name in names if name != "anchor"}
+    anchors = [turn.get("anchor") for turn in flat]
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in anchors):
         raise DataError(
             f"Method '{scheme.method}' compares turns that start from the same state, and no turn says its own. Let what plays "
@@ -299,8 +299,8 @@ class Step:
         by_turns = described is not None and self.scheme.entry.kind != "token" and all(map(says_turns, described))
         if "steps" in self.scheme.needs or by_turns:
             batch, turns = turn_rows(batch, self.scheme)
-        own = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), completions, turns)
-        return own if self.ranks is None else gathered(own, self.scheme, self.ranks)
+        read_batch = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), completions, turns)
+        return read_batch if self.ranks is None else gathered(read_batch, self.scheme, self.ranks)
 
     def finish(
         self,

@@ -313,7 +313,9 @@ class Comparison(ByCompletion):
     @staticmethod
     def joined(columns: Sequence[Comparison]) -> Comparison:
         """Put several comparisons of the same completions side by side."""
-        return Comparison(**{name: torch.cat([getattr(one, name) for one in columns], dim=1) for name in vars(columns[0])})
+        return Comparison(
+            **{name: torch.cat([getattr(column, name) for column in columns], dim=1) for name in vars(columns[0])}
+        )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
         """Return the comparison with reasons that fit other advantages: a reason only where the advantage is 0."""

@@ -104,9 +104,11 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
         >>> [reason_of(key).name for key in reasons.flatten().tolist()]
         ['ALL_RIGHT', 'ALL_RIGHT', 'SINGLETON']
     """
-    told, cancelled = found.explained[1], key_of(Zero.CANCELLED)
+    comparison, cancelled = found.explained[1], key_of(Zero.CANCELLED)
     # A block with credit gets 0 in the sum because another objective takes the credit away again.
-    key_nm = torch.where(told.reason_nm == int(Zero.CREDITED), cancelled, told.reason_nm * _OBJECTIVES + told.about_nm + 1)
+    key_nm = torch.where(
+        comparison.reason_nm == int(Zero.CREDITED), cancelled, comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
+    )
     key_nm = key_nm.expand(-1, len(scheme.objectives))
     result_nk = torch.full((len(key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
     for k, name in enumerate(scheme.layout.names):

@@ -107,7 +107,7 @@ def assign(
         left_out_nm = left_out(scores)
         adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
         if comparison is None:
-            outcomes = [facts["outcome_no"][:, given] if given else None for given in facts["given_k"]]
+            outcomes = [facts["outcome_no"][:, columns] if columns else None for columns in facts["given_k"]]
             by_column = {"baseline": facts["baseline"], "outcome_no": outcomes, "back_off": facts["back_off_k"]}
             comparison = advantage_columns(value_nm, group_n, by_column, min_stratum=least).comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
@@ -141,8 +141,10 @@ def assign(
                 where = block_names, data["block_nt"], mask_nt
                 streams = reward_streams(scores, objectives, *where, values=values, dtype=dtype)
             token_nt, stop_n = _over_tokens(ask, data, streams, stop_n)
-            here = [data["block_nt"] == k for k in range(len(block_names))]
-            means = [torch.where(one, token_nt.double(), 0.0).sum(dim=1) / one.sum(dim=1).clamp(min=1) for one in here]
+            inside_knt = [data["block_nt"] == k for k in range(len(block_names))]
+            means = [
+                torch.where(in_nt, token_nt.double(), 0.0).sum(dim=1) / in_nt.sum(dim=1).clamp(min=1) for in_nt in inside_knt
+            ]
             block_nk = torch.stack(means, dim=1)
             moved_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
             adv_nm = moved_n.double()[:, None]  # no single reward was compared
@@ -297,10 +299,10 @@ def sum_reasons(
         reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, still_n)
     equal_n = reason_n == int(Zero.ALL_EQUAL)
     for m in reversed(range(len(objectives))):  # "all right" or "all wrong" says more than "all equal"
-        own = moments(scores.reward_nm[:, m], set_n)
+        groups = moments(scores.reward_nm[:, m], set_n)
         all_equal_n = torch.full_like(reason_n, int(Zero.ALL_EQUAL))
-        verdict_n = _verdict(objectives[m], scores.reward_nm[:, m], all_equal_n, own.mean_n())
-        agree_n = equal_n & own.constant_n() & (own.count_n() == size_n) & (verdict_n != all_equal_n)
+        verdict_n = _verdict(objectives[m], scores.reward_nm[:, m], all_equal_n, groups.mean_n())
+        agree_n = equal_n & groups.constant_n() & (groups.count_n() == size_n) & (verdict_n != all_equal_n)
         reason_n, about_n = torch.where(agree_n, verdict_n, reason_n), torch.where(agree_n, m, about_n)
     missing_nm, column_m = _missing(scores, truncated_n), torch.arange(len(objectives), device=reason_n.device)
     weighs_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)

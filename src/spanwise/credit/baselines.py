@@ -210,13 +210,13 @@ def advantage_columns(
     **options: Any,
 ) -> Explained:
     """Apply `advantage` to each column of rewards, with shared options and with the options of the column."""
-    own = {name: values for name, values in by_column.items() if values is not None}
+    by_name = {name: values for name, values in by_column.items() if values is not None}
     each = [
-        advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in own.items()}, **options)
+        advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in by_name.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    adv_nm = torch.stack([one.advantage_n + one.missing_n for one in each], dim=1)
-    return Explained(adv_nm, Comparison.joined([one.comparison for one in each]))
+    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in each], dim=1)
+    return Explained(adv_nm, Comparison.joined([column.comparison for column in each]))
 
 
 def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
@@ -232,14 +232,14 @@ def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Floa
 
 def _blended(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
     """Subtract the blended baseline from rewards and stand-ins; a completion alone in its prompt borrows from other prompts."""
-    own, all_ = (
+    within, all_ = (
         compare_in_strata(reward_n, refine(who_n, outcome_no)).comparison for who_n in (group_n, torch.zeros_like(group_n))
     )
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
-    reason_n = torch.where(own.members_nm > 1, own.reason_nm, all_.reason_nm)[:, 0]
+    reason_n = torch.where(within.members_nm > 1, within.reason_nm, all_.reason_nm)[:, 0]
     return Explained(advantage_n, comparison_of(
         advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
-        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=own.stratum_nm[:, 0], members_n=own.members_nm[:, 0],
+        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=within.stratum_nm[:, 0], members_n=within.members_nm[:, 0],
     ))  # fmt: skip
 
 
@@ -322,28 +322,28 @@ def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Ten
     low = present.min() if len(present) else 0.0  # keeps sums of equal numbers exact
     own_n = torch.where(here_n, reward_n - low, torch.nan)
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
-    own = moments(own_n, stratum_n)  # completions of this outcome, by prompt
+    by_prompt = moments(own_n, stratum_n)  # completions of this outcome, by prompt
     usable_n = ~here_n & known_n & ~reward_n.isnan()
     other_n = None if rescored_n is None else torch.where(usable_n, rescored_n - low, torch.nan)
     # A variance of 0 would be an infinite weight, and rounding errors must not rank two variances of 0.
     squares = [part.nan_to_num().square().mean() for part in (own_n, other_n) if part is not None]
     tiny = 1e-12 * float(sum(squares)) + 1e-24
-    noise_s = own.pooled_variance_elsewhere().nan_to_num(nan=0.0)
+    noise_s = by_prompt.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
-    others_n = own.count_n() - own.member_n.double()
-    own_sum_n = (own.mean_n() * own.count_n()).nan_to_num()
+    others_n = by_prompt.count_n() - by_prompt.member_n.double()
+    own_sum_n = (by_prompt.mean_n() * by_prompt.count_n()).nan_to_num()
     ml_n = torch.where(others_n > 0, (own_sum_n - own_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
     ml_variance_n = noise_s[stratum_n] / others_n.clamp(min=1.0)
 
-    elsewhere_n = own.count_s.sum() - own.count_n()
-    total = (own.mean_s * own.count_s).nansum()
+    elsewhere_n = by_prompt.count_s.sum() - by_prompt.count_n()
+    total = (by_prompt.mean_s * by_prompt.count_s).nansum()
     mu_n = torch.where(elsewhere_n > 0, (total - own_sum_n) / elsewhere_n.clamp(min=1.0), torch.nan)
-    between_s = excess_variance_elsewhere(own.mean_s, noise_s[:, None], own.count_s[:, None])
+    between_s = excess_variance_elsewhere(by_prompt.mean_s, noise_s[:, None], by_prompt.count_s[:, None])
     mu_variance_n = between_s[stratum_n] + noise_s[stratum_n] / elsewhere_n.clamp(min=1.0)
 
     estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
     if other_n is not None:
-        x_n, x_variance_n = _rescored(own, moments(other_n, stratum_n), noise_s)
+        x_n, x_variance_n = _rescored(by_prompt, moments(other_n, stratum_n), noise_s)
         estimates.append(x_n)
         variances.append(x_variance_n)
     mixed_n = precision_mean(torch.stack(estimates), torch.stack(variances).clamp(min=tiny))

@@ -118,8 +118,8 @@ class Streams:
             behind_ns = self._by_stream(bootstrap_n, "bootstrap_n", shape[:1])
             parts["bootstrap_n"] = torch.where(self.last_sn.T, behind_ns, 0.0)
         for s in range(len(self.names)):
-            own = {name: value[..., s] for name, value in parts.items()}
-            yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **own}
+            of_stream = {name: value[..., s] for name, value in parts.items()}
+            yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **of_stream}
 
     def _by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
         """Return the values with streams as the last axis; refuse any other number of values."""
@@ -130,9 +130,9 @@ class Streams:
         if count != len(names):
             shared = " A critic of one value serves with values: shared." if count == 1 else ""
             per = "completion" if what.endswith("_n") else "token"
-            there = "is 1 stream" if len(names) == 1 else f"are {len(names)} streams"
+            are = "is 1 stream" if len(names) == 1 else f"are {len(names)} streams"
             raise AlignmentError(
-                f"{what} holds {count} value{'' if count == 1 else 's'} per {per} and there {there} ({', '.join(names)}): give one "
+                f"{what} holds {count} value{'' if count == 1 else 's'} per {per} and there {are} ({', '.join(names)}): give one "
                 f"value to each, in this order.{shared}"
             )
         return value

@@ -383,14 +383,14 @@ def _votes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Count the voters of each row's stratum, average their means, and subtract the mean that a row is compared with."""
     ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    own = moments(value_n, ballot_n)  # one mean per voter
-    stratum_u = torch.full((len(own.count_s),), -1, dtype=torch.long, device=value_n.device)
-    placed_n = own.stratum_n >= 0
-    stratum_u[own.stratum_n[placed_n]] = stratum_n[placed_n].long()
-    vote_u = centred(own.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
-    between = moments(own.mean_s, stratum_u)
-    count_n, mean_n = own.look_up(between.count_n(), 0.0), own.look_up(between.mean_n(), torch.nan)
-    return count_n, mean_n, own.deviation_n + own.look_up(vote_u, 0.0)
+    by_voter = moments(value_n, ballot_n)  # one mean per voter
+    stratum_u = torch.full((len(by_voter.count_s),), -1, dtype=torch.long, device=value_n.device)
+    placed_n = by_voter.stratum_n >= 0
+    stratum_u[by_voter.stratum_n[placed_n]] = stratum_n[placed_n].long()
+    vote_u = centred(by_voter.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    between = moments(by_voter.mean_s, stratum_u)
+    count_n, mean_n = by_voter.look_up(between.count_n(), 0.0), by_voter.look_up(between.mean_n(), torch.nan)
+    return count_n, mean_n, by_voter.deviation_n + by_voter.look_up(vote_u, 0.0)
 
 
 def standardised(

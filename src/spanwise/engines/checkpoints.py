@@ -77,9 +77,9 @@ def checkpoint_fault(place: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     for name, size in sizes.items():
-        there = (place / name).stat().st_size if (place / name).is_file() else None
-        if there != size:
-            return f"{name} is missing" if there is None else f"{name} is damaged, it has {there} bytes of {size}"
+        actual = (place / name).stat().st_size if (place / name).is_file() else None
+        if actual != size:
+            return f"{name} is missing" if actual is None else f"{name} is damaged, it has {actual} bytes of {size}"
     if not resumable:
         return "it holds a model only, as save_only_model asked for"
     return next((f"{name} is damaged" for name in sizes if not _readable(place / name)), None)

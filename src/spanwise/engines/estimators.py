@@ -35,8 +35,8 @@ def outcome_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Put one advantage per row on every token of the mask; return it twice, as advantages and as returns."""
     asked = config if hasattr(config, "get") else {}
-    own = asked.get("spanwise") or {}
-    idle = next((option for option in own if option != "options"), None)
+    section = asked.get("spanwise") or {}
+    idle = next((option for option in section if option != "options"), None)
     refuse(
         {
             f"The estimator 'spanwise_{name}' compares completions of one prompt, and there is no uid.": index is None,
@@ -59,7 +59,7 @@ def outcome_advantages(
     )
     adv_n = torch.zeros_like(reward_n)
     if real:
-        options = dict(own.get("options") or {})
+        options = dict(section.get("options") or {})
         adv_n[real] = method(name).estimator(reward_n[real], group_index([ids[n] for n in real]), **options).double()
     adv_nt = to_tokens(adv_n, response_mask, dtype=token_level_rewards.dtype)
     return adv_nt, adv_nt

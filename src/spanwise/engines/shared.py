@@ -123,8 +123,8 @@ class RunRecord:
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
         """Build the `recipe.yaml` of a run that has no recipe, from its scheme and the settings that are set."""
-        given = {name: value for name, value in settings.items() if value is not None}
-        recipe = {"task": SCRIPT, **scheme.plain(), **given, "keep_rollouts": self.keep, "report": self.report}
+        set_values = {name: value for name, value in settings.items() if value is not None}
+        recipe = {"task": SCRIPT, **scheme.plain(), **set_values, "keep_rollouts": self.keep, "report": self.report}
         return json.loads(json.dumps(recipe))  # as read back from a file: tuples become lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
@@ -183,7 +183,7 @@ class RunRecord:
     def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
         """Add what the trainer logs about the update of the last batch; `names` maps report names to trainer names."""
         if self._line:
-            self.add(self._line["step"], {own: logged[theirs] for own, theirs in names.items() if theirs in logged})
+            self.add(self._line["step"], {name: logged[theirs] for name, theirs in names.items() if theirs in logged})
 
     def flush(self) -> None:
         """Write the finished line of metrics."""
@@ -206,9 +206,9 @@ class RunRecord:
                 if self._recipe is not None and ended:
                     about = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
                     share = self.own_seconds / self.seconds if self.seconds else None
-                    own = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
+                    overhead = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
                     seconds = time.perf_counter() - started
-                    self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **own})
+                    self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **overhead})
                 if self._recipe is not None and self.report:
                     _make_report(self.folder.path)
                 self._recipe = None

@@ -62,13 +62,13 @@ def credit_datums(
         >>> [datum["loss_fn_inputs"]["advantages"] for rollout in found[0] for datum in rollout]
         [[0.0, 1.0], [0.0, -1.0]]
     """
-    rollouts = [list(one) if isinstance(one, (list, tuple)) else [one] for group in groups for one in group]
+    rollouts = [list(member) if isinstance(member, (list, tuple)) else [member] for group in groups for member in group]
     of_rollout = [g for g, group in enumerate(groups) for _ in group]
     sizes = [len(group) for group in groups]
     for name, values in (rewards or {}).items():
-        if (given := [len(group) for group in values]) != sizes:
+        if (counts := [len(group) for group in values]) != sizes:
             raise AlignmentError(
-                f"Rewards '{name}' are of groups of {given} rollouts, and the groups hold {sizes}; give one to each."
+                f"Rewards '{name}' are of groups of {counts} rollouts, and the groups hold {sizes}; give one to each."
             )
     for name, values in (columns or {}).items():
         if len(values) != len(groups):

@@ -89,7 +89,7 @@ def _opening(mark: str) -> tuple[str, ...]:
     """Return the sign at the end of a prompt that has opened a channel."""
     channel = mark.removesuffix(EACH)
     header = ("<|channel|>analysis<|message|>",) if channel == _REASONING else ()
-    return (*(opening for own, opening, _ in _PAIRS if own == channel), *header)
+    return (*(opening for name, opening, _ in _PAIRS if name == channel), *header)
 
 
 @register(
@@ -102,9 +102,9 @@ def _opening(mark: str) -> tuple[str, ...]:
 def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find what a chat model thinks, calls and answers; see the module."""
     parts_of = by_mark(parts)
-    for channel, own in parts_of.items():
+    for channel, marked in parts_of.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
-            raise LayoutError(unknown("channel", own[0].mark, (_REASONING, _CALL, _ANSWER)))
+            raise LayoutError(unknown("channel", marked[0].mark, (_REASONING, _CALL, _ANSWER)))
     prefilled = layout.prefilled in {part.mark for part in parts}
     if prefilled and layout.prefilled != _REASONING:
         raise LayoutError(f"prefilled is '{layout.prefilled}'; of the channels a prompt can open 'reasoning' only.")
@@ -115,7 +115,7 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
         stretches = reader.run()
         stops = [*(start for _, start, _ in stretches[1:]), len(sample.text)]
         matches = ((*stretch[:2], stop, stretch[2]) for stretch, stop in zip(stretches, stops, strict=False))
-        return taken([one for one in matches if one[0] in parts_of], parts_of, again="taken", fault=reader.fault)
+        return taken([match for match in matches if match[0] in parts_of], parts_of, again="taken", fault=reader.fault)
 
     return find
 
@@ -138,7 +138,7 @@ class _Reader:
         at = 0
         for place in (*ends, len(self.signs) - 1):
             end, self.end, self.lead = self.signs[place], place, None
-            self.last = {self.signs[own].written: own for own in range(at, place)}
+            self.last = {self.signs[index].written: index for index in range(at, place)}
             sign = self.signs[at]
             empty = not self.text[self.loose : sign.start].strip()
             if self.prefilled and not (empty and (at == place or sign.written in _AT_ONCE)):

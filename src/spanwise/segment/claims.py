@@ -175,18 +175,18 @@ def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]
 def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
     """Cut a completion into pieces by the claims on it."""
     fault, claims = 0, []
-    for one in found:
-        fault |= one.fault
-        claims += one.claims
+    for result in found:
+        fault |= result.fault
+        claims += result.claims
     claims.sort(
         key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop)
     )  # the outer claim first
-    pieces, kept = _carved(claims, layout.rest, size)
-    if len(kept) < len(claims):
+    pieces, placed = _carved(claims, layout.rest, size)
+    if len(placed) < len(claims):
         fault |= Fault.NESTED
-    if not layout.wanted.issubset([claim.part for claim in kept]):
+    if not layout.wanted.issubset([claim.part for claim in placed]):
         fault |= Fault.MISSING
-    contents = {(claim.part.block, claim.part.key): claim.inner for claim in kept if claim.inner is not None}
+    contents = {(claim.part.block, claim.part.key): claim.inner for claim in placed if claim.inner is not None}
     pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
     # If several pieces start at one byte, the last piece has it. Bytes of no claim belong to the rest, or to the block before them.
     block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *pieces]) if block != before}
@@ -195,7 +195,7 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
 
 def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> tuple[list[tuple[int, int]], list[Claim]]:
     """Return starts and blocks of the pieces, and the claims that have bytes of their own."""
-    pieces, kept = [] if rest is None else [(0, rest)], list[Claim]()
+    pieces, placed = [] if rest is None else [(0, rest)], list[Claim]()
     open_ends = iter([*[claim.start for claim in claims if claim.stop is None][1:], size])
     stack = [(size, rest)]
 
@@ -214,6 +214,6 @@ def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> tuple[list[
         if least <= stack[-1][0]:  # otherwise it overlaps the claim around it in part, and that claim began first
             pieces.append((claim.start, claim.part.block))
             stack.append((min(stop, stack[-1][0]), claim.part.block))
-            kept.append(claim)
+            placed.append(claim)
     close(size)
-    return [piece for piece in pieces if piece[0] < size] or pieces[:1], kept
+    return [piece for piece in pieces if piece[0] < size] or pieces[:1], placed

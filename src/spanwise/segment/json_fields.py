@@ -217,9 +217,9 @@ def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
 
 def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
     """Build the node of some paths, each given with the steps that are left of it."""
-    here = [part for part, left in paths if not left]
-    if here and len(paths) > 1:
-        inner, outer = next((part for part, left in paths if left), here[0]), here[-1]
+    ended = [part for part, left in paths if not left]
+    if ended and len(paths) > 1:
+        inner, outer = next((part for part, left in paths if left), ended[0]), ended[-1]
         where = "is the same as" if inner.mark == outer.mark else "lies inside"
         raise LayoutError(
             f"Blocks '{layout.names[inner.block]}' and '{layout.names[outer.block]}' overlap: '{inner.mark}' {where} "
@@ -230,9 +230,9 @@ def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node
     # A pattern for every element (-1) also applies to elements named by index.
     nodes: dict[bytes | int, Node] = {}
     for way in dict.fromkeys(way for way, _, _ in ways):
-        inside = [(part, left) for own, part, left in ways if own == way or (own == -1 and isinstance(way, int))]
+        inside = [(part, left) for step, part, left in ways if step == way or (step == -1 and isinstance(way, int))]
         nodes[way] = _node(inside, layout)
-    return Node(here[0] if here else None, nodes, any(left and left[0] == -1 != _way(part, -1) for part, left in paths))
+    return Node(ended[0] if ended else None, nodes, any(left and left[0] == -1 != _way(part, -1) for part, left in paths))
 
 
 def _way(part: Part, step: str | int) -> bytes | int:

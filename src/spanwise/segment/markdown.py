@@ -265,12 +265,13 @@ def _parser(language: str) -> Any:
         sitter = import_module("tree_sitter")
         package = import_module(f"tree_sitter_{language}")
     except ModuleNotFoundError as error:
-        there = sorted(
-            one.name.removeprefix("tree_sitter_") for one in iter_modules() if one.name.startswith("tree_sitter_")
+        installed = sorted(
+            module.name.removeprefix("tree_sitter_") for module in iter_modules() if module.name.startswith("tree_sitter_")
         )
         raise LayoutError(
-            f"Code of '{language}' cannot be read: {error.name} is not installed. Languages here: {', '.join(there) or 'none'}; "
-            f"pip install 'spanwise[segment]' brings python, pip install tree-sitter-{language.replace('_', '-')} this one."
+            f"Code of '{language}' cannot be read: {error.name} is not installed. Languages here: "
+            f"{', '.join(installed) or 'none'}; pip install 'spanwise[segment]' brings python, "
+            f"pip install tree-sitter-{language.replace('_', '-')} this one."
         ) from None
     make = getattr(package, "language", None) or getattr(package, f"language_{language}")
     return sitter.Parser(sitter.Language(make()))

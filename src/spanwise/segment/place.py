@@ -81,8 +81,8 @@ def find_blocks(
     tables, texts = [], []
     for first in range(0, max(len(ids), 1), size):
         rows = slice(first, first + size)
-        own = None if logp is None else logp[rows]
-        table, text = _segment_rows(ids[rows], valid_nt[rows], own, layout, cutter, vocabulary, first)
+        chunk_logp = None if logp is None else logp[rows]
+        table, text = _segment_rows(ids[rows], valid_nt[rows], chunk_logp, layout, cutter, vocabulary, first)
         tables.append(table)
         texts += text
     *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*tables, strict=True))
@@ -130,9 +130,9 @@ def _segment_rows(
     )
     pieces = cutter(chunks, samples)
 
-    row = np.repeat(np.arange(n), [len(one.starts) for one in pieces])
-    block = np.array([k for one in pieces for k in one.blocks], dtype=np.int64)
-    byte = np.array([byte for one in pieces for byte in one.starts], dtype=np.int64) + byte_edge[row]
+    row = np.repeat(np.arange(n), [len(cut_up.starts) for cut_up in pieces])
+    block = np.array([k for cut_up in pieces for k in cut_up.blocks], dtype=np.int64)
+    byte = np.array([byte for cut_up in pieces for byte in cut_up.starts], dtype=np.int64) + byte_edge[row]
     # The first token of each piece; a boundary inside token j starts its piece at j + 1.
     begin = np.searchsorted(end_t, byte, side="right")
     begin += np.concatenate(([0], end_t))[begin] != byte
@@ -142,12 +142,12 @@ def _segment_rows(
     block_nt = np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16)
     block_nt[valid_nt] = np.repeat(block, tokens)
     length_nk = np.bincount(row * count + block, weights=tokens, minlength=n * count).astype(np.int64).reshape(n, count)
-    there = np.flatnonzero(tokens)
-    at = row[there], block[there]  # not start_nk[at] = ...: a block may come twice, and numpy may keep either value
+    filled = np.flatnonzero(tokens)
+    at = row[filled], block[filled]  # not start_nk[at] = ...: a block may come twice, and numpy may keep either value
     start_nk, end_nk = np.full((n, count), t, dtype=np.int64), np.zeros((n, count), dtype=np.int64)
-    np.minimum.at(start_nk, at, column_t[begin[there]])
-    np.maximum.at(end_nk, at, column_t[begin[there] + tokens[there] - 1] + 1)
-    fault_n = np.array([one.fault for one in pieces], dtype=np.int64)
+    np.minimum.at(start_nk, at, column_t[begin[filled]])
+    np.maximum.at(end_nk, at, column_t[begin[filled] + tokens[filled] - 1] + 1)
+    fault_n = np.array([cut_up.fault for cut_up in pieces], dtype=np.int64)
     fault_n[row[(size > 0) & (length_nk[row, block] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
     texts = [_text(*each, layout.keys) for each in zip(chunks, pieces, (length_nk > 0).tolist(), strict=True)]
@@ -203,10 +203,10 @@ def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, 
     for k, start, stop in zip(one.blocks, one.starts, (*one.starts[1:], len(data)), strict=True):
         pieces.setdefault(k, []).append(data[start:stop])
     text: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
-    for k, (name, own) in enumerate(keys.items()):
+    for k, (name, block_keys) in enumerate(keys.items()):
         if present[k]:
             text[name] = inside = dict[str, str | None]()
-            for key in own:
+            for key in block_keys:
                 inner = one.contents.get((k, key))
                 stretch = data[inner[0] : inner[1]] if isinstance(inner, tuple) else inner
                 inside[key] = None if stretch is None else stretch.decode("utf-8", "replace")

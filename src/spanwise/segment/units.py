@@ -69,10 +69,10 @@ def _in_a_row(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Fi
 def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
     """Refuse a mark for a segmenter that takes none; a block of a list is marked by its own name."""
     for part in parts:
-        name, own = layout.names[part.block], part.mark
-        if own and name not in (own, own.replace(EACH, f"[{part.index}]", 1)):
+        name, mark = layout.names[part.block], part.mark
+        if mark and name not in (mark, mark.replace(EACH, f"[{part.index}]", 1)):
             raise LayoutError(
-                f"The segmenter '{part.segmenter}' takes no mark, and block '{name}' has '{own}'; write "
+                f"The segmenter '{part.segmenter}' takes no mark, and block '{name}' has '{mark}'; write "
                 f"{{'{part.segmenter.rstrip('s')}[*]': '{part.segmenter}:'}}."
             )
 

@@ -81,7 +81,7 @@ def gdpo(
         "normalize_then_sum"` in TRL.
     """
     weight_m, scaling = weights_of(reward_nm, weight_m), {"scale": "std", "ddof": ddof, "eps": eps}
-    adv_nm, one = advantage_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
+    adv_nm, explained = advantage_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
     part_nm = adv_nm * weight_m
     summed_n, size_n = part_nm.sum(dim=1), part_nm.abs().sum(dim=1)
     summed_n = torch.where(summed_n.abs() > 1e-12 * size_n, summed_n, 0.0)  # no rounding error if rewards cancel
@@ -90,8 +90,8 @@ def gdpo(
     options: dict[str, Any] = {"shift": length_n is not None, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, divisor = standardised(summed_n, weight_n=weight_n, **options)
     if len(weight_m) == 1 and divisor > 0 and length_n is None:  # a sum of one reward is the weighted reward
-        one = replace(one, worth_nm=weight_m * one.worth_nm, baseline_nm=weight_m * one.baseline_nm)
-        return Explained(adv_n, one.rescaled(divisor=divisor).fitting(adv_n[:, None]))
+        explained = replace(explained, worth_nm=weight_m * explained.worth_nm, baseline_nm=weight_m * explained.baseline_nm)
+        return Explained(adv_n, explained.rescaled(divisor=divisor).fitting(adv_n[:, None]))
     total_n = weighted(reward_nm.double(), weight_m).sum(dim=1)
     together = compare_in_strata(total_n, group_index(group_n), min_stratum=min_stratum).comparison
     return Explained(adv_n, together.unexplained(adv_n[:, None]))

@@ -233,8 +233,8 @@ class SaeSegments:
         defaults = METHODS[method].options if method is not None and method in METHODS else {}
         if not {"threshold", "boundary"} <= set(defaults):
             return None
-        given = {**defaults, **(options or {})}
-        return SaeSegments(float(given["threshold"]), given["boundary"])
+        settings = {**defaults, **(options or {})}
+        return SaeSegments(float(settings["threshold"]), settings["boundary"])
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
         """Mark the tokens that `sae` bootstraps from; ignore marks at masked tokens (and at the first, under "start")."""

@@ -212,9 +212,11 @@ def assign_turns(
             own_tables = {name: torch.where(m, getattr(scores, name), getattr(shared, name)) for name, m in wide.items()}
             at_turns = replace(shared, **own_tables)
             data = {"voter_n": line.index_s, "truncated_n": cut_s}
-            own = assign(at_turns, group_s, present_sk, objectives=_weighing(objectives, turn_m), inputs=data, **rule)
+            turn_credit = assign(
+                at_turns, group_s, present_sk, objectives=_weighing(objectives, turn_m), inputs=data, **rule
+            )
             counts = torch.where(turn_m, len(group_s), len(group_j))
-            credit = replace(_added(credit, own, turn_m), count_m=counts)
+            credit = replace(_added(credit, turn_credit, turn_m), count_m=counts)
     mean_length = length_jk.sum(dim=1).double().mean()
     return replace(credit, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
@@ -245,7 +247,7 @@ def _added(rollouts: Credit, turns: Credit, turn_m: Bool[Tensor, " m"]) -> Credi
 
 def _weighing(objectives: Sequence[Objective], kept_m: Tensor) -> list[Objective]:
     """Return the objectives, with weight 0 for each that `kept_m` leaves out."""
-    return [o if kept else replace(o, weight=0.0) for o, kept in zip(objectives, kept_m.tolist(), strict=True)]
+    return [o if keeps else replace(o, weight=0.0) for o, keeps in zip(objectives, kept_m.tolist(), strict=True)]
 
 
 def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:

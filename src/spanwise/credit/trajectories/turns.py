@@ -171,8 +171,8 @@ class Trajectory:
         for row in line.left_s.argsort(descending=True).tolist():
             ordered[trajectory[row]].append(row)
         return [
-            Trajectory(name, group[own[0]], tuple(rows[row] for row in own), (rewards or {}).get(name, {}))
-            for name, own in ordered.items()
+            Trajectory(name, group[ordered_rows[0]], tuple(rows[row] for row in ordered_rows), (rewards or {}).get(name, {}))
+            for name, ordered_rows in ordered.items()
         ]
 
     def context(self, t: int) -> tuple[int, ...]:
@@ -283,7 +283,7 @@ def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     branches = [branch for trajectory in trajectories for branch in trajectory.branches()]
 
     def tokens(sequences: Sequence[Turn | Branch]) -> int:
-        return sum(len(one.prompt_ids) + len(one.response_ids) for one in sequences)
+        return sum(len(sequence.prompt_ids) + len(sequence.response_ids) for sequence in sequences)
 
     return {
         "trajectories": len(trajectories),

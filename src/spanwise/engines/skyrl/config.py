@@ -69,10 +69,10 @@ def check(cfg: Any) -> Scheme:
     """Load the scheme that the configuration names; refuse settings that SkyRL cannot combine with it."""
     say(untested("skyrl", version("skyrl")))
     algorithm, generator, by_row = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
-    own, loss, sampling = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
+    section, loss, sampling = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
     refuse(
         {
-            "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": own.recipe is None,
+            "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": section.recipe is None,
             **fixed_faults(_FIXED, lambda name: attrgetter(name)(cfg)),
             f"trainer.algorithm.loss_reduction is '{algorithm.loss_reduction}', which drops the rows that fill no micro-batch; use "
             f"token_mean. Under {', '.join(REDUCTIONS)} spanwise gives the same loss.": algorithm.loss_reduction
@@ -83,18 +83,18 @@ def check(cfg: Any) -> Scheme:
         }
     )
     turns = getattr(generator, "max_turns", 1) or 1
-    scheme = scheme_at(own.recipe, longest=turns * generator.sampling_params.max_generate_length)
+    scheme = scheme_at(section.recipe, longest=turns * generator.sampling_params.max_generate_length)
     critic, parts = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
     # Dynamic sampling reads the environment's reward of single rows.
     other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
     why = f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
     over = " generator.apply_overlong_filtering=true takes what was cut off out of the loss."
-    there, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
+    critic_path, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
     refuse(
         {
             f"trainer.algorithm.dynamic_sampling.type is '{sampling}', which keeps groups by the environment's reward, and {why}. "
             f"Leave it out.": sampling is not None and (other is not None or by_row),
-            **critic_faults(critic, scheme, engine="SkyRL", there=there, option=option, instead=over),
+            **critic_faults(critic, scheme, engine="SkyRL", there=critic_path, option=option, instead=over),
             "The recipe's critic has head: hl_gauss, and SkyRL's critic says one number; leave it out.": critic.head
             != "scalar",
             f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
@@ -112,8 +112,8 @@ def check(cfg: Any) -> Scheme:
     # SkyRL has log-probabilities of whole rows; turns come from the generator's output (`SampledRows.turns`).
     by_turn = scheme.entry.kind != "token" and (by_row or "steps" in scheme.needs)
     scheme.check(provides, at_read=provides - {"logp_nt", "value_nt"} if by_turn else provides)
-    say(idle_fields(own.recipe, engine="SkyRL"))
-    RunRecord.of(vars(own), option=OPTION)
+    say(idle_fields(section.recipe, engine="SkyRL"))
+    RunRecord.of(vars(section), option=OPTION)
     return scheme
 
 

@@ -53,9 +53,9 @@ def _with_mode(
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute a policy loss of SkyRL plus the loss of a mode; both are sums, divided in the advantages."""
     old_nt, adv_nt, error_nt = parted(log_probs, old_log_probs, advantages, loss_mask)
-    own = copy.copy(config)
-    own.policy_loss_type = kind  # some losses read it
-    more: dict[str, Any] = {"config": own, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
+    inner_config = copy.copy(config)
+    inner_config.policy_loss_type = kind  # some losses read it
+    more: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
     loss, metrics = PolicyLossRegistry._functions[kind](log_probs, old_nt, adv_nt, **more)
     return loss + error_nt.sum(), metrics
 

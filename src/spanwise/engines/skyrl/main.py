@@ -40,8 +40,8 @@ def _run(cfg: Any) -> None:
 def configured(arguments: list[str]) -> Any:
     """Read the configuration from the command line; refuse one that cannot work before anything starts."""
     # The override that led to this module is no field of the configuration.
-    own = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
-    cfg: Any = SpanwiseTrainConfig.from_cli_overrides(own)
+    overrides = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
+    cfg: Any = SpanwiseTrainConfig.from_cli_overrides(overrides)
     register()
     check(cfg)
     # The training task may start in another folder.

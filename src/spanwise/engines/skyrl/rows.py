@@ -37,8 +37,12 @@ class SampledRows:
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
             whole, end, trajectory = [*prompt, *response], len(prompt), turns[len(place_s)][2]
             while len(place_s) < len(turns):
-                context, sampled, own = turns[len(place_s)]
-                if own != trajectory or len(context) < end or whole[: len(context) + len(sampled)] != [*context, *sampled]:
+                context, sampled, rollout = turns[len(place_s)]
+                if (
+                    rollout != trajectory
+                    or len(context) < end
+                    or whole[: len(context) + len(sampled)] != [*context, *sampled]
+                ):
                     break
                 place_s.append((n, len(context) - len(prompt)))
                 end = len(context) + len(sampled)
@@ -133,6 +137,6 @@ class SampledRows:
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
     """Return the ranges of the model's own tokens; one range of all tokens if the mask has none."""
-    ends = [0, *accumulate(len(list(group)) for _, group in groupby(bool(kept) for kept in mask))]
+    ends = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
     runs = [(start, end) for start, end in pairwise(ends) if mask[start]]
     return runs or [(0, len(mask))]

@@ -121,9 +121,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         for name, part in self.parts.items():
             logp_n = token_logp(data["action_log_probs"][:real], column_n[name])
             batch = replace(batch, **part.fields(logp_n, self.global_step - 1))
-        own = ReadBatch(batch, reading, real, turns)
-        result = self.step.finish(own, number=self.global_step, dtype=self.advantage_dtype)
-        adv_nt = own.put(result.advantages_nt)
+        read_batch = ReadBatch(batch, reading, real, turns)
+        result = self.step.finish(read_batch, number=self.global_step, dtype=self.advantage_dtype)
+        adv_nt = read_batch.put(result.advantages_nt)
         adv_nt = (
             pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt
         )  # rows that SkyRL left out of the loss, and its padding

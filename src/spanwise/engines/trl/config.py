@@ -118,10 +118,9 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     faults: dict[str, Any] = {
         **{unknown("argument of SpanGRPOTrainer called", name, taken): True for name in options if name not in taken},
         **{
-            f"Objective '{one.name}' has a model as reward; pass a function that calls it and returns one number per completion.": (
-                isinstance(one.reward, nn.Module)
-            )
-            for one in scheme.objectives
+            f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "
+            "completion.": (isinstance(objective.reward, nn.Module))
+            for objective in scheme.objectives
         },
         f"Method '{scheme.method}' needs a critic and there is none. Write critic=CriticConfig(...), in a recipe critic: "
         "{learning_rate: 1.0e-5}, or use a method that compares completions, such as 'bae' or 'grpo'.": (
@@ -141,21 +140,21 @@ def check_args(args: Any) -> None:
     """Refuse a configuration that is no `GRPOConfig`, that would give wrong credit, or that would ruin any training."""
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
-    given: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
+    values: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
     faults: dict[str, Any] = {
         "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, which has no meaning when every span has "
         "its own. Use loss_type='dr_grpo'.": args.loss_type == "vespo",
         unknown("loss_type", args.loss_type, LOSS_TYPES): args.loss_type not in LOSS_TYPES,
     }
     faults |= {
-        f"{name} is {given[name]}; it must lie between {least:g} and {most:g}.": not least <= given[name] <= most
+        f"{name} is {values[name]}; it must lie between {least:g} and {most:g}.": not least <= values[name] <= most
         for name, (least, most) in _BOUNDS.items()
-        if isinstance(given[name], int | float)
+        if isinstance(values[name], int | float)
     }
     faults |= {
-        f"{name} is {given[name]}, and loss_type '{args.loss_type}' has no use for it: which tokens it leaves out is said by "
+        f"{name} is {values[name]}, and loss_type '{args.loss_type}' has no use for it: which tokens it leaves out is said by "
         f"epsilon and epsilon_high. Leave it at {usual}, or use another loss_type.": args.loss_type in DPPO
-        and given[name] != usual
+        and values[name] != usual
         for name, usual in _NOT_UNDER_DPPO.items()
     }
     faults |= {
@@ -214,9 +213,9 @@ def check_datasets(
     if train is None and options.get("environment_factory") is None:
         raise DataError("train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.")
     _check_dataset("train_dataset", train, objectives)
-    for name, one in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
+    for name, dataset in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
         called = f"eval_dataset[{name!r}]" if name else "eval_dataset"
-        _check_dataset(called, one, objectives, where=f"{called}: ", kind="evaluation")
+        _check_dataset(called, dataset, objectives, where=f"{called}: ", kind="evaluation")
     prompts = len(train) if isinstance(train, Dataset) else needed
     if prompts < needed:
         raise DataError(
@@ -232,7 +231,7 @@ def _check_dataset(
     """Refuse an object that is no dataset, and a dataset without prompts or without a built-in reward's gold answers."""
     splits = list(dataset) if isinstance(dataset, Mapping) else []
     columns = getattr(dataset, "column_names", None) if not splits else None
-    name, there = type(dataset).__name__, columns or ["none"]
+    name, names = type(dataset).__name__, columns or ["none"]
     faults: dict[str, Any] = {
         f"{called} holds the splits {', '.join(splits)}; pass one of them: {called}=data[{next(iter(splits), '')!r}].": splits,
         f"{called} is a {name}; make a dataset of it: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
@@ -240,15 +239,15 @@ def _check_dataset(
             dataset is not None and not isinstance(dataset, Dataset | IterableDataset)
         ),
         f"{where}The {kind} dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
-        f"{', '.join(there)}. Rename one: dataset.rename_column({there[0]!r}, 'prompt').": columns
+        f"{', '.join(names)}. Rename one: dataset.rename_column({names[0]!r}, 'prompt').": columns
         and "prompt" not in columns,
     }
     for objective in objectives if columns is not None else ():
         column = objective.options.get("column", "answer")
         faults[
             f"{where}Objective '{objective.name}' reads the dataset column '{column}', which is not there; there are "
-            f"{', '.join(there)}. Rename the column, or set options: {{column: NAME}} in the objective."
-        ] = objective.reward in ("correct", "second_attempt") and column not in there
+            f"{', '.join(names)}. Rename the column, or set options: {{column: NAME}} in the objective."
+        ] = objective.reward in ("correct", "second_attempt") and column not in names
     refuse(faults, DataError)
 
 

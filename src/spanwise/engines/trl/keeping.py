@@ -56,7 +56,7 @@ def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, 
     total.extend((found.block_nk.sum(dim=1) + found.stop_n).tolist())
     for k, name in enumerate(scheme.layout.names):
         pairs = zip(found.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
-        logs["extra"][f"credit/{name}"].extend(value if there else None for value, there in pairs)
+        logs["extra"][f"credit/{name}"].extend(value if present else None for value, present in pairs)
     logs["extra"]["credit/stop"].extend(found.stop_n.tolist())
     return ""
 

@@ -224,11 +224,11 @@ class SpanGRPOTrainer(GRPOTrainer):
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        own, self.args = self.args, self._written_args()
+        args, self.args = self.args, self._written_args()
         try:
             super()._save(output_dir, state_dict)
         finally:
-            self.args = own
+            self.args = args
 
     def _written_args(self) -> Any:
         """Return the arguments without secrets, for files."""
@@ -290,17 +290,19 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ credit
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        output, own, train = super()._generate_and_score_completions(inputs), self._own, self.model.training
-        assert own is not None, "TRL asks for rewards"
-        batch, whole, number = own.batch, own.everyone, self.state.global_step
+        output, read_batch, train = super()._generate_and_score_completions(inputs), self._own, self.model.training
+        assert read_batch is not None, "TRL asks for rewards"
+        batch, whole, number = read_batch.batch, read_batch.everyone, self.state.global_step
         if "logp_nt" in self.scheme.needs:
-            own = replace(own, batch=replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output)))
+            read_batch = replace(
+                read_batch, batch=replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output))
+            )
         for part in self.parts.values():
-            own, metrics = part.fill(own, output)
+            read_batch, metrics = part.fill(read_batch, output)
             self._note(metrics)
         started, mask_nt = time.perf_counter(), fold.loss_mask(output).bool().cpu()
-        result = self.step.finish(own, mask_nt=mask_nt, learn=train, number=number)
-        trained_nt = own.put(result.advantages_nt, width=mask_nt.shape[1])
+        result = self.step.finish(read_batch, mask_nt=mask_nt, learn=train, number=number)
+        trained_nt = read_batch.put(result.advantages_nt, width=mask_nt.shape[1])
         output["advantages"] = trained_nt.to(output["completion_ids"].device)
         named = ("prompts", "completions", "completion_ids")
         self.last_rollouts = self.step.rollouts(
@@ -364,20 +366,20 @@ class SpanGRPOTrainer(GRPOTrainer):
             processes=self.accelerator.num_processes,
             steps_per_generation=self.args.steps_per_generation if train else 1,
         )
-        own = self.loss_type if self.loss_type in fold.DPPO else None
-        advantages_bt = inputs["advantages"] * factor_b1 * float(own is None)
+        dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
+        advantages_bt = inputs["advantages"] * factor_b1 * float(dppo_loss is None)
         watch = self._canary_due and train and torch.is_grad_enabled()
         advantages_bt.requires_grad_(watch)
         accumulation = self.current_gradient_accumulation_steps if train else 1
         beta, self._logps = self.beta, None
         self.beta = 0.0  # TRL would divide the KL like the policy term, and the KL has no factor that undoes it
-        self.loss_type = "sapo" if own else self.loss_type  # the advantages are all 0
+        self.loss_type = "sapo" if dppo_loss else self.loss_type  # the advantages are all 0
         try:
             loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
         finally:
             self.beta, logps_bt, self._logps = beta, self._logps, None
-            self.loss_type = own or self.loss_type
-        if own is not None and logps_bt is not None:
+            self.loss_type = dppo_loss or self.loss_type
+        if dppo_loss is not None and logps_bt is not None:
             term, dropped = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             self._note({"dppo/dropped": float(dropped)})
             logged = self._metrics["train" if train else "eval"]["policy_loss"]

@@ -173,13 +173,13 @@ def credited(
     bare = ReadBatch(Batch(group_n), carried.reading, len(real), turns)
     fields: dict[str, Any] = {name: bare.take(value_nt[real]) for name, value_nt in rows.tokens.items()} | dict(more or {})
     group_s = group_n if turns is None else group_n[turns.row_s]
-    own = replace(bare, batch=Batch(group_s, mask_nt=bare.take(carried.sampled_nt), steps=steps, **fields))
-    result = step.finish(own, dtype=dtype)
-    result.advantages_nt.masked_fill_(~own.take(own_mask_nt), 0.0)
+    read_batch = replace(bare, batch=Batch(group_s, mask_nt=bare.take(carried.sampled_nt), steps=steps, **fields))
+    result = step.finish(read_batch, dtype=dtype)
+    result.advantages_nt.masked_fill_(~read_batch.take(own_mask_nt), 0.0)
 
     def placed(value_su: Tensor) -> Tensor:
         """Put numbers of the tokens that were read into a table of all rows; 0 at tokens that verl does not train."""
-        value_nt = own.put(value_su)
+        value_nt = read_batch.put(value_su)
         if padded:
             value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(real), value_nt)
         return value_nt.masked_fill_(~mask_nt, 0.0)
@@ -187,7 +187,7 @@ def credited(
     adv_nt = placed(result.advantages_nt)
     if not scheme.value_names:
         return Credited(adv_nt, None, result)
-    return_su, error = returns(own.reading, own.batch, scheme, lam=value_lam)
+    return_su, error = returns(read_batch.reading, read_batch.batch, scheme, lam=value_lam)
     return Credited(adv_nt, placed(return_su), replace(result, metrics={**result.metrics, **error}))
 
 

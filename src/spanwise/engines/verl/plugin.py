@@ -66,7 +66,7 @@ class _Behind(MetaPathFinder):
         if fullname not in PARTS:
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
+        spec = next((candidate for finder in others if (candidate := finder.find_spec(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
 
             @around(spec.loader, "exec_module")

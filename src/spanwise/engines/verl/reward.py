@@ -43,18 +43,18 @@ class SpanRewardManager(RewardManagerBase):
         columns = self._columns(fields, ids)
         order = torch.arange(len(ids))  # the places of the outputs in their rollout
         steps = Steps(torch.zeros_like(order), order, columns.get("anchor")) if len(ids) > 1 else None
-        own = self.step.read(Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps))
-        anchor = columns.get("anchor") if own.turns is None or own.batch.steps is None else own.batch.steps.anchor_s
+        rows = self.step.read(Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps))
+        anchor = columns.get("anchor") if rows.turns is None or rows.batch.steps is None else rows.batch.steps.anchor_s
         anchor = (
             anchor if "anchor_s" in self.scheme.entry.inputs else None
         )  # other methods compare no states, whatever they are
         masked = all(mask is not None for mask in masks_given)
-        packed = carry.pack(own.reading, length_n, masked=masked, turns=own.turns, anchor=anchor)
+        packed = carry.pack(rows.reading, length_n, masked=masked, turns=rows.turns, anchor=anchor)
         # One number per objective of the last turn; a missing reward counts as `if_missing`.
         objectives, names = self.scheme.objectives, self.scheme.names
-        value_nm = completed(own.reading.scores, objectives)
+        value_nm = completed(rows.reading.scores, objectives)
         last = value_nm[-1].tolist() if len(value_nm) else [math.nan] * len(names)
-        score = sum(one.weight * value for one, value in zip(objectives, last, strict=True) if value == value)
+        score = sum(objective.weight * value for objective, value in zip(objectives, last, strict=True) if value == value)
         return {
             "reward_score": float(score),
             "reward_extra_info": {**dict(zip(names, last, strict=True)), carry.KEY: packed},

@@ -133,28 +133,30 @@ class VerlRun:
         number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
 
         def rollouts() -> Rollouts:
-            batch, own = sampled(), result.own
-            ids_nt = own.take(batch.ids_nt[rows.real])
+            batch, read_rows = sampled(), result.own
+            ids_nt = read_rows.take(batch.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
             # Reward workers send the places of blocks but no text, so the texts are read once more.
             spans, text = find_blocks(
-                ids_nt, own.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
+                ids_nt, read_rows.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
-            other_n = (spans.block_nt != own.spans.block_nt).any(dim=1)
+            other_n = (spans.block_nt != read_rows.spans.block_nt).any(dim=1)
             if other_n.any():
                 raise AlignmentError(
                     f"Row {int(other_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
                     f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and files of the recipe."
                 )
-            read_batch = replace(own, batch=replace(own.batch, ids_nt=ids_nt), reading=replace(own.reading, text=text))
+            read_batch = replace(
+                read_rows, batch=replace(read_rows.batch, ids_nt=ids_nt), reading=replace(read_rows.reading, text=text)
+            )
             real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])  # the first row of each rollout
             texts = prompt_texts(tokenizer, [batch.uids[n] for n in real], [batch.prompts[n] for n in real])
             return self.step.rollouts(
                 replace(result, own=read_batch),
                 number=number,
-                prompts=own.repeat([texts[batch.uids[n]] for n in rows.real]),
-                columns={"answer": own.repeat([batch.answers[n] for n in rows.real])},
+                prompts=read_rows.repeat([texts[batch.uids[n]] for n in rows.real]),
+                columns={"answer": read_rows.repeat([batch.answers[n] for n in rows.real])},
             )
 
         keeping: dict[str, Any] = {"recipe": self._recipe(trainer), "tokenizer": tokenizer, "rollouts": rollouts}

@@ -92,13 +92,13 @@ def attach(kind: Any) -> None:
 def prepare(config: Any) -> VerlRun:
     """Read the recipe, refuse what would give wrong credit, and set the reward manager."""
     scheme = scheme_in(config)
-    actor, own = config.actor_rollout_ref.actor, config.algorithm.spanwise
-    critic = load(own.recipe).modes.get("critic") or CriticConfig()
-    there, alone, warmup = config.critic.get("enable"), critic.policy_training_start_step, config.trainer.critic_warmup
+    actor, section = config.actor_rollout_ref.actor, config.algorithm.spanwise
+    critic = load(section.recipe).modes.get("critic") or CriticConfig()
+    has_critic, alone, warmup = config.critic.get("enable"), critic.policy_training_start_step, config.trainer.critic_warmup
     option = "critic.enable=True and critic.model.path=MODEL"
     refuse(
         {
-            **critic_faults(critic, scheme, engine="verl", there=there, option=option),
+            **critic_faults(critic, scheme, engine="verl", there=has_critic, option=option),
             f"critic.policy_training_start_step is {alone} and trainer.critic_warmup is {warmup}; add "
             f"trainer.critic_warmup={alone + 1}, the step from which on verl trains the policy.": alone
             and warmup != alone + 1,
@@ -108,12 +108,12 @@ def prepare(config: Any) -> VerlRun:
     if _trainer_mode(config) == "sync":
         provides |= added_by(scheme.modes, "verl")
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
-    scheme.check(provides if there else provides - {"value_nt"}, at_read=provides - {*TOKENS})
+    scheme.check(provides if has_critic else provides - {"value_nt"}, at_read=provides - {*TOKENS})
     refuse(_faults(config))
     parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     run = VerlRun(config, scheme, value_lam=critic.gae_lambda_value, parts=parts)
     with open_dict(config):
-        own.recipe = str(Path(own.recipe).resolve())
+        section.recipe = str(Path(section.recipe).resolve())
         if config.trainer.get("use_v1"):
             config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl checks the name
         manager = config.reward.reward_manager
@@ -135,14 +135,14 @@ def scheme_in(config: Any) -> Scheme:
 
 def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
     """Return the part of each mode of a scheme, by name; `policy` gives an `HFModelConfig`, called only if there is a mode."""
-    own = [mode for mode in scheme.modes if "verl" in mode.parts]
-    for mode in own:
+    modes = [mode for mode in scheme.modes if "verl" in mode.parts]
+    for mode in modes:
         part_class(mode, "verl").check(mode, "verl", config)
-    if not own:
+    if not modes:
         return {}
     model = policy()
     return parts_of(
-        own,
+        modes,
         "verl",
         model.tokenizer,
         size=model.hf_config.get_text_config().vocab_size,
@@ -154,10 +154,10 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
 def _faults(config: Any) -> dict[str, Any]:
     """Return a sentence for each verl setting that would change, drop or double the credit."""
     actor, trainer, manager = config.actor_rollout_ref.actor, config.trainer, config.reward.reward_manager
-    loss, own, by = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
+    loss, section, by = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
     correction, prompts = config.algorithm.get("rollout_correction") or {}, config.data.train_batch_size
     several = prompts > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
-    folder, dump = own.get("folder"), trainer.get("rollout_data_dir")
+    folder, dump = section.get("folder"), trainer.get("rollout_data_dir")
     return {
         f"{unknown('loss_agg_mode', by, MODES)} {USE}": by not in MODES,
         f"loss_agg_mode '{by}' divides by the width of each micro-batch, which changes from one to the next. Set "
@@ -177,8 +177,10 @@ def _faults(config: Any) -> dict[str, Any]:
         ),
         f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and train_batch_size={prompts} prompts makes "
         f"several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. {USE}": by == "token-mean" and several,
-        "algorithm.spanwise.options is for estimators of one reward; write options: in the recipe.": "options" in own,
-        **{f"algorithm.spanwise.{name} is no option; there are {', '.join(_KNOWN)}.": name not in _KNOWN for name in own},
+        "algorithm.spanwise.options is for estimators of one reward; write options: in the recipe.": "options" in section,
+        **{
+            f"algorithm.spanwise.{name} is no option; there are {', '.join(_KNOWN)}.": name not in _KNOWN for name in section
+        },
         f"trainer.val_only=True trains nothing that could be kept; leave {OPTION} out.": folder and trainer.get("val_only"),
         f"trainer.rollout_data_dir is '{dump}', where {OPTION} keeps rollouts of its own; leave it out, or give another folder.": (
             folder and dump and Path(dump).resolve() == (Path(str(folder)) / "rollouts").resolve()

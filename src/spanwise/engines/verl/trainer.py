@@ -79,20 +79,22 @@ def _queued(batch: Any, *fields: str) -> Any:
 
 def _teach(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
     """Write the targets of the modes into the old log-probabilities in the TransferQueue."""
-    own = [row.clone() for row in _queued(batch, "old_log_probs")["old_log_probs"].unbind()]
+    old_logps = [row.clone() for row in _queued(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target in zip(rows.real, target_n, strict=True):
             if (column := int(rows.places[name][n])) >= 0:
-                own[n][column] = target
-    written = TensorDict({"old_log_probs": torch.nested.as_nested_tensor(own, layout=torch.jagged)}, batch_size=len(own))
+                old_logps[n][column] = target
+    written = TensorDict(
+        {"old_log_probs": torch.nested.as_nested_tensor(old_logps, layout=torch.jagged)}, batch_size=len(old_logps)
+    )
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=written)
 
 
 def sampled_of(batch: Any) -> Sampled:
     """Fetch prompts, responses and gold answers (if the dataset has any) of a batch from the TransferQueue."""
     data = _queued(batch, "prompts", "responses", "reward_model")
-    there = set(data.keys())  # `in` does not work on a TensorDict
-    reward_models = list(data["reward_model"]) if "reward_model" in there else [None] * len(batch.keys)
+    columns = set(data.keys())  # `in` does not work on a TensorDict
+    reward_models = list(data["reward_model"]) if "reward_model" in columns else [None] * len(batch.keys)
     return Sampled(
         uids=[key.rsplit("_", 2)[0] for key in batch.keys],
         prompts=[ids_t.tolist() for ids_t in data["prompts"].unbind()],
