@@ -1,4 +1,4 @@
-"""`Layout`: the blocks of a completion, the marks that each is made of, and the segmenter that finds them."""
+"""`Layout`: the blocks of a completion, the marks of each block, and the segmenter that finds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Objective`: one reward, the blocks it pays, and what its baseline is given."""
+"""`Objective`: one reward, the blocks it pays, and the outcomes that its baseline is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`assign`: turn the rewards of every objective into the credit of every block, with the reason wherever it is exactly 0."""
+"""`assign`: turn the rewards of every objective into the credit of every block, with a reason for each exact 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strata, their moments, and what each number was compared with; the only module that divides by a group's moment.
+"""Strata, their moments, and the comparison of each number; only this module divides by a group's moment.
 
 A stratum is the set of completions that share what a baseline is given: nothing (the batch), the prompt (the group), the prompt
 and outcomes. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.

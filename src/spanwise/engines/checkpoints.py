@@ -1,4 +1,4 @@
-"""Checkpoints: the list of what one holds, written last, and the newest of a folder that holds all of it.
+"""Checkpoints: write the list of a checkpoint's files last, and find the newest checkpoint with all of its files.
 
 The list has the digest of each file and the settings that it was trained under, so that training goes on from these alone.
 """

@@ -1,4 +1,4 @@
-"""What several engines share: the folder of a run that a script or a trainer drives (`RunRecord`), and what is said of a recipe."""
+"""Helpers of several engines: `RunRecord`, the folder of a run that a trainer drives, and checks of recipes and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What finders return: `Sample`, the bytes of one completion; `Claim`, the place of a part; and the blocks made of claims."""
+"""`Sample`, the bytes of one completion; `Claim`, the place of a part in it; and `cut`, which makes blocks of claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that no primary source confirms: HA-DW, GRPO-Verif and GAGPO; `source` says what each rests on."""
+"""Methods that no primary source confirms: HA-DW, GRPO-Verif and GAGPO; see the `source` of each."""
 
 from __future__ import annotations
 

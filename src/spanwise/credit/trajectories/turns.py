@@ -1,10 +1,8 @@
 """A trajectory as turns, in any layout: one row per turn, merged sequences, or a graph with branches.
 
-A turn knows where it goes on from. With no parent its prompt is the whole context, and it is a row of its own; with a parent its
-prompt is only what came in between. So rows, merged sequences and graphs are one structure, and merging loses nothing.
-
-Training on rows reads O(T^2) tokens of a trajectory of T tokens, for each prompt repeats everything before it; training on branches
-reads O(T). A trained token sees the same context either way, so its gradient is the same.
+A turn without a parent has its whole context as prompt, and is a row. The prompt of a turn with a parent is only the text between
+the two. Training on rows reads O(T^2) tokens of a trajectory of T tokens, because each prompt repeats all earlier tokens; training
+on branches reads O(T), with the same contexts and so the same gradients.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What SkyRL's registries take: estimators `spanwise_<method>` for those who want a name and no entrypoint, and losses of modes.
+"""Estimators `spanwise_<method>` for SkyRL's registry, usable without our entrypoint, and the losses of modes.
 
 The registry passes rewards, the response mask and prompt ids: no loss mask, no token ids, no reward of its own per objective. That
 is enough for methods that turn one reward per rollout into one advantage; every other method says where it can be run.

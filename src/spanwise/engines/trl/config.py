@@ -1,4 +1,4 @@
-"""`SpanGRPOConfig`: TRL's `GRPOConfig` with the few options that span credit adds; and what is refused before a run starts."""
+"""`SpanGRPOConfig`: TRL's `GRPOConfig` with the few options that span credit adds; and the checks before a run starts."""
 
 from __future__ import annotations
 

@@ -1,14 +1,7 @@
-"""The terms of the loss: a factor that turns TRL's reduction into the mean over completions of a sum over tokens, DPPO and KL.
+"""The factor that turns TRL's loss into a mean over completions of sums over tokens, the terms DPPO and KL, and checks of a step.
 
-And the guards of a step: the canary, and the last look at loss and gradient, so that no weight takes in what is not finite.
-
-Every surrogate that TRL offers depends on the advantage as A f(sign A, ratio). A positive factor on A is therefore a factor on
-the token's loss, and the normaliser of each `loss_type` can be undone in the advantage, without a copy of TRL's loss.
-
-Does TRL still weigh the gradient of every token with that token's own advantage? Nothing inside TRL uses (B, T) advantages any
-more, so a release could collapse them to one number per completion and training would go on with wrong credit. The mixed derivative
-of the loss, by the log-probability of a token and by the advantage of a token, shows it on the first micro-batch, whatever else is
-in the loss (KL, entropy bonus, auxiliary loss), and costs no forward pass: it never reaches the model.
+Every surrogate of TRL depends on the advantage as A f(sign A, ratio). A positive factor on A is therefore a factor on the token's
+loss, and the normaliser of each `loss_type` can be undone in the advantage, without a copy of TRL's loss.
 """
 
 from __future__ import annotations
@@ -137,6 +130,8 @@ def check_own_advantage(
 
     d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
     """
+    # TRL itself no longer uses (B, T) advantages, so a release could collapse them to one number per completion without an error.
+    # This mixed derivative, by log-probabilities and by advantages, shows that whatever else is in the loss, without a forward pass.
     # The weights in [1, 2) differ from token to token, so that an average over tokens does not pass for the token itself.
     index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)

@@ -1,4 +1,4 @@
-"""What a run of TRL leaves: credit in TRL's table of completions, and the folder that `spanwise train` leaves (`Keeping`)."""
+"""The output of a TRL run: credit in TRL's table of completions, and the run folder (`Keeping`), as of `spanwise train`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the reward workers read, as text that verl carries to the trainer, and the advantages that come of it. No verl here.
+"""The readings of reward workers as text that verl carries to the trainer, and the advantages from them. Imports no verl.
 
 Every token-level loss of verl depends on the advantage as A f(sign A, ratio), so a positive factor on A is a factor on the token's
-loss, and what `actor.loss_agg_mode` divides by can be undone in the advantage, without a copy of verl's loss (`loss_factor`).
+loss, and the divisor of `actor.loss_agg_mode` can be undone in the advantage, without a copy of verl's loss (`loss_factor`).
 """
 
 from __future__ import annotations

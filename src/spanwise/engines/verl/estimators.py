@@ -1,4 +1,4 @@
-"""What verl's registries take: estimators that need one reward per completion, `spanwise` itself, and losses verl lacks."""
+"""Entries for verl's registries: estimators on one reward per completion, `spanwise` itself, and losses that verl lacks."""
 
 from __future__ import annotations
 

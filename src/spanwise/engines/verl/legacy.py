@@ -1,4 +1,4 @@
-"""verl's V0 trainer (`trainer.use_v1=False`): it carries text per row, and some of its functions are wrapped."""
+"""Wrap verl's V0 trainer (`trainer.use_v1=False`), which carries text per row."""
 
 from __future__ import annotations
 

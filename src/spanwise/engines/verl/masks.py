@@ -1,4 +1,4 @@
-"""Beside verl's agent loop: the reward workers are told which tokens the model sampled, and what modes need is appended."""
+"""Wrap verl's agent loop: send the reward workers the mask of sampled tokens, and append the tokens of modes."""
 
 from __future__ import annotations
 

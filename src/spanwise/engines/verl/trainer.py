@@ -1,4 +1,4 @@
-"""verl's V1 trainers: they carry what is packed in a TransferQueue, and some of their methods are wrapped."""
+"""Wrap verl's V1 trainers, which carry the packed readings in a TransferQueue."""
 
 from __future__ import annotations
 
