@@ -24,7 +24,7 @@ HIDDEN = "<hidden>"
 
 @dataclass(frozen=True, init=False)
 class Objective:
-    """One reward, the blocks it pays, and what its baseline is given.
+    """One reward, the blocks it pays, and the outcomes that its baseline is given.
 
     Args:
         reward: the name of a built-in reward (`correct`, `brier`, ...) or a callable, see `spanwise.score.rewards`.

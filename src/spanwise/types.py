@@ -102,7 +102,7 @@ class Status(IntEnum):
 
 
 class Fault(IntFlag):
-    """What is wrong with the form of one completion; faults add up, and 0 is well-formed."""
+    """The faults in the form of one completion; they add up, and 0 is well-formed."""
 
     NONE = 0
     MISSING = 1  # a part of the layout is not there: its tag never opens, its path has no value

@@ -65,7 +65,7 @@ def check_shapes(**tensors: Tensor | None) -> None:
 
 
 class Explained(NamedTuple):
-    """Advantages, and what each of them was compared with.
+    """Advantages, and the comparison behind each of them.
 
     Attributes:
         advantages: float64, one number per completion, or a column per objective.
@@ -83,7 +83,7 @@ class Explained(NamedTuple):
     comparison: Comparison
 
     def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
-        """Take this one where the mask is true, and the other one elsewhere; both have one column."""
+        """Take these advantages where the mask is true, and the others elsewhere; both have one column."""
         comparison = self.comparison.where(mask_n[:, None], other.comparison)
         return Explained(self.advantages.where(mask_n, other.advantages), comparison)
 
@@ -254,7 +254,7 @@ class Moments:
 def moments(
     value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"], *, weight_n: Float[Tensor, " n"] | None = None
 ) -> Moments:
-    """Moments of `value_n` inside strata, numbered as by `group_index` and `refine` (-1: in none); NaN values are left out.
+    """Compute the moments of `value_n` inside strata, numbered as by `group_index` and `refine` (-1: in none); NaN values are left out.
 
     Values are shifted by their stratum's minimum before they are summed, so a constant stratum has deviation exactly 0. Each is
     counted `weight_n` times; None: once.

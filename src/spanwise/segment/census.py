@@ -33,7 +33,7 @@ class Census:
 
     @property
     def sentence(self) -> str:
-        """Say which marks are lacking and what is there instead; empty if none is lacking.
+        """Say which marks are lacking and which marks completions have instead; empty if none is lacking.
 
         >>> census(["<plan>go</plan>"] * 3, ["answer", "plan"]).sentence
         '<answer> is in 0 of 3 completions; they do contain <plan> (3).'

@@ -110,7 +110,7 @@ def value_target(
     lam: float | Float[Tensor, " n"] = 1.0,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute what the critic is fitted to: its value plus the GAE with a lambda of its own.
+    r"""Compute the target of the critic: its value plus the GAE with a lambda of its own.
 
     Equation
         target[k] = V[k] + A_lam[k]; the return itself at lam = 1

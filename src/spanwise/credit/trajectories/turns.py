@@ -30,7 +30,7 @@ Rewards = Mapping[str, "float | Status"]
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model wrote in one turn, and what it saw before.
+    """The tokens that the model wrote in one turn, and its prompt.
 
     Attributes:
         prompt_ids: what it saw: everything, or with a parent what came after the parent's response.
@@ -330,13 +330,13 @@ class Turns:
     width: int
 
     def take(self, value_nt: Shaped[Tensor, "n t *v"], *, fill: Any = 0) -> Shaped[Tensor, "s u *v"]:
-        """Gather what the tokens of each turn hold, with `fill` at padding."""
+        """Gather the values at the tokens of each turn, with `fill` at padding."""
         filled_su = (self.place_su >= 0).reshape(*self.place_su.shape, *(1 for _ in value_nt.shape[2:]))
         value_su = value_nt[self.row_s[:, None], self.place_su.clamp(min=0)]
         return torch.where(filled_su, value_su, torch.tensor(fill, dtype=value_nt.dtype, device=value_nt.device))
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, rows: int) -> Shaped[Tensor, "n t"]:
-        """Scatter what the tokens of each turn hold to `rows` sequences, with 0 elsewhere.
+        """Scatter the values at the tokens of each turn to `rows` sequences, with 0 elsewhere.
 
         Raises:
             AlignmentError: the values are of other turns.

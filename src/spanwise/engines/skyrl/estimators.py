@@ -25,7 +25,7 @@ _ENTRYPOINT = "trainer.override_entrypoint=spanwise.engines.skyrl.main trainer.a
 
 
 def register() -> None:
-    """Put `spanwise` and `spanwise_<method>` of every method with a preset into SkyRL's registry; again does nothing."""
+    """Put `spanwise` and `spanwise_<method>` of every method with a preset into SkyRL's registry; a second call does nothing."""
     presets = (name for name, entry in METHODS.items() if entry.preset is not None)
     refused = {f"spanwise_{name}": partial(_refused, name) for name in presets}
     for name, function in {"spanwise": _by_recipe, **refused, **outcome_estimators()}.items():

@@ -131,7 +131,7 @@ def check_own_advantage(
     d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
     """
     # TRL itself no longer uses (B, T) advantages, so a release could collapse them to one number per completion without an error.
-    # This mixed derivative, by log-probabilities and by advantages, shows that whatever else is in the loss, without a forward pass.
+    # This mixed derivative, by log-probabilities and advantages, shows that whatever else is in the loss, without a forward pass.
     # The weights in [1, 2) differ from token to token, so that an average over tokens does not pass for the token itself.
     index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)

@@ -183,7 +183,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """TRL's training, whose run folder is complete however it ends. True goes on from the newest whole checkpoint."""
+        """Run TRL's training; complete the run folder however it ends. True goes on from the newest whole checkpoint."""
         place = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
         keeping = self.keeping if self.accelerator.is_main_process else None
         try:
@@ -353,7 +353,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ loss
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """TRL's loss, with its normaliser undone in the advantages, plus the KL term, which has a normaliser of its own."""
+        """Compute TRL's loss with its normaliser undone in the advantages, plus the KL term with a normaliser of its own."""
         train = self.model.training
         if train and self._waits:
             return next(p for p in model.parameters() if p.requires_grad).sum() * 0.0
@@ -427,7 +427,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """A step of TRL's; while the policy waits, one that leaves it without gradients."""
+        """Run a step of TRL's; while the policy waits, leave it without gradients."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._waits:
             model.zero_grad(set_to_none=True)  # zeros would still decay the weights
@@ -436,7 +436,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ log
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """TRL's log line, with the credit metrics of the batches since the last one; without those that no batch has."""
+        """Write TRL's log line with the credit metrics of the batches since the last line; leave out metrics that no batch has."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(math.isnan(value) for value in values)]:
             del metrics[name]

@@ -31,7 +31,7 @@ FAULTS: dict[str, str] = {}
 
 
 def register() -> None:
-    """Hang every part behind its module of verl; a part whose module is there already runs at once. Calling it again is free."""
+    """Attach every part to its module of verl, at once if the module is imported already; a second call does nothing."""
     version = getattr(sys.modules.get("verl"), "__version__", "unknown")
     if version != "unknown" and (sentence := untested("verl", version)):
         say(sentence)
