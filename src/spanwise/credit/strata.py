@@ -254,7 +254,7 @@ class Moments:
 def moments(
     value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"], *, weight_n: Float[Tensor, " n"] | None = None
 ) -> Moments:
-    """Compute the moments of `value_n` inside strata, numbered as by `group_index` and `refine` (-1: in none); NaN values are left out.
+    """Compute the moments of `value_n` in strata numbered as by `group_index` and `refine` (-1: in none); NaN values are left out.
 
     Values are shifted by their stratum's minimum before they are summed, so a constant stratum has deviation exactly 0. Each is
     counted `weight_n` times; None: once.
