@@ -79,7 +79,7 @@ class Batch:
         dims = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
         for name, value in ((name, getattr(self, name)) for name in dims if getattr(self, name) is not None):
             beside = shape if dims[name] == 2 else None
-            streams = int(name in ("value_nt", "bootstrap_n"))  # there may be one value per stream
+            streams = int(name in ("value_nt", "bootstrap_n"))  # value_nt may have one value per stream
             fits = dims[name] <= value.dim() <= dims[name] + streams and len(value) == n
             if not fits or (beside is not None and tuple(value.shape[:2]) != beside):
                 raise AlignmentError(
@@ -156,8 +156,8 @@ def by_turn(
     behind_s = None
     if batch.bootstrap_n is not None:  # only a row's last turn was cut off
         last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
-        own = batch.bootstrap_n[turns.row_s]
-        behind_s = torch.where(last_s.reshape(-1, *(1 for _ in own.shape[1:])), own, 0.0)
+        value_s = batch.bootstrap_n[turns.row_s]
+        behind_s = torch.where(last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)
     return Batch(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),

@@ -22,18 +22,18 @@ from spanwise.types import Credit
 
 @dataclass(frozen=True)
 class CreditedBatch:
-    """What the metrics of a batch read: the credit of all processes and what was compared."""
+    """The credit of all processes and its rewards, from which the metrics of a batch are computed."""
 
     credit: Credit
     fault_n: Int[Tensor, " n"]
     present_nk: Bool[Tensor, "n k"]
     reward_nm: Float[Tensor, "n m"]
     scheme: Scheme
-    group_n: Shaped[Tensor, " n"] | None = None  # prompt ids; None: nothing is said of groups
+    group_n: Shaped[Tensor, " n"] | None = None  # prompt ids; None: no metrics of groups
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """For each objective compared in groups: in which groups all rewards are equal, and which have several."""
+        """For each objective compared in groups: which groups have only equal rewards, and which have several rewards."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         index_n, reward_nm = group_index(self.group_n).cpu(), self.reward_nm.cpu().double()
@@ -51,13 +51,13 @@ class CreditedBatch:
 
 
 def _by_block(batch: CreditedBatch, of: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Compute a number of each block's credit, over the completions that have the block."""
+    """Compute a number from each block's credit, over the completions that have the block."""
     blocks = enumerate(batch.scheme.layout.names)
     return {name: float(of(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in blocks}
 
 
 def _shares(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Return for each objective which share of its rewards was counted."""
+    """Return the share of each objective's rewards that was counted."""
     if count_m is None:
         return {}
     total_m = torch.full_like(count_m, len(batch.fault_n)) if batch.credit.count_m is None else batch.credit.count_m
@@ -75,7 +75,7 @@ def _unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _all_unanimous(batch: CreditedBatch) -> dict[str, float]:
-    # An objective of another baseline may teach where all others agree.
+    # An objective of another baseline may have credit although all rewards of the group agree.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
     same_mg, several_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))
@@ -88,7 +88,7 @@ def _dead_strata(batch: CreditedBatch) -> dict[str, float]:
 
 
 def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
-    """Count for each comparison its strata, and those in which no completion gets any credit."""
+    """Count the strata of each comparison, and those in which no completion has any credit."""
     if found.adv_nm is None or found.comparison is None:
         return {}
     compared = {" + ".join(scheme.names): 0}
@@ -102,7 +102,7 @@ def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] 
     return counts
 
 
-#: Every number of the credit of a batch.
+#: Every metric of a batch's credit.
 CREDIT = (
     Metric("credit/<block>/mean_abs", lambda batch: _by_block(batch, lambda credit_n: credit_n.abs().mean())),
     Metric("credit/<block>/zero_frac", lambda batch: _by_block(batch, lambda credit_n: (credit_n == 0).double().mean())),

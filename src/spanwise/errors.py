@@ -97,7 +97,7 @@ class DivergedError(SpanwiseError):
     """
 
 
-#: A list of more names than this helps nobody.
+#: The most names that a message lists.
 _MOST = 60
 
 
@@ -109,7 +109,7 @@ def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) 
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Build the sentence for an unknown `name` of a `kind`: the nearest known name, then all, or the closest if many."""
+    """Build the sentence for an unknown `name` of a `kind`: the nearest known name, then all of them, or the closest if many."""
     names = sorted(known)
     near = get_close_matches(str(name), names, n=3)
     hint = f" Did you mean '{near[0]}'?" if near else ""
@@ -153,7 +153,7 @@ EXTRAS = {
 
 
 def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
-    """Return the error with a sentence that says what needs the missing package and what to install."""
+    """Return the error with a sentence that says which part needs the missing package, and how to install it."""
     package = (error.name or "").split(".")[0]
     sentence = f"{part} needs '{package}', which is no part of spanwise; install it, or put it on PYTHONPATH."
     if package in EXTRAS:

@@ -1,4 +1,4 @@
-"""`Layout`: the blocks of a completion, the marks that each is made of, and the segmenter that finds them."""
+"""`Layout`: the blocks of a completion, the marks of each block, and the segmenter that finds them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from spanwise.errors import LayoutError, RecipeError, unknown
 from spanwise.registry import entry_of, is_registered
 
-#: What stands for every index, in the name of a block and in a mark.
+#: Stands for every index, in the name of a block and in a mark.
 EACH = "[*]"
 _INDEX = re.compile(r"\[\d+\]")
 _T = TypeVar("_T")
@@ -23,9 +23,9 @@ class Part:
 
     block: int  # the number of the block
     segmenter: str  # the name of the segmenter that finds it
-    mark: str  # what the segmenter looks for, as written in the layout: a tag, a path, a pattern
-    key: str  # the name of the mark in the text of the block
-    index: int | None = None  # which match of the mark it is, in a repeated block; None: the mark as a whole
+    mark: str  # a tag, path or pattern, as written in the layout
+    key: str  # its name in the text of the block
+    index: int | None = None  # which match of the mark it is, in a repeated block; None: every match
 
 
 @dataclass(frozen=True, init=False)
@@ -159,8 +159,8 @@ class Layout:
     def _part(self, block: int, name: str, written: str, index: int | None) -> Part:
         """Build the part that a written mark stands for; a mark may name its own segmenter."""
         head, colon, tail = written.partition(":")
-        own = bool(colon) and is_registered(head, kind="segmenter")
-        segmenter, mark = (head, tail) if own else (self.segmenter, written)
+        names_segmenter = bool(colon) and is_registered(head, kind="segmenter")
+        segmenter, mark = (head, tail) if names_segmenter else (self.segmenter, written)
         if index is None:
             return Part(block, segmenter, mark, mark or name)
         return Part(block, segmenter, mark, mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name, index)
@@ -191,7 +191,7 @@ class Layout:
                 f"'{first[0] if first else 'none'}'."
             )
         for segmenter in self.segmenters:
-            # Making a finder checks the marks, so that what cannot work is refused where it is written.
+            # Making a finder checks the marks, so that a mark that cannot work is refused with its layout.
             entry_of(segmenter, kind="segmenter").function(self.parts_of(segmenter), layout=self)
 
 

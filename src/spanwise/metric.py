@@ -20,11 +20,11 @@ class Alarm:
     threshold: float
     sentence: str
     cause: str = ""
-    #: Other figures that mean nothing then.
+    #: Metrics that mean nothing during this alarm.
     hollow: tuple[str, ...] = ()
-    #: A metric that makes it as it should be, where that is above half.
+    #: A metric that explains the value if it is above one half; then there is no alarm.
     unless: str = ""
-    #: What is said where no batch has a value.
+    #: The sentence for a run in which no batch has a value.
     unknown: str = ""
 
     def holds(self, value: float) -> bool:
@@ -34,16 +34,17 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of the log."""
+    """One number of the log; its name may hold `<part>`, a name of several, or `[part/]`, which only several need."""
 
-    name: str  # may have a part in brackets: `credit/<block>/mean_abs`, or `critic/[value/]loss` if there are several values
-    of: Callable[[Any], Mapping[str, float]] | None = None  # from a batch to the number of each part; None: caller logs it
-    lasting: Alarm | None = None  # for several training batches in a row
-    overall: Alarm | None = None  # for the mean over a run's training batches, if `lasting` did not hold
-    at_end: Alarm | None = None  # for the mean over the last of a run's training batches
+    name: str
+    # computes the number of each part from a batch; None: its logger computes it
+    of: Callable[[Any], Mapping[str, float]] | None = None
+    lasting: Alarm | None = None  # alarm for a value in several training batches in a row
+    overall: Alarm | None = None  # alarm for the mean over a run's batches, unless `lasting` held
+    at_end: Alarm | None = None  # alarm for the mean over the last batches of a run
 
     def part(self, key: str) -> str | None:
-        """Return the part of a log key that stands in the brackets, "" without one; None if the key is of another metric."""
+        """Return the part of a log key in place of the brackets, "" if there is none; None for the key of another metric."""
         match = self._shape.fullmatch(key)
         return None if match is None else next(iter(match.groups("")), "")
 

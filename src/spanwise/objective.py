@@ -1,4 +1,4 @@
-"""`Objective`: one reward, the blocks it pays, and what its baseline is given."""
+"""`Objective`: one reward, the blocks it pays, and the outcomes that its baseline is given."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: Of objectives with `each`: given the rewards of all blocks before one's own, the nearest first; pays one's own block.
+#: For objectives with `each`: the rewards of all blocks before the objective's own, nearest first; and its own block.
 EARLIER, OWN = "earlier", "own"
-#: What stands in files in the place of a secret.
+#: Stands in files in place of a secret.
 HIDDEN = "<hidden>"
 
 
 @dataclass(frozen=True, init=False)
 class Objective:
-    """One reward, the blocks it pays, and what its baseline is given.
+    """One reward, the blocks it pays, and the outcomes that its baseline is given.
 
     Args:
         reward: the name of a built-in reward (`correct`, `brier`, ...) or a callable, see `spanwise.score.rewards`.
@@ -77,7 +77,7 @@ class Objective:
     options: Mapping[str, Any]
     each: str | None
 
-    # Written out, because what may be passed (one name, a list) is wider than what the fields hold (a tuple).
+    # Written out, because an argument may be one name or a list, and the field holds a tuple.
     def __init__(
         self,
         reward: str | Callable[..., Any],
@@ -162,7 +162,7 @@ class Objective:
 
 
 def hidden_names(value: Any, before: str = "") -> list[str]:
-    """Return the dotted names of the values where a stand-in replaces a secret."""
+    """Return the places in settings that hold the stand-in for a secret."""
     if value == HIDDEN:
         return [before]
     pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()

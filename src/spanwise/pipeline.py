@@ -87,7 +87,7 @@ class Reading(ByCompletion):
         """
         m, k, outcomes = len(scheme.objectives), len(scheme.layout.names), scheme.outcome_names
         sizes = [m, m, 2 * m, m, len(outcomes), k, 1]
-        if len(table_nc) == 0:  # without a row nobody knows how many columns there would be
+        if len(table_nc) == 0:  # without a row the number of columns is unknown
             table_nc = table_nc.new_zeros(0, sum(sizes))
         if table_nc.shape[1] != sum(sizes):
             raise AlignmentError(
@@ -186,8 +186,8 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     """
     if len(reading) != len(batch.group_n):
         raise AlignmentError(f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids.")
-    later = {name for mode in scheme.modes for name in mode.adds}  # a mode may add its fields in later batches only
-    scheme.check({*batch.provides, *later}, at_read=scheme.reads)  # completions have been read
+    later = {name for mode in scheme.modes for name in mode.adds}  # a mode may add its fields only in later batches
+    scheme.check({*batch.provides, *later}, at_read=scheme.reads)  # the completions are read already
     inputs: dict[str, Any] = {
         "length_n": reading.length_nk.sum(dim=1),
         "truncated_n": (reading.fault_n & int(Fault.TRUNCATED)) != 0,
@@ -217,26 +217,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
-    """Lay the rewards on the tokens over which the scheme's recursion runs and a critic is fitted, row by row.
-
-    Args:
-        reading: the reading of the completions, with spans.
-        batch: has their mask; the rewards take the dtype of its values, at least float32.
-        scheme: the rule of credit; its method reads values.
-
-    Raises:
-        RecipeError: the method reads no values of a critic; no spans or no mask.
-
-    Example:
-        >>> from spanwise import Layout
-        >>> from spanwise.credit import value_target
-        >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
-        >>> batch = Batch.jagged([[0, 1, 3]], [0], columns={"answer": ["4"]}, value_nt=torch.tensor([[.5, .5, .9]]))
-        >>> scheme = Scheme.preset("gae", Layout({"all": ["answer"]}))
-        >>> laid = streams(read(batch, scheme, vocabulary), batch, scheme)
-        >>> laid.names, [value_target(**part).tolist() for part in laid.inputs(batch.value_nt)]
-        (('return',), [[[1.0, 1.0, 1.0]]])
-    """
+    """Lay the rewards on the tokens over which the scheme's recursion runs; refuse a method without a critic."""
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' reads no values of a critic for each token; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
@@ -300,7 +281,7 @@ def advantages(
         adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
     if found.refined_nt is not None:
         adv_nt = adv_nt + spread_tokens(found.refined_nt, spans, per=per, dtype=dtype)
-    summed_n = adv_nt.sum(dim=1)  # a row of finite numbers has a finite sum, and sums take less memory than a table of flags
+    summed_n = adv_nt.sum(dim=1)  # a finite sum proves that the row is finite, and takes less memory than a table of flags
     if not summed_n.isfinite().all() and (place := first_of(~adv_nt.isfinite())):
         n, t = place
         credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())

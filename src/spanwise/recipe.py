@@ -26,15 +26,15 @@ from spanwise.score import REWARDS, MathVerifier
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields")
 #: The tasks of a model and a dataset by name.
 _BY_NAME = ("confidence", "two_attempts", SCRIPT)
-#: Field -> the tasks that can use it; those that are not here suit all.
+#: Field -> the tasks that can use it; all tasks can use any other field.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
     "start": EMBEDDED[:1],
     **dict.fromkeys(("start_seed", "start_steps"), EMBEDDED),
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
-#: What a model and a dataset by name start from instead of the defaults below, which suit a model of 0.4 M parameters: the paper's
-#: learning rate and entropy control, and evaluations that do not take longer than the training.
+#: The defaults for a model and a dataset by name, because those below suit a model of 0.4 M parameters: the paper's learning rate
+#: and entropy control, and evaluations that take no longer than the training.
 HUB: Mapping[str, Any] = {
     "learning_rate": 1e-6, "warmup_steps": 20, "entropy": 0.0, "eval_every": 0, "eval_prompts": 100, "eval_samples": 4,
     "save_every": 40, "keep_rollouts": 20,
@@ -182,7 +182,7 @@ class Recipe(BaseModel):
             kinds, must = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
             if isinstance(value, bool) or not isinstance(value, kinds):
                 raise ValueError(f"verifier.{name} is {value!r}, and must be {must}.")
-        MathVerifier(**written)  # starts nothing; a RewardError is a ValueError
+        MathVerifier(**written)  # this starts no worker; a RewardError is a ValueError
         return written
 
     @field_validator("*", mode="before")
@@ -199,7 +199,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # each section is read
+        _ = self.modes, self.refinement  # reading each section checks it
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -242,7 +242,7 @@ class Recipe(BaseModel):
 
     @property
     def scheme_modes(self) -> tuple[Mode, ...]:
-        """Return the recipe's modes that are part of its rule of credit."""
+        """The recipe's modes that are part of its rule of credit."""
         return tuple(mode for mode in self.modes.values() if mode.in_scheme)
 
     @property
@@ -252,7 +252,7 @@ class Recipe(BaseModel):
 
     @property
     def rule(self) -> Literal["brier", "log_score"]:
-        """Return the scoring rule for confidences: the objectives' rule, else `calibration`, else Brier."""
+        """The scoring rule for confidences: that of the objectives, else `calibration`, else Brier."""
         rewards = [entry.get("reward") for entry in self.objectives or ()]
         if "log_score" in rewards:
             return "log_score"
@@ -260,7 +260,7 @@ class Recipe(BaseModel):
 
     @property
     def answer_tags(self) -> dict[str, str]:
-        """Return the tags that hold the answer and the confidence, as the objectives name them."""
+        """The tags that hold the answer and the confidence, as the objectives name them."""
         tags = {"answer": "answer", "confidence": "confidence"}
         kinds = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
         for entry in self.objectives or ():
@@ -282,9 +282,9 @@ for _name, _about in _described(Recipe.__doc__).items():
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
     written = {} if path is None else _read(path)
-    given = dict(overrides or {})
-    _check_void(written, given)
-    values = {**written, **given}
+    changes = dict(overrides or {})
+    _check_void(written, changes)
+    values = {**written, **changes}
     if "task" not in values and (values.get("model") or values.get("dataset")):
         values["task"] = "confidence"
     if values.get("task", EMBEDDED[0]) not in EMBEDDED:
@@ -308,12 +308,12 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"The recipe '{path}' is nested deeper than can be read.") from error
     if read is not None and not isinstance(read, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
-    # What lies beside the recipe of a run came from it.
+    # The files beside the recipe of a run are its results.
     return dict(read or {}) if (folder / "metrics.jsonl").is_file() else _beside(read or {}, folder)
 
 
 def _beside(written: Any, folder: Path, field: str = "") -> Any:
-    """Resolve the paths in a recipe: what the current folder does not hold is looked for beside the recipe."""
+    """Resolve the paths in a recipe: look for them in the current folder, then beside the recipe."""
     if isinstance(written, dict) and field in ("", "critic", "objectives"):
         return {key: _beside(value, folder, str(key)) for key, value in written.items()}
     if isinstance(written, list):
@@ -327,7 +327,7 @@ def _beside(written: Any, folder: Path, field: str = "") -> Any:
 
 
 def _no_field(key: str) -> str:
-    """Say that the recipe has no such field, and where options of a method go."""
+    """Say that the recipe has no such field, and where a method's options belong."""
     if any(key in entry.of_a_run().options for entry in METHODS.values()):
         return f"There is no recipe field '{key}'. Options of a method stand together, as in options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
@@ -352,9 +352,7 @@ def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 def scheme_of(
     recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
 ) -> Scheme:
-    """Build the complete rule of credit that a recipe asks for."""
-    # The rewards of `recorded` objectives need no tags in the layout, and their functions are not imported. Without
-    # `run_code` no function is imported: an objective that needs a function is refused.
+    """Build the complete rule of credit of a recipe; import no function of `recorded` rewards, and none without `run_code`."""
     entries = _of_task(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     rule = {
         "name": recipe.method,
@@ -369,11 +367,11 @@ def scheme_of(
 
 
 def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of the task `fields`, one reward for each field; None for any other task."""
+    """Return the objectives of the task `fields`, one reward per field; None for any other task, which has the preset's."""
     if recipe.task != "fields":
         return None
     chosen = method(recipe.method)
-    # Every field also pays keys and punctuation: a wrong key loses a field, and no other reward would show it.
+    # Every field pays for keys and punctuation too: a wrong one loses a field, and no other reward would notice.
     form = () if layout.rest is None else (layout.names[layout.rest],)
     pays = (OWN, *form) if chosen.kind == "block" else layout.names
     baseline = {"baseline": "group"} if "baseline" in chosen.inputs else {}
@@ -416,19 +414,19 @@ def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
-    """Return the layout that completions are read by: the recipe's layout, or the task's."""
+    """Return the layout that completions are read by: the recipe's, or the task's."""
     layout = _layout(recipe, task_layout)
-    # A method that pays the whole completion as one block does not change what completions say: the task's blocks stay.
+    # A recipe that pays the whole completion as one block does not change the text, so the task's blocks stay.
     if len(layout.names) == 1 and layout.marks in ((), task_layout.marks):
-        own = {"segmenter": task_layout.segmenter if not layout.marks else layout.segmenter, "most": task_layout.most}
-        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, **own)
+        settings = {"segmenter": task_layout.segmenter if not layout.marks else layout.segmenter, "most": task_layout.most}
+        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, **settings)
     return layout
 
 
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
     """Refuse tags that the embedded model has never learnt; its prompts do not ask for them."""
-    own, tags = recipe.own_layout, task_layout.tags
-    strange = [f"<{tag}>" for tag in (own.tags if own and own.segmenter == "tags" else ()) if tag not in tags]
+    layout, tags = recipe.own_layout, task_layout.tags
+    strange = [f"<{tag}>" for tag in (layout.tags if layout and layout.segmenter == "tags" else ()) if tag not in tags]
     if strange:
         raise RecipeError(
             f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(tags))} and "
@@ -442,7 +440,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     plain = scheme.plain()
     entries = [entry for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     for filled, objective in zip(plain["objectives"], scheme.objectives, strict=True):
-        for entry in entries:  # a module may have the function from another one
+        for entry in entries:  # a module may have imported the function
             if not isinstance(objective.reward, str) and str(entry["reward"]).endswith(f":{objective.reward.__qualname__}"):
                 filled["reward"] = entry["reward"]
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain}
@@ -465,10 +463,10 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
                 f"Objective {position} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )
     reward, given = entry["reward"], entry.get("given") or ()
-    functions = [one for one in ([given] if isinstance(given, str) else given) if ":" in str(one)]
+    functions = [function for function in ([given] if isinstance(given, str) else given) if ":" in str(function)]
     if isinstance(reward, str) and ":" in reward:
         name = str(entry.get("name") or reward.rpartition(":")[2])
-        if name in recorded or ("each" in entry and any(one.startswith(f"{name}.") for one in recorded)):
+        if name in recorded or ("each" in entry and any(function.startswith(f"{name}.") for function in recorded)):
             entry = {**entry, "name": name, "reward": recorded_elsewhere}
         elif run_code:
             entry = {**entry, "reward": imported(reward, what=f"Objective {position}: the reward")}
@@ -483,7 +481,7 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
 
 
 def _sentence(error: ValidationError) -> str:
-    """Turn a validation error into our sentence: the field, what it holds, what it must be, what it is for."""
+    """Turn a validation error into our sentence: the field, its value, the allowed values, and the field's purpose."""
     faults: dict[tuple[str, str], list[str]] = {}
     sentences = []
     for item in error.errors():
@@ -504,7 +502,7 @@ def _sentence(error: ValidationError) -> str:
     return "; ".join(sentences)
 
 
-#: What pydantic calls a bound, and a kind of value.
+#: Pydantic's names for bounds and for kinds of value, in our words.
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 _KINDS = {
     "int": "a whole number",

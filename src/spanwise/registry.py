@@ -19,7 +19,7 @@ from spanwise.errors import RecipeError, unknown
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BY_KIND: dict[str, Registry[Any]] = {}
-#: Kind -> the module that makes its registry, so that a name is known whatever was imported before.
+#: Kind -> the module that makes its registry, so that its names are known without an earlier import.
 _HOMES = {
     **dict.fromkeys(("completion", "block", "token", "step"), "spanwise.credit.registry"),
     "mode": "spanwise.modes",
@@ -125,15 +125,14 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
 
 
 def imported(path: str, *, what: str) -> Any:
-    """Import the function that a recipe calls `module:function` or `file.py:function`."""
+    """Import the function that a recipe calls `module:function` or `file.py:function`; say on stderr what is about to run."""
     module, _, name = path.rpartition(":")
     file = _file(module)
     _show(path, file or _origin(module))
     try:
         if file is None:
             if sys.modules.get(module) in _FILES.values():
-                del sys.modules[module]  # a file of this name was run, and it lies somewhere else
-            # As with `python -m`, a module in the current folder goes before an installed module of its name.
+                del sys.modules[module]  # the file that was run under this name lies elsewhere
             with _first(Path.cwd()):
                 loaded = import_module(module)
             if getattr(loaded, "__file__", None) is None and loaded.__spec__ is not None and loaded.__spec__.origin is None:
@@ -149,10 +148,10 @@ def imported(path: str, *, what: str) -> Any:
     try:
         return attrgetter(name)(loaded)
     except AttributeError as error:
-        there = [key for key, value in vars(loaded).items() if callable(value) and not key.startswith("_")]
+        functions = [key for key, value in vars(loaded).items() if callable(value) and not key.startswith("_")]
         place = f"'{getattr(loaded, '__file__', module)}'"
         raise RecipeError(
-            f"{what} '{path}' cannot be imported: {unknown(f'function in {place} called', name, there)}"
+            f"{what} '{path}' cannot be imported: {unknown(f'function in {place} called', name, functions)}"
         ) from error
 
 
@@ -191,7 +190,7 @@ def _is_installed(module: str) -> bool:
     if loaded is not None:
         return loaded not in _FILES.values()
     spec = find_spec(top)
-    # A folder without __init__.py is a package by its parts alone.
+    # A folder without __init__.py counts as a package only through its modules.
     return (spec is not None and (spec.origin is not None or bool(part))) or (bool(part) and (Path.cwd() / top).is_dir())
 
 

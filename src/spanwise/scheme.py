@@ -20,7 +20,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task in the `recipe.yaml` of a run that a user's script drives: the file holds the scheme (`Scheme.plain`) and no prompts.
 SCRIPT = "own"
-#: Names that other libraries have for an option (NeMo-RL, beside its `gae_lambda_value` for the critic).
+#: Other libraries' names for an option (NeMo-RL's, which also has `gae_lambda_value` for the critic).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 

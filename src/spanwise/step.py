@@ -131,7 +131,7 @@ def with_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     if whole.batch.steps is not None or "mask_nt" not in scheme.needs:
         return own
     tokens = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-    parts = ranks.gather((own.spans.block_nt + 1, tokens))  # 0 is padding or a token of no block
+    parts = ranks.gather((own.spans.block_nt + 1, tokens))  # 0: padding, or a token of no block
     block_nt = _wide([block_nt for block_nt, _ in parts]) - 1
     shared = {name: _wide([fields[name] for _, fields in parts]) for name, value in tokens.items() if value is not None}
     spans = Spans.of_blocks(scheme.layout.names, block_nt, whole.reading.fault_n)
@@ -174,25 +174,25 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     bare = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
     rows, turns = by_turn(bare)
     alone = bool((turns.step_s == 0).all())
-    if turns_of_rows is None:  # a completion of one turn may say its state itself
+    if turns_of_rows is None:  # the state of a completion of one turn may be its own column
         states = rows.columns.get("anchor") if alone else None
         flat: list[Mapping[str, Any]] = [{"anchor": state} for state in states or [None] * len(turns.row_s)]
     else:
         counts = turns.row_s.bincount(minlength=len(turns_of_rows)).tolist()
-        for n, (one, count) in enumerate(zip(turns_of_rows, counts, strict=True)):
-            if not says_turns(one):
+        for n, (entry, count) in enumerate(zip(turns_of_rows, counts, strict=True)):
+            if not says_turns(entry):
                 raise DataError(
-                    f"Completion {n} has {TURNS}: {one!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
+                    f"Completion {n} has {TURNS}: {entry!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
                 )
-            if len(one) != count:
+            if len(entry) != count:
                 raise AlignmentError(
-                    f"Completion {n} has {len(one)} entries in '{TURNS}' and its mask has {count} runs of tokens that the model "
-                    "wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
+                    f"Completion {n} has {len(entry)} entries in '{TURNS}' and its mask has {count} runs of tokens that the "
+                    "model wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
                 )
-        flat = [one for of_completion in turns_of_rows for one in of_completion]
-    names = dict.fromkeys(name for one in flat for name in one)
-    columns = {name: [one.get(name) for one in flat] for name in names if name != "anchor"}
-    anchors = [one.get("anchor") for one in flat]
+        flat = [turn for of_completion in turns_of_rows for turn in of_completion]
+    names = dict.fromkeys(name for turn in flat for name in turn)
+    columns = {name: [turn.get(name) for turn in flat] for name in names if name != "anchor"}
+    anchors = [turn.get("anchor") for turn in flat]
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in anchors):
         raise DataError(
             f"Method '{scheme.method}' compares turns that start from the same state, and no turn says its own. Let what plays "
@@ -295,12 +295,12 @@ class Step:
         assert self.vocabulary is not None, "a process that reads has a vocabulary"
         completions, turns = len(batch.group_n), None
         described = batch.columns.get(TURNS)
-        # A method that runs over tokens takes a conversation as one sequence.
+        # A method over tokens credits a whole conversation as one sequence.
         by_turns = described is not None and self.scheme.entry.kind != "token" and all(map(says_turns, described))
         if "steps" in self.scheme.needs or by_turns:
             batch, turns = turn_rows(batch, self.scheme)
-        own = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), completions, turns)
-        return own if self.ranks is None else gathered(own, self.scheme, self.ranks)
+        read_batch = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), completions, turns)
+        return read_batch if self.ranks is None else gathered(read_batch, self.scheme, self.ranks)
 
     def finish(
         self,
@@ -382,7 +382,7 @@ class Step:
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         tables = {name: (getattr(batch, name), fill) for name, fill in fillers.items() if getattr(batch, name) is not None}
-        batch = replace(  # the trainer's table may be wider than the batch that was read
+        batch = replace(  # the trainer's table may be wider than the batch at `read`
             batch,
             columns={name: list(values) for name, values in (columns or {}).items()},
             **{name: wider(value_nt, adv_nt.shape[1], fill=fill) for name, (value_nt, fill) in tables.items()},

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
-#: What a completion says, block by block: `text["solution"]["answer"]`. A block that is absent maps to None,
-#: a tag without a complete pair in its block maps to None.
+#: The text of a completion by block and tag: `text["solution"]["answer"]`. An absent block maps to None, as does a tag without a
+#: complete pair in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
-#: Rows worked on at a time where a table is wide: a few of them stay in the cache.
+#: How many rows of a wide table are processed at a time, so that they stay in the cache.
 _ROWS = 64
 
 
@@ -102,7 +102,7 @@ class Status(IntEnum):
 
 
 class Fault(IntFlag):
-    """What is wrong with the form of one completion; faults add up, and 0 is well-formed."""
+    """The faults in the form of one completion; they add up, and 0 is well-formed."""
 
     NONE = 0
     MISSING = 1  # a part of the layout is not there: its tag never opens, its path has no value
@@ -313,7 +313,9 @@ class Comparison(ByCompletion):
     @staticmethod
     def joined(columns: Sequence[Comparison]) -> Comparison:
         """Put several comparisons of the same completions side by side."""
-        return Comparison(**{name: torch.cat([getattr(one, name) for one in columns], dim=1) for name in vars(columns[0])})
+        return Comparison(
+            **{name: torch.cat([getattr(column, name) for column in columns], dim=1) for name in vars(columns[0])}
+        )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
         """Return the comparison with reasons that fit other advantages: a reason only where the advantage is 0."""

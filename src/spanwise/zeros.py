@@ -16,7 +16,7 @@ from spanwise.types import Credit, Zero
 
 __all__ = ["Count", "Zero", "Zeros", "key_of", "reason_of", "recorded_reasons", "tally_zeros", "zero_reasons"]
 
-#: A key is a reason times this plus the objective that it is about, counted from 1; 0 is about none. Keys sort as reasons do.
+#: A key is a reason times this number, plus the number of its objective from 1 on (0: none), so that keys sort as reasons do.
 _OBJECTIVES = 4096
 
 
@@ -104,9 +104,11 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
         >>> [reason_of(key).name for key in reasons.flatten().tolist()]
         ['ALL_RIGHT', 'ALL_RIGHT', 'SINGLETON']
     """
-    told, cancelled = found.explained[1], key_of(Zero.CANCELLED)
-    # Where something is credited, something else or another objective takes it away again.
-    key_nm = torch.where(told.reason_nm == int(Zero.CREDITED), cancelled, told.reason_nm * _OBJECTIVES + told.about_nm + 1)
+    comparison, cancelled = found.explained[1], key_of(Zero.CANCELLED)
+    # A block with credit gets 0 in the sum because another objective takes the credit away again.
+    key_nm = torch.where(
+        comparison.reason_nm == int(Zero.CREDITED), cancelled, comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
+    )
     key_nm = key_nm.expand(-1, len(scheme.objectives))
     result_nk = torch.full((len(key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
     for k, name in enumerate(scheme.layout.names):
@@ -192,10 +194,10 @@ def tally_zeros(
     ):
         key_v = key_v if applies_v is None else torch.where(applies_v, key_of(reason), key_v)
     key_n = torch.full((len(block_nk),), key_of(Zero.EMPTY), dtype=torch.long)
-    if len(key_v):  # the reason of most of its tokens; CREDITED where any gets something
+    if len(key_v):  # the reason of most of its tokens; CREDITED if any token has credit
         pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)
         row_p, key_p = pair_p.T
-        # A tool's tokens speak only where the model said nothing.
+        # A tool's tokens count only if the model wrote nothing.
         rank_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)
         rank_p = torch.where(key_p == key_of(Zero.CREDITED), len(key_v) + 1, rank_p)
         most_n = torch.zeros_like(key_n).scatter_reduce(0, row_p, rank_p, "amax")

@@ -1,4 +1,4 @@
-"""`assign`: turn the rewards of every objective into the credit of every block, with the reason wherever it is exactly 0."""
+"""`assign`: turn the rewards of every objective into the credit of every block, with a reason for each exact 0."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def assign(
         left_out_nm = left_out(scores)
         adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
         if comparison is None:
-            outcomes = [facts["outcome_no"][:, given] if given else None for given in facts["given_k"]]
+            outcomes = [facts["outcome_no"][:, columns] if columns else None for columns in facts["given_k"]]
             by_column = {"baseline": facts["baseline"], "outcome_no": outcomes, "back_off": facts["back_off_k"]}
             comparison = advantage_columns(value_nm, group_n, by_column, min_stratum=least).comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
@@ -141,11 +141,13 @@ def assign(
                 where = block_names, data["block_nt"], mask_nt
                 streams = reward_streams(scores, objectives, *where, values=values, dtype=dtype)
             token_nt, stop_n = _over_tokens(ask, data, streams, stop_n)
-            here = [data["block_nt"] == k for k in range(len(block_names))]
-            means = [torch.where(one, token_nt.double(), 0.0).sum(dim=1) / one.sum(dim=1).clamp(min=1) for one in here]
+            inside_knt = [data["block_nt"] == k for k in range(len(block_names))]
+            means = [
+                torch.where(in_nt, token_nt.double(), 0.0).sum(dim=1) / in_nt.sum(dim=1).clamp(min=1) for in_nt in inside_knt
+            ]
             block_nk = torch.stack(means, dim=1)
             moved_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
-            adv_nm = moved_n.double()[:, None]  # there is no one number
+            adv_nm = moved_n.double()[:, None]  # no single reward was compared
         else:
             adv_n, comparison = ask(data, group_n.shape)
             adv_nm = adv_n.double()[:, None]
@@ -173,14 +175,14 @@ def assign(
 
 
 def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """Collect what the objectives say, under the names that methods ask for, and the outcomes that any objective is given."""
+    """Collect the objectives' fields under the names that methods ask for, and every outcome that a baseline is given."""
     names: dict[str, int] = {}
     given_k = [[names.setdefault(name, len(names)) for name in objective.outcomes] for objective in objectives]
     values = {name: scores.outcome(name).double() for name in names}
     stand_in_nm = torch.where(left_out(scores), completed(scores, objectives), torch.nan)
     by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_k[m] is None:  # what it would be under another outcome says nothing about those that it is given
+        if judged_k[m] is None:  # the reward is judged by no outcome that its baseline is given
             by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values[name][~values[name].isnan()].unique().tolist(), name)
@@ -287,7 +289,7 @@ def sum_reasons(
     grouped: bool,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Return the comparison of the objectives' sum, and the objective that each reason is about."""
+    """Return the comparison of the objectives' sum with exact reasons, and with the objective that each reason is about."""
     set_n = group_n if grouped else torch.zeros_like(group_n)
     reason_n, about_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
     everyone = moments(comparison.worth_nm[:, 0], set_n)
@@ -296,18 +298,18 @@ def sum_reasons(
         still_n = torch.where(everyone.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
         reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, still_n)
     equal_n = reason_n == int(Zero.ALL_EQUAL)
-    for m in reversed(range(len(objectives))):  # a verdict on which all agree says more than an equal sum
-        own = moments(scores.reward_nm[:, m], set_n)
+    for m in reversed(range(len(objectives))):  # "all right" or "all wrong" says more than "all equal"
+        groups = moments(scores.reward_nm[:, m], set_n)
         all_equal_n = torch.full_like(reason_n, int(Zero.ALL_EQUAL))
-        verdict_n = _verdict(objectives[m], scores.reward_nm[:, m], all_equal_n, own.mean_n())
-        agree_n = equal_n & own.constant_n() & (own.count_n() == size_n) & (verdict_n != all_equal_n)
+        verdict_n = _verdict(objectives[m], scores.reward_nm[:, m], all_equal_n, groups.mean_n())
+        agree_n = equal_n & groups.constant_n() & (groups.count_n() == size_n) & (verdict_n != all_equal_n)
         reason_n, about_n = torch.where(agree_n, verdict_n, reason_n), torch.where(agree_n, m, about_n)
     missing_nm, column_m = _missing(scores, truncated_n), torch.arange(len(objectives), device=reason_n.device)
     weighs_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     gone_nm = completed(scores, objectives).isnan() & weighs_m
     rank_nm = torch.where(gone_nm, missing_nm * len(objectives) + column_m, len(Zero) * len(objectives))
     first_n = rank_nm.argmin(dim=1)
-    # What is there may be credited alone (GDPO).
+    # GDPO may credit the rewards that are present although the sum is unknown.
     gone_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
     reason_n = torch.where(gone_n, missing_nm.gather(1, first_n[:, None])[:, 0], reason_n)
     return replace(comparison, reason_nm=reason_n[:, None], about_nm=torch.where(gone_n, first_n, about_n)[:, None])

@@ -154,7 +154,7 @@ def advantage(
         stand_in_n = torch.where(absent_n, if_missing, stand_in_n)
     worth_n, outcome_no = torch.where(absent_n, stand_in_n, reward_n.double()), _outcomes(outcome_no, group_n, baseline)
     explained, open_n, levels = None, torch.ones_like(absent_n), list[tuple[Tensor, int]]()
-    if baseline == "none":  # the only one without a stratum, whose moments would look
+    if baseline == "none":  # no stratum, so no moments that would check the rewards
         check_rewards(reward_n)
         advantage_n, nothing_n, open_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~open_n
         comparison = comparison_of(advantage_n, worth_n, nothing_n, nothing_n + 1, alone_n=open_n, equal_n=open_n)
@@ -171,7 +171,7 @@ def advantage(
         who_n = everybody_n if baseline == "batch" else group_n
         levels = [(who_n, outcomes) for outcomes in range(columns, coarsest - 1, -1)]
     last = len(levels) - 1
-    levels += [(group_n, 0), (everybody_n, 0)]  # what is missing, where nobody is there to compare it with
+    levels += [(group_n, 0), (everybody_n, 0)]  # for a stand-in that has no completion to compare with
     for level, (who_n, outcomes) in enumerate(levels):
         if explained is not None and not bool(open_n.any()):
             break
@@ -197,7 +197,7 @@ def advantage(
     assert explained is not None, "there is a first level"
     adv_n, comparison = explained
     stratum_n = comparison.stratum_nm[:, 0]
-    dense_n = group_index(stratum_n) - (stratum_n < 0).any().long()  # -1 comes first
+    dense_n = group_index(stratum_n) - (stratum_n < 0).any().long()  # -1 is numbered first
     comparison = replace(comparison, stratum_nm=dense_n[:, None])
     alone_n = ~absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
     return Advantage(adv_n.where(~absent_n, 0.0), adv_n.where(absent_n, 0.0), alone_n, comparison)
@@ -209,18 +209,18 @@ def advantage_columns(
     by_column: Mapping[str, Sequence[Any] | None],
     **options: Any,
 ) -> Explained:
-    """Apply `advantage` to each column of rewards, with shared options and options of its own."""
-    own = {name: values for name, values in by_column.items() if values is not None}
+    """Apply `advantage` to each column of rewards, with shared options and with the options of the column."""
+    by_name = {name: values for name, values in by_column.items() if values is not None}
     each = [
-        advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in own.items()}, **options)
+        advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in by_name.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    adv_nm = torch.stack([one.advantage_n + one.missing_n for one in each], dim=1)
-    return Explained(adv_nm, Comparison.joined([one.comparison for one in each]))
+    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in each], dim=1)
+    return Explained(adv_nm, Comparison.joined([column.comparison for column in each]))
 
 
 def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
-    """Return the outcomes that a baseline is given, as columns; none if it is given none."""
+    """Return the outcomes that a baseline is given, as columns; no column for other baselines."""
     if baseline in ("none", "batch", "group"):
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
@@ -232,14 +232,14 @@ def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Floa
 
 def _blended(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
     """Subtract the blended baseline from rewards and stand-ins; a completion alone in its prompt borrows from other prompts."""
-    own, all_ = (
+    within, all_ = (
         compare_in_strata(reward_n, refine(who_n, outcome_no)).comparison for who_n in (group_n, torch.zeros_like(group_n))
     )
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
-    reason_n = torch.where(own.members_nm > 1, own.reason_nm, all_.reason_nm)[:, 0]
+    reason_n = torch.where(within.members_nm > 1, within.reason_nm, all_.reason_nm)[:, 0]
     return Explained(advantage_n, comparison_of(
         advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
-        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=own.stratum_nm[:, 0], members_n=own.members_nm[:, 0],
+        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=within.stratum_nm[:, 0], members_n=within.members_nm[:, 0],
     ))  # fmt: skip
 
 
@@ -306,7 +306,7 @@ def blended_baseline(
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < columns:
         raise RecipeError(f"There is no outcome {judged} by which the rewards could be judged; there are {columns}.")
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
-    code_n = refine(torch.zeros_like(group_n), outcome_no)  # -1 where one of the outcomes is unknown
+    code_n = refine(torch.zeros_like(group_n), outcome_no)  # -1 if an outcome is unknown
     for code in code_n[code_n >= 0].unique().tolist():
         here_n = code_n == code
         rescored_n = None
@@ -319,31 +319,31 @@ def blended_baseline(
 def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Tensor, rescored_n: Tensor | None) -> Tensor:
     """Compute the baseline of the completions `here_n`, which share their outcomes."""
     present = reward_n[here_n & ~reward_n.isnan()]
-    low = present.min() if len(present) else 0.0  # sums of equal numbers must stay exact
+    low = present.min() if len(present) else 0.0  # keeps sums of equal numbers exact
     own_n = torch.where(here_n, reward_n - low, torch.nan)
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
-    own = moments(own_n, stratum_n)  # of this outcome, by prompt
+    by_prompt = moments(own_n, stratum_n)  # completions of this outcome, by prompt
     usable_n = ~here_n & known_n & ~reward_n.isnan()
     other_n = None if rescored_n is None else torch.where(usable_n, rescored_n - low, torch.nan)
-    # A variance of 0 would be an infinite weight, and one that is 0 but for rounding must not count as less than another such.
+    # A variance of 0 would be an infinite weight, and rounding errors must not rank two variances of 0.
     squares = [part.nan_to_num().square().mean() for part in (own_n, other_n) if part is not None]
     tiny = 1e-12 * float(sum(squares)) + 1e-24
-    noise_s = own.pooled_variance_elsewhere().nan_to_num(nan=0.0)
+    noise_s = by_prompt.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
-    others_n = own.count_n() - own.member_n.double()
-    own_sum_n = (own.mean_n() * own.count_n()).nan_to_num()
+    others_n = by_prompt.count_n() - by_prompt.member_n.double()
+    own_sum_n = (by_prompt.mean_n() * by_prompt.count_n()).nan_to_num()
     ml_n = torch.where(others_n > 0, (own_sum_n - own_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
     ml_variance_n = noise_s[stratum_n] / others_n.clamp(min=1.0)
 
-    elsewhere_n = own.count_s.sum() - own.count_n()
-    total = (own.mean_s * own.count_s).nansum()
+    elsewhere_n = by_prompt.count_s.sum() - by_prompt.count_n()
+    total = (by_prompt.mean_s * by_prompt.count_s).nansum()
     mu_n = torch.where(elsewhere_n > 0, (total - own_sum_n) / elsewhere_n.clamp(min=1.0), torch.nan)
-    between_s = excess_variance_elsewhere(own.mean_s, noise_s[:, None], own.count_s[:, None])
+    between_s = excess_variance_elsewhere(by_prompt.mean_s, noise_s[:, None], by_prompt.count_s[:, None])
     mu_variance_n = between_s[stratum_n] + noise_s[stratum_n] / elsewhere_n.clamp(min=1.0)
 
     estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
     if other_n is not None:
-        x_n, x_variance_n = _rescored(own, moments(other_n, stratum_n), noise_s)
+        x_n, x_variance_n = _rescored(by_prompt, moments(other_n, stratum_n), noise_s)
         estimates.append(x_n)
         variances.append(x_variance_n)
     mixed_n = precision_mean(torch.stack(estimates), torch.stack(variances).clamp(min=tiny))
@@ -354,7 +354,7 @@ def _rescored(own: Moments, other: Moments, noise_s: Tensor) -> tuple[Tensor, Te
     """Compute the estimate `x` and its variance: the prompt's completions of other outcomes, judged by this outcome."""
     other_noise_s = other.pooled_variance_elsewhere()
     other_noise_s = torch.where(other_noise_s.isnan(), noise_s, other_noise_s)
-    gap_s = own.mean_s - other.mean_s  # NaN where the prompt lacks one of the outcomes
+    gap_s = own.mean_s - other.mean_s  # NaN if the prompt lacks one of the outcomes
     both_elsewhere_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
     # The shift of a prompt comes from the other prompts, or it would smuggle the sample's own reward back in.
     shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / both_elsewhere_s.clamp(min=1.0)
@@ -368,9 +368,10 @@ def _rescored(own: Moments, other: Moments, noise_s: Tensor) -> tuple[Tensor, Te
 def excess_variance_elsewhere(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """Estimate the variance between the means of the P other strata, without sampling noise; NaN for fewer than two."""
-    # (1 + 1/P) max(0, var(means of the others, ddof 1) - sum_a noise[s, a] average(1 / count[., a]));
-    # each mean is made of `a` parts with a sampling variance of noise / count each.
+    """Estimate the variance of one more mean around the P other known means, without their sampling noise; NaN if P < 2.
+
+    t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
+    """
     known_s = ~mean_s.isnan()
     others_s = known_s.sum() - known_s.to(mean_s.dtype)
     centred_s = torch.where(known_s, mean_s - mean_s.nanmean(), 0.0)
@@ -383,8 +384,7 @@ def excess_variance_elsewhere(
 
 
 def precision_mean(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
-    """Average E estimates of one quantity with weights 1/variance; leave NaN out, and return NaN without an estimate."""
-    # Variances must be positive.
+    """Average E estimates of one quantity, weighted by 1/variance; skip NaN, and return NaN if all are NaN."""
     weight_en = torch.where(estimate_en.isnan() | variance_en.isnan(), 0.0, 1.0 / variance_en)
     total_n = weight_en.sum(dim=0)
     mixed_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_n > 0, total_n, 1.0)

@@ -33,8 +33,10 @@ def lambda_advantage(
     boundary_nt: Bool[Tensor, "n t"] | None = None,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    """Run the recursion of GAE (every token is a boundary) and of SAE (some tokens are) over the trainable tokens."""
-    # A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1.
+    """Run the backward recursion of GAE (every token is a boundary) and SAE (some tokens are); masked tokens get 0.
+
+    A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
+    """
     check_shapes(reward_nt=reward_nt, value_nt=value_nt, mask_nt=mask_nt, boundary_nt=boundary_nt)
     check_mask(mask_nt)
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
@@ -48,17 +50,16 @@ def lambda_advantage(
     exact = torch.promote_types(dtype, torch.float32)
     check_rewards(reward_nt)
     absent_n = torch.zeros(len(reward_nt), dtype=torch.bool, device=reward_nt.device)
-    if not bool(reward_nt.sum().isfinite()):  # one cheap look: only then can a reward be absent
+    if not bool(reward_nt.sum().isfinite()):  # a finite sum proves quickly that no reward is absent
         absent_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
+    # Carried backwards: Q[k] = gamma (V[k] + lam[k] A[k]), so that A[k] = r[k] - V[k] + Q[k+1] and
+    # Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1]. At a masked token Q[t] = r[t] + Q[t+1].
     ahead_n = torch.zeros(len(reward_nt), dtype=exact, device=reward_nt.device)
     if bootstrap_n is not None:
         absent_n |= bootstrap_n.isnan()
         ahead_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
     cut_n = gamma * (1 - torch.as_tensor(lam, dtype=exact, device=reward_nt.device).expand(len(reward_nt)))
-    # One number is carried backwards, Q[k] = gamma (V[k] + lam[k] A[k]), so that A[k] = r[k] - V[k] + Q[k+1] and
-    # Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1].
-    # At a masked token Q[t] = r[t] + Q[t+1]: its reward moves to the trainable token before it.
     for rows, cols in _blocks(*reward_nt.shape):
         mask, reward = mask_nt[rows, cols], reward_nt[rows, cols].to(exact)
         live = mask.to(exact)

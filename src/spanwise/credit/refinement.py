@@ -71,14 +71,14 @@ class Refinement:
         """
         if isinstance(written, Refinement):
             return written
-        given: Any = {"method": written} if isinstance(written, str) else written
-        if not isinstance(given, Mapping) or "method" not in given:
+        fields_written: Any = {"method": written} if isinstance(written, str) else written
+        if not isinstance(fields_written, Mapping) or "method" not in fields_written:
             raise RecipeError(
                 f"refine is {written!r}; write refine: ktae, or refine: {{method: ktae, options: {{form: code}}}}."
             )
-        for name in given:
+        for name in fields_written:
             check_known("field of refine", name, [each.name for each in fields(Refinement)])
-        return Refinement(**given)
+        return Refinement(**fields_written)
 
     def check_scheme(self, scheme: Any) -> None:
         """Refuse a scheme of turns, an objective that does not exist, and options without effect."""

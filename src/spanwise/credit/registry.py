@@ -16,8 +16,8 @@ from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
 
-#: What `spanwise.testing.check_estimator` asks of every method, as far as it applies to its kind. A method whose nature breaks one
-#: of them says so where it registers: `exceptions={"shift": "the reward is divided by the mean reward"}`.
+#: The properties that `spanwise.testing.check_estimator` tests in every method of a suitable kind. A method that breaks one by
+#: design says so at registration: `exceptions={"shift": "the reward is divided by the mean reward"}`.
 PROPERTIES: Mapping[str, str] = {
     "result": "one finite number for every completion, block, token or step, in the promised dtype",
     "pure": "its inputs stay as they are and a second call gives the same numbers",
@@ -35,16 +35,16 @@ PROPERTIES: Mapping[str, str] = {
     "monotone": "more reward never means less credit for that completion, block, step or last token",
     "signs": "of all examples, some credit is above 0 and some below: it is not always 0, and does not only pay or only charge",
 }
-#: Keyword parameters that are bound to what the objectives say, and to what a batch may have beside what it must.
+#: Keyword parameters that are filled from the objectives, and from optional fields of a batch.
 FACTS = (
     "baseline", "scale_k", "back_off_k", "if_missing_k", "given_k", "judged_k", "outcome_no", "by_outcome_nk2", "weight_m",
     "bootstrap_n", "voter_n",
 )  # fmt: skip
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
-#: What `pipeline.credit_batch` makes of every reading, so that no engine has to bring it.
+#: Inputs that `pipeline.credit_batch` computes from every reading, so that no engine has to provide them.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
-#: Inputs of methods that are one field of a `Batch`, and what fields are called in sentences.
+#: Inputs that belong to a `Batch` field of another name, and the words for fields in messages.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
 _WORDS = {
     "value_nt": "values of a critic (value_nt)",
@@ -53,7 +53,7 @@ _WORDS = {
     "ids_nt": "token ids (ids_nt)",
 }
 _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
-#: What options must be in every method that has them, and what to write instead.
+#: The check of each option that several methods share, and the advice to a user who breaks it.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_stratum": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
     "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
@@ -259,7 +259,7 @@ def outcome_methods() -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in on_whole if entry.inputs[0] == "reward_n"))
 
 
-# What a completion without a confidence is taken to have scored: the worst the rule can give (log_score clips at .01).
+# The score of a completion without a confidence: the worst that the rule can give (log_score clips at .01).
 WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
@@ -332,9 +332,8 @@ def preset_objectives(
             options={} if confident else {"first": first},
         )
         objectives.append(second)
-    # What other segmenters find has no tags to be well-formed. A group that is well-formed gets exactly 0. A tag may hold nothing:
-    # what stands in it is the other objectives' business. So is a block that is left out, which has no tags to be judged by; one
-    # number for all blocks counts it as malformed.
+    # Only tags can be malformed, and a group of well-formed completions gets exactly 0. A tag may be empty: other objectives judge
+    # its text. They also judge a block that is left out, but one number for all blocks counts it as malformed.
     if preset.format and layout.segmenters == ("tags",):
         tags: dict[str, Any] = {"weight": preset.format, "baseline": group, "options": {"empty": True}}
         each = [Objective("format", name, name=f"{name}_format", **tags) for name in layout.names]

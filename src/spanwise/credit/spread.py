@@ -17,7 +17,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, check_know
 from spanwise.objective import Objective
 from spanwise.types import Credit, Scores, Spans, Status
 
-#: What a value of the critic is of: all that is still to come, or what each objective is still to pay.
+#: Whether the critic predicts one return, or the future reward of each objective.
 ValuesName = Literal["shared", "objective"]
 
 _ROWS = 16
@@ -57,7 +57,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """Return what a critic's values are of: as given, or "objective" if objectives pay different blocks."""
+    """Return `values`, or its default: "objective" if objectives pay different blocks, else "shared"."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -65,7 +65,7 @@ def resolved_values(objectives: Sequence[Objective], values: ValuesName | None) 
 
 
 def stream_names(objectives: Sequence[Objective], values: ValuesName | None) -> tuple[str, ...]:
-    """Return the name of each stream that the critic values: the return alone, or each objective in order."""
+    """Name the values of the critic, in order: the return, or one value per objective."""
     if resolved_values(objectives, values) == "shared":
         return ("return",)
     return tuple(objective.name for objective in objectives)
@@ -118,11 +118,11 @@ class Streams:
             behind_ns = self._by_stream(bootstrap_n, "bootstrap_n", shape[:1])
             parts["bootstrap_n"] = torch.where(self.last_sn.T, behind_ns, 0.0)
         for s in range(len(self.names)):
-            own = {name: value[..., s] for name, value in parts.items()}
-            yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **own}
+            of_stream = {name: value[..., s] for name, value in parts.items()}
+            yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **of_stream}
 
     def _by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
-        """Return the values with streams as the last axis; refuse another number of values than streams."""
+        """Return the values with streams as the last axis; refuse any other number of values."""
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(f"{what} is {tuple(value.shape)} and the completions are {shape}; give one value to each.")
         value = value if value.dim() > len(shape) else value[..., None]
@@ -130,9 +130,9 @@ class Streams:
         if count != len(names):
             shared = " A critic of one value serves with values: shared." if count == 1 else ""
             per = "completion" if what.endswith("_n") else "token"
-            there = "is 1 stream" if len(names) == 1 else f"are {len(names)} streams"
+            are = "is 1 stream" if len(names) == 1 else f"are {len(names)} streams"
             raise AlignmentError(
-                f"{what} holds {count} value{'' if count == 1 else 's'} per {per} and there {there} ({', '.join(names)}): give one "
+                f"{what} holds {count} value{'' if count == 1 else 's'} per {per} and there {are} ({', '.join(names)}): give one "
                 f"value to each, in this order.{shared}"
             )
         return value
@@ -148,7 +148,10 @@ def reward_streams(
     values: ValuesName | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Streams:
-    """Lay the rewards of every objective on the tokens that a recursion with a critic runs over."""
+    """Put each reward on the last trainable token e of the last block it pays, in one shared stream or one per objective.
+
+    shared: r[i, e] = sum of weight_m r[i, m] over the m with that e;   else: r_m[i, e] = r[i, m]
+    """
     check_shapes(block_nt=block_nt, mask_nt=mask_nt)
     reward_nm, weight_m, trained_nt = completed(scores, objectives), weights(objectives, scores.reward_nm), mask_nt.bool()
     last_n, some_n = last_token(trained_nt)
@@ -156,25 +159,22 @@ def reward_streams(
     paid_mnt = in_block_mk[:, block_nt.long()] & trained_nt
     ends = [last_token(paid_nt) for paid_nt in paid_mnt]
     has_nm = torch.stack([has_n for _, has_n in ends], dim=1)
-    # A reward stands at the last trainable token of the last block that its objective pays; without such a block, at the
-    # last trainable token of the completion.
+    # A completion without a paid block has its reward at its last token: the decision to stop.
     end_nm = torch.where(has_nm, torch.stack([end_n for end_n, _ in ends], dim=1), last_n[:, None])
     rows_m, names = range(len(objectives)), stream_names(objectives, values)
     if resolved_values(objectives, values) == "shared":
+        # Tokens of unpaid blocks train too: their reward comes later, as in ordinary PPO with rewards inside.
         weighted_nm = weighted(reward_nm, weight_m)
-        # The tokens of every block train, also of a block that nothing pays: their reward is what comes after them.
-        # An absent reward takes the whole completion out, because its sum is unknown.
-        whole_n = ~weighted_nm.sum(dim=1).isnan()
+        whole_n = ~weighted_nm.sum(dim=1).isnan()  # with an absent reward the sum is unknown
         mask_snt, stop_sn = (trained_nt & whole_n[:, None])[None], torch.zeros_like(whole_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
         rows = (whole_n & some_n).nonzero().squeeze(1)
-        for m in rows_m:  # all that end at one token, added as a plain sum over objectives adds them
+        for m in rows_m:  # add all rewards of one token in the order of the objectives
             here_nm = end_nm[rows] == end_nm[rows, m, None]
             reward_snt[0, rows, end_nm[rows, m]] = torch.where(here_nm, weighted_nm[rows], 0.0).sum(dim=1).to(dtype)
     else:
         known_nm = ~reward_nm.isnan()
-        # Where a completion left out what the objective reads, one token is paid: the decision to stop.
         stop_nm = known_nm & left_out(scores) & ~has_nm & some_n[:, None]
         reward_snt = torch.zeros(paid_mnt.shape, dtype=dtype, device=mask_nt.device)
         mask_snt = paid_mnt & known_nm.T[..., None]
@@ -279,8 +279,10 @@ def spread_tokens(
     stop_n: Float[Tensor, " n"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    """Weight advantages that differ from token to token, so that a plain sum over tokens is the objective, as `spread`."""
-    # Advantages may be wider than the spans by padding, which must be 0.
+    """Divide the advantages of tokens by the size that `per` names, so that a plain sum over tokens is the objective.
+
+    A[i, t] = adv[i, t] / size,   A[i, last] += stop[i] / size,   size = |T_k(i)|, |T(i)| or c; a stop alone in its block: 1
+    """
     spare = spans.block_nt.shape[1] - adv_nt.shape[1]
     if len(adv_nt) != len(spans.block_nt) or (spare < 0 and bool((adv_nt[:, spare:] != 0).any())):
         raise AlignmentError(
@@ -288,9 +290,7 @@ def spread_tokens(
         )
     size_nk = _size(spans.length_nk, per)
     size_nt = torch.gather(size_nk, 1, spans.block_nt.long().clamp(min=0)) if size_nk.shape[1] > 1 else size_nk
-    # A[i, t] = adv[i, t] / size, with size = |T_k(i)|, |T(i)| or c by `per`; 0 outside every block.
     share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, spare)), 0.0) / size_nt
-    # The decision to stop is a block of one token: its size is 1, |T(i)| or c.
     if stop_n is not None:
         alone = isinstance(per, str) and per == "block"
         _add_stops(share_nt, spans, stop_n.double() if alone else stop_n.double() / size_nk[:, 0])
@@ -380,9 +380,8 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 
 def fresh(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate an array without filling it."""
-    # Half of the time of an estimator over a large batch is the first touch of its result, page by page.
-    # NumPy asks Linux for huge pages, which shrink that part to a tenth.
+    """Allocate memory without filling it."""
+    # NumPy asks Linux for huge pages. The first touch of a large result, half of an estimator's time, then costs a tenth.
     if device.type == "cpu" and dtype in _NUMPY:
         return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))
     return torch.empty(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Strata, their moments, and what each number was compared with; the only module that divides by a group's moment.
+"""Strata, their moments, and the comparison of each number; only this module divides by a group's moment.
 
 A stratum is the set of completions that share what a baseline is given: nothing (the batch), the prompt (the group), the prompt
 and outcomes. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
@@ -33,7 +33,7 @@ def first_of(wrong: Tensor) -> list[int]:
 
 def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "token") -> None:
     """Refuse an infinite reward before it enters a sum or a mean; NaN is an absent reward."""
-    if bool(reward.sum().isfinite()):  # one cheap look: a sum is finite only if no member is NaN or infinite
+    if bool(reward.sum().isfinite()):  # a finite sum proves quickly that no member is NaN or infinite
         return
     if first := first_of(reward.isinf()):
         place = f" at {column} {first[1]}" if len(first) > 1 else ""
@@ -44,7 +44,7 @@ def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "tok
 
 
 def check_mask(mask_nt: Tensor) -> None:
-    """Refuse a mask that is not boolean, because 0 and 1 would be read as indices."""
+    """Refuse a mask that is not boolean; 0 and 1 would be read as indices."""
     if mask_nt.dtype != torch.bool:
         raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
 
@@ -56,7 +56,7 @@ def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: st
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Refuse tensors whose sizes differ from the first one's, along the indices in their names; skip None."""
+    """Refuse tensors whose sizes differ from the first tensor's, along the indices in their names; None is skipped."""
     (first, like), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in others:
         shared = sum(map(eq, first.rpartition("_")[2], name.rpartition("_")[2]))
@@ -65,7 +65,7 @@ def check_shapes(**tensors: Tensor | None) -> None:
 
 
 class Explained(NamedTuple):
-    """Advantages, and what each of them was compared with.
+    """Advantages, and the comparison behind each of them.
 
     Attributes:
         advantages: float64, one number per completion, or a column per objective.
@@ -83,7 +83,7 @@ class Explained(NamedTuple):
     comparison: Comparison
 
     def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
-        """Take this one where the mask is true, and the other one elsewhere; both have one column."""
+        """Take these advantages where the mask is true, and the others elsewhere; both have one column."""
         comparison = self.comparison.where(mask_n[:, None], other.comparison)
         return Explained(self.advantages.where(mask_n, other.advantages), comparison)
 
@@ -128,7 +128,7 @@ def comparison_of(
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
 ) -> Comparison:
-    """Build the comparison of one column; there is no baseline for a lone completion, nor if the divisor is NaN."""
+    """Build the comparison of one column; a lone completion or a NaN divisor has no baseline."""
     nothing_n = torch.zeros_like(worth_n, dtype=torch.long)
     known_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(nothing_n, int(Zero.NO_SCALE))
@@ -200,36 +200,33 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     for column, outcome_n in enumerate(as_columns(outcome_no).T):
         known_n = known_n & ~outcome_n.isnan()
         values, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        dense_n = group_index(stratum_n) if column else stratum_n  # or the ids of many outcomes grow out of bounds
+        dense_n = group_index(stratum_n) if column else stratum_n  # keeps the ids of many outcomes small
         stratum_n = dense_n * len(values) + outcome_id_n
     return torch.where(known_n, stratum_n, -1)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """First and second moments of a value inside each stratum, and the place of each completion among them."""
+    """The count, mean and sum of squared deviations of a value in each stratum, and the stratum of each completion."""
 
-    stratum_n: Int[Tensor, " n"]  # also of a completion whose value is absent; -1 where it has no stratum
-    member_n: Bool[Tensor, " n"]  # whether the value is present and in a stratum
-    deviation_n: Float[
-        Tensor, " n"
-    ]  # value minus the mean of its stratum; exactly 0 in a constant stratum and at non-members
-    count_s: Float[Tensor, " s"]  # members; 0 in an empty stratum
-    mean_s: Float[Tensor, " s"]  # NaN in an empty stratum
-    square_s: Float[Tensor, " s"]  # sum of squared deviations; 0 in an empty stratum
+    stratum_n: Int[Tensor, " n"]  # of completions with an absent value too; -1: no stratum
+    member_n: Bool[Tensor, " n"]  # the value is present and in a stratum
+    deviation_n: Float[Tensor, " n"]  # value minus the stratum's mean; exactly 0 in a constant stratum and at non-members
+    count_s: Float[Tensor, " s"]
+    mean_s: Float[Tensor, " s"]
+    square_s: Float[Tensor, " s"]  # sum of squared deviations; an empty stratum has count 0, mean NaN, square 0
 
     def count_n(self) -> Float[Tensor, " n"]:
-        """Return the number of members of each completion's stratum; 0 where it has none."""
+        """The number of members of each completion's stratum; 0 if it has no stratum."""
         return self.look_up(self.count_s, 0.0)
 
     def mean_n(self) -> Float[Tensor, " n"]:
-        """Return the mean of each completion's stratum, with the completion itself; NaN where the stratum has no member."""
+        """The mean of each completion's stratum, itself included; NaN if the stratum has no member."""
         return self.look_up(self.mean_s, torch.nan)
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
-        """Return the standard deviation of each completion's stratum, sqrt(square / (count - ddof)), or 0 if undefined."""
+        """The standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 if that is undefined."""
         count_s, square_s = self.count_s, self.square_s
-        # A stand-in for an absent value counts, with its distance from the mean of the members.
         if stand_in_n is not None:
             joins_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
             gap_i, stratum_i = (stand_in_n.double() - self.mean_n())[joins_n], self.stratum_n[joins_n]
@@ -240,7 +237,7 @@ class Moments:
         return self.look_up(std_s, 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
-        """Return whether the members of each completion's stratum are all equal; True where there are none."""
+        """Whether the members of each completion's stratum are all equal; True if there are none."""
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
@@ -248,7 +245,7 @@ class Moments:
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
-        """Variance inside the *other* strata, sum of squares over sum of (count - 1); NaN if none of them has two members."""
+        """The variance inside the other strata, sum of squares over sum of (count - 1); NaN without two members."""
         free_s = (self.count_s - 1).clamp(min=0.0)
         free_s, square_s = free_s.sum() - free_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
         return torch.where(free_s > 0, square_s / free_s.clamp(min=1.0), torch.nan)
@@ -257,7 +254,7 @@ class Moments:
 def moments(
     value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"], *, weight_n: Float[Tensor, " n"] | None = None
 ) -> Moments:
-    """Moments of `value_n` inside strata, numbered as by `group_index` and `refine` (-1: in none); NaN values are left out.
+    """Compute the moments of `value_n` in strata numbered as by `group_index` and `refine` (-1: in none); NaN values are left out.
 
     Values are shifted by their stratum's minimum before they are summed, so a constant stratum has deviation exactly 0. Each is
     counted `weight_n` times; None: once.
@@ -386,14 +383,14 @@ def _votes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Count the voters of each row's stratum, average their means, and subtract the mean that a row is compared with."""
     ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    own = moments(value_n, ballot_n)  # of each voter
-    stratum_u = torch.full((len(own.count_s),), -1, dtype=torch.long, device=value_n.device)
-    placed_n = own.stratum_n >= 0
-    stratum_u[own.stratum_n[placed_n]] = stratum_n[placed_n].long()
-    vote_u = centred(own.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
-    between = moments(own.mean_s, stratum_u)
-    count_n, mean_n = own.look_up(between.count_n(), 0.0), own.look_up(between.mean_n(), torch.nan)
-    return count_n, mean_n, own.deviation_n + own.look_up(vote_u, 0.0)
+    by_voter = moments(value_n, ballot_n)  # one mean per voter
+    stratum_u = torch.full((len(by_voter.count_s),), -1, dtype=torch.long, device=value_n.device)
+    placed_n = by_voter.stratum_n >= 0
+    stratum_u[by_voter.stratum_n[placed_n]] = stratum_n[placed_n].long()
+    vote_u = centred(by_voter.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    between = moments(by_voter.mean_s, stratum_u)
+    count_n, mean_n = by_voter.look_up(between.count_n(), 0.0), by_voter.look_up(between.mean_n(), torch.nan)
+    return count_n, mean_n, by_voter.deviation_n + by_voter.look_up(vote_u, 0.0)
 
 
 def standardised(
@@ -405,9 +402,10 @@ def standardised(
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    """Standardise values over the whole batch with weights; return the results, the mean and the divisor."""
-    # var = sum w (v - mean)^2 / (sum w - ddof); the divisor is std + eps (eps_at "std"), sqrt(var + eps) ("variance") or
-    # sqrt(max(var, eps)) ("floor"), and 0 for a constant batch.
+    """Standardise values over the batch with weights; return results, mean and divisor; a constant batch gives 0.
+
+    A[i] = (v[i] - mean v if shift else v[i]) / (std + eps, sqrt(var + eps) or sqrt(max(var, eps)) by `eps_at`)
+    """
     weight_n = torch.ones_like(value_n) if weight_n is None else weight_n
     member_n = ~value_n.isnan() & (weight_n > 0)
     value_n = torch.where(member_n, value_n.double(), torch.nan)
@@ -430,7 +428,7 @@ def standardised_tokens(
     eps_at: EpsAt = "variance",
     in_place: bool = False,
 ) -> Float[Tensor, "n t"]:
-    """Standardise the values of all tokens of the mask together, in float64; exactly 0 elsewhere, where no value is read."""
+    """Standardise the values of all tokens of the mask together, in float64; every other token gets exactly 0."""
     mean, square, total = _token_moments(value_nt, mask_nt)
     divisor = _divisor(square, total, ddof, eps, eps_at)
     whitened_nt = value_nt if in_place else value_nt.clone()
@@ -450,7 +448,7 @@ def _token_moments(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int
         count = int(torch.count_nonzero(mask))
         if count == 0:
             continue
-        if total == 0:  # from the first value on: the deviations of a constant batch are exactly 0
+        if total == 0:  # deviations from the first value are exactly 0 in a constant batch
             mean = float(value.flatten()[mask.flatten().int().argmax()])
         above = torch.where(mask, value, zero).double().sub_(mean).masked_fill_(~mask, 0.0).flatten()
         sum_above = float(above.sum())

@@ -1,1 +1,1 @@
-"""Adapters to trainers; what they import from others stays inside them."""
+"""Adapters to trainers; only these modules import a trainer's package."""

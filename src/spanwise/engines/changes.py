@@ -8,12 +8,12 @@ from typing import Any
 
 from spanwise.rollouts.folder import hidden
 
-#: What may be another when a run goes on: where it lies, what is watched and kept of it, and how long it lasts.
+#: The settings that a resumed run may change: its folder, its evaluations and files, and its length.
 MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the settings that differ from before, except some names; do not compare secrets."""
+    """List the settings that differ from before, except some names; secrets are not compared."""
     before, now = plain(before), plain(now)
     names = [name for name in now if name not in but and not _same(name, before.get(name), now[name])]
     sentences = [f"{name} was {before.get(name)!r} and is {now[name]!r} now" for name in names]

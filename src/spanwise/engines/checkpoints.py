@@ -1,4 +1,4 @@
-"""Checkpoints: the list of what one holds, written last, and the newest of a folder that holds all of it.
+"""Checkpoints: write the list of a checkpoint's files last, and find the newest checkpoint with all of its files.
 
 The list has the digest of each file and the settings that it was trained under, so that training goes on from these alone.
 """
@@ -37,7 +37,7 @@ def write_manifest(
 ) -> None:
     """Write the list of a checkpoint's files with sizes and digests, after the files are on disk; no secret is in it."""
     sizes, digests = {}, {}
-    # What a run that was killed here left of its list is no part of the checkpoint.
+    # A killed run may have left an unfinished list, which is no part of the checkpoint.
     for file in sorted(
         path for path in place.rglob("*") if path.is_file() and not path.name.lstrip(".").startswith(MANIFEST)
     ):
@@ -65,7 +65,7 @@ def read_manifest(place: Path) -> dict[str, Any]:
 
 
 def checkpoint_fault(place: Path) -> str | None:
-    """Return the fault of a checkpoint before a model is loaded; None if training can go on from it."""
+    """Return the fault of a checkpoint, found before a model is loaded; None if training can go on from it."""
     if not place.is_dir():
         return "there is no such folder"
     try:
@@ -77,16 +77,16 @@ def checkpoint_fault(place: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     for name, size in sizes.items():
-        there = (place / name).stat().st_size if (place / name).is_file() else None
-        if there != size:
-            return f"{name} is missing" if there is None else f"{name} is damaged, it has {there} bytes of {size}"
+        actual = (place / name).stat().st_size if (place / name).is_file() else None
+        if actual != size:
+            return f"{name} is missing" if actual is None else f"{name} is damaged, it has {actual} bytes of {size}"
     if not resumable:
         return "it holds a model only, as save_only_model asked for"
     return next((f"{name} is damaged" for name in sizes if not _readable(place / name)), None)
 
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
-    """The newest whole checkpoint of a folder, None if there is none; and what is wrong with each newer one, by name."""
+    """Return the newest whole checkpoint of a folder (None if there is none), and the fault of each newer one by name."""
     steps = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
     newest_first = sorted((path for path, step in steps.items() if step.isdecimal()), key=lambda path: -int(steps[path]))
     faults: dict[str, str] = {}
@@ -99,7 +99,7 @@ def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
 
 
 def find_checkpoint(folder: str | Path, asked: str | Path | None = None) -> tuple[Path, str]:
-    """The checkpoint asked for, or the newest whole one of a folder; and a sentence about newer ones that are not."""
+    """Return the checkpoint asked for, or the newest whole one of a folder, and a sentence about newer, damaged ones."""
     if asked is not None:
         if fault := checkpoint_fault(Path(asked)):
             raise DataError(f"'{asked}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
@@ -126,8 +126,7 @@ def check_contents(place: Path) -> str:
             f"'{place}' was written by an earlier version, without digests of its files and without its settings: it is taken "
             "as it is."
         )
-    fault: list[str | None] = [None]
-    # All processes come here; the first process reads the files.
+    fault: list[str | None] = [None]  # all processes wait here; only the first one reads the files
     if PartialState().is_main_process:
         fault = [next((name for name, digest in written.items() if _digest(place / name) != digest), None)]
     broadcast_object_list(fault)
@@ -145,14 +144,13 @@ def _digest(file: Path) -> str:
 
 
 def whole_checkpoint(args: Any, asked: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
-    """Return the checkpoint that `resume_from_checkpoint` asks for, or None; compare its `settings` if any are given."""
+    """Return the checkpoint that `resume_from_checkpoint` asks for; with `settings` refuse other settings and changed files."""
     if asked is None or asked is False:
         return None
     place, note = find_checkpoint(args.output_dir, None if asked is True else str(asked))
     if note:
         warnings.warn(note, UserWarning, stacklevel=3)
     about = read_manifest(place)
-    # Without settings, the caller has compared them and checked the files already.
     if settings is not None:
         if different := changes(about.get("settings") or settings, settings):
             raise DataError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from spanwise.credit import group_index, method, outcome_methods, step_rewards, to_tokens
 from spanwise.errors import refuse
 
-#: The prompt ids of rows that a trainer fills a batch up with.
+#: The prompt ids of rows that a trainer adds as padding.
 _PAD = re.compile(r"pad[0-9a-f]+")
 
 
@@ -33,10 +33,10 @@ def outcome_advantages(
     batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return one advantage per row, at every token of the mask, as both advantages and returns."""
+    """Put one advantage per row on every token of the mask; return it twice, as advantages and as returns."""
     asked = config if hasattr(config, "get") else {}
-    own = asked.get("spanwise") or {}
-    idle = next((option for option in own if option != "options"), None)
+    section = asked.get("spanwise") or {}
+    idle = next((option for option in section if option != "options"), None)
     refuse(
         {
             f"The estimator 'spanwise_{name}' compares completions of one prompt, and there is no uid.": index is None,
@@ -48,19 +48,18 @@ def outcome_advantages(
         }
     )
     ids = index.tolist() if hasattr(index, "tolist") else list(index)
+    # Padding stands last or has no trained token. Rejected rollouts have no token either, but count in the comparison.
     padding = [bool(_PAD.fullmatch(str(uid))) for uid in ids]
     last = max((n + 1 for n, pad in enumerate(padding) if not pad), default=0)
     trained_n = response_mask.bool().any(dim=1)
-    # Padding is left out: it is known by its prompt id where it stands last or has no token. Rejected rollouts stay in the
-    # comparison.
     real = [n for n, pad in enumerate(padding) if not pad or (n < last and trained_n[n])]
-    # Of a rejected rollout no token is left to carry the reward.
+    # A rejected rollout has no trained token, so its reward is summed over all tokens.
     reward_n = torch.where(
         trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
     )
     adv_n = torch.zeros_like(reward_n)
     if real:
-        options = dict(own.get("options") or {})
+        options = dict(section.get("options") or {})
         adv_n[real] = method(name).estimator(reward_n[real], group_index([ids[n] for n in real]), **options).double()
     adv_nt = to_tokens(adv_n, response_mask, dtype=token_level_rewards.dtype)
     return adv_nt, adv_nt

@@ -59,7 +59,7 @@ def continue_ids(
     width = max(chunk.shape[1] for chunk in chunks)
     ids_nt = torch.cat([pad(chunk, (0, width - chunk.shape[1]), value=int(ends[0])) for chunk in chunks])
     ended_nt = torch.isin(ids_nt, ends).cumsum(dim=1)
-    # A token counts until, and with, the first end; what generate pads with comes after it.
+    # Tokens count up to and including the first end token; `generate` pads after it.
     mask_nt = torch.cat([torch.ones_like(ended_nt[:, :1]), (ended_nt[:, :-1] == 0).long()], dim=1).bool()
     return ids_nt, mask_nt
 

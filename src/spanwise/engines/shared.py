@@ -1,4 +1,4 @@
-"""What several engines share: the folder of a run that a script or a trainer drives (`RunRecord`), and what is said of a recipe."""
+"""Helpers of several engines: `RunRecord`, the folder of a run that a trainer drives, and checks of recipes and options."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from spanwise.rollouts.folder import RunFolder, check_free, hidden, is_run, metr
 from spanwise.scheme import SCRIPT, Scheme
 from spanwise.step import StepResult
 
-#: All that is written; everything else in the folder is the trainer's or the user's, and stays.
+#: The files that a run writes; all other files in the folder belong to the trainer or the user, and stay.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
-#: What the report is made with, and the extras that bring it.
+#: The packages that the report needs.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
-#: What a scheme and its layout are made of and a recipe does not write under that name.
+#: Fields of a scheme and its layout that a recipe writes under another name.
 _UNWRITTEN = {"blocks", "recorded", "modes"}
-#: The fields of a recipe that a run may not change while it goes on: all that a scheme, its layout and its modes are made of.
+#: The fields of a recipe that a resumed run may not change: those of its scheme, layout and modes.
 RULE = (
     *(field.name for part in (Scheme, Layout) for field in fields(part) if field.name not in _UNWRITTEN),
     *(name for name, mode in MODES.items() if mode.in_scheme),
 )
-#: Those that say how credit is given; the trainer's own configuration says everything else.
+#: The fields that define the credit; the trainer's own configuration decides everything else.
 _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
@@ -58,7 +58,7 @@ def idle_fields(path: str | Path, *, engine: str) -> str:
 
 
 def fixed_faults(fixed: Mapping[str, tuple[Any, str]], setting: Callable[[str], Any]) -> dict[str, bool]:
-    """Return a sentence for each option of an engine that differs from the one value it may have, and whether it applies."""
+    """Return a sentence for each option of an engine that is not at its fixed value, and whether the sentence applies."""
     set_to = {name: setting(name) for name in fixed}
     return {
         f"{name} is {set_to[name]}: {why}. Leave it at {usual}.": set_to[name] not in (None, usual)
@@ -91,7 +91,7 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
 
 
 def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
-    """Return the mean of each reward as trainers log it; `worth_nm` has the stand-ins for rewards that were left out."""
+    """Return the mean of each reward as trainers log it, without NaN."""
     return {f"rewards/{name}/mean": mean for name, mean in zip(names, worth_nm.nanmean(dim=0).tolist(), strict=True)}
 
 
@@ -104,10 +104,9 @@ def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence
 
 
 class RunRecord:
-    """Writes a run folder: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`."""
+    """Writes the folder of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`."""
 
     def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, option: str) -> None:
-        # The report is made by a process of its own, so that its costs and faults stay out of the training.
         self.folder, self.keep, self.report, self.option = RunFolder(folder, writes=WRITES), keep_rollouts, report, option
         self.step = 0
         self.seconds = self.own_seconds = 0.0
@@ -124,9 +123,9 @@ class RunRecord:
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
         """Build the `recipe.yaml` of a run that has no recipe, from its scheme and the settings that are set."""
-        given = {name: value for name, value in settings.items() if value is not None}
-        recipe = {"task": SCRIPT, **scheme.plain(), **given, "keep_rollouts": self.keep, "report": self.report}
-        return json.loads(json.dumps(recipe))  # as a file has it again: tuples are lists
+        set_values = {name: value for name, value in settings.items() if value is not None}
+        recipe = {"task": SCRIPT, **scheme.plain(), **set_values, "keep_rollouts": self.keep, "report": self.report}
+        return json.loads(json.dumps(recipe))  # as read back from a file: tuples become lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
         """Refuse a folder that holds something else; write nothing."""
@@ -184,7 +183,7 @@ class RunRecord:
     def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
         """Add what the trainer logs about the update of the last batch; `names` maps report names to trainer names."""
         if self._line:
-            self.add(self._line["step"], {own: logged[theirs] for own, theirs in names.items() if theirs in logged})
+            self.add(self._line["step"], {name: logged[theirs] for name, theirs in names.items() if theirs in logged})
 
     def flush(self) -> None:
         """Write the finished line of metrics."""
@@ -207,16 +206,16 @@ class RunRecord:
                 if self._recipe is not None and ended:
                     about = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
                     share = self.own_seconds / self.seconds if self.seconds else None
-                    own = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
+                    overhead = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
                     seconds = time.perf_counter() - started
-                    self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **own})
+                    self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **overhead})
                 if self._recipe is not None and self.report:
                     _make_report(self.folder.path)
                 self._recipe = None
 
 
 def _make_report(folder: Path) -> None:
-    """Make the report in a separate process, as `spanwise report` does; warn if that fails."""
+    """Make the report in a separate process, so that its cost and errors stay out of the training; warn if it fails."""
     command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:

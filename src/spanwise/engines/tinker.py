@@ -62,13 +62,13 @@ def credit_datums(
         >>> [datum["loss_fn_inputs"]["advantages"] for rollout in found[0] for datum in rollout]
         [[0.0, 1.0], [0.0, -1.0]]
     """
-    rollouts = [list(one) if isinstance(one, (list, tuple)) else [one] for group in groups for one in group]
+    rollouts = [list(member) if isinstance(member, (list, tuple)) else [member] for group in groups for member in group]
     of_rollout = [g for g, group in enumerate(groups) for _ in group]
     sizes = [len(group) for group in groups]
     for name, values in (rewards or {}).items():
-        if (given := [len(group) for group in values]) != sizes:
+        if (counts := [len(group) for group in values]) != sizes:
             raise AlignmentError(
-                f"Rewards '{name}' are of groups of {given} rollouts, and the groups hold {sizes}; give one to each."
+                f"Rewards '{name}' are of groups of {counts} rollouts, and the groups hold {sizes}; give one to each."
             )
     for name, values in (columns or {}).items():
         if len(values) != len(groups):
@@ -86,7 +86,7 @@ def credit_datums(
     wide = {name: [values[g] for g in of_rollout] for name, values in (columns or {}).items()}
     batch, recorded = turn_batch(trajectories, columns=wide)
     if all(len(rollout) == 1 for rollout in rollouts):
-        batch = replace(batch, steps=None)  # whole rollouts: methods that run over their tokens may have them
+        batch = replace(batch, steps=None)  # rows are whole rollouts, so methods over tokens can run
     reading = read(batch, scheme, vocabulary, recorded=recorded)
     row = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
     credited = iter([_credited(datum, next(row)) for datum in rollout] for rollout in rollouts)
@@ -124,7 +124,7 @@ def _get(thing: Any, name: str) -> Any:
 
 
 def _with(thing: Any, name: str, value: Any) -> Any:
-    """A copy of a dict, a pydantic model or a dataclass with one field changed."""
+    """Copy a dict, a pydantic model or a dataclass with one field changed."""
     if isinstance(thing, Mapping):
         return {**thing, name: value}
     return thing.model_copy(update={name: value}) if hasattr(thing, "model_copy") else replace(thing, **{name: value})

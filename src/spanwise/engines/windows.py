@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 import re
 
-#: engine -> versions, as in the extra of its name.
+#: Engine -> its tested versions, the same as in its extra.
 WINDOWS = {"trl": ">=1.10,!=1.15.0,<2", "verl": ">=0.9,<0.10", "skyrl": ">=0.3,<0.5"}
 _HOLDS = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
 
 
 def is_tested(engine: str, version: str) -> bool:
-    """Return whether a version of an engine lies in its window; a pre-release counts as its release."""
+    """Whether a version of an engine lies in its window; a pre-release counts as its release."""
     bounds = re.findall(r"([<>!]=?)([\d.]+)", WINDOWS[engine])
     return all(_HOLDS[sign](_numbers(version), _numbers(bound)) for sign, bound in bounds)
 

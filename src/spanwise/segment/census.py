@@ -33,7 +33,7 @@ class Census:
 
     @property
     def sentence(self) -> str:
-        """Say which marks are lacking and what is there instead; empty if none is lacking.
+        """Say which marks are lacking and which marks completions have instead; empty if none is lacking.
 
         >>> census(["<plan>go</plan>"] * 3, ["answer", "plan"]).sentence
         '<answer> is in 0 of 3 completions; they do contain <plan> (3).'
@@ -43,9 +43,11 @@ class Census:
         lack = " and ".join(f"{self._shown(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
         present = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
         seen = list({**present, **self.others}.items())
-        there = ", ".join(f"{self._shown(mark)} ({count})" for mark, count in seen[:6]) + (", ..." if len(seen) > 6 else "")
+        marks_seen = ", ".join(f"{self._shown(mark)} ({count})" for mark, count in seen[:6]) + (
+            ", ..." if len(seen) > 6 else ""
+        )
         nothing = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
-        return f"{lack} of {self.size} completions; " + (f"they do contain {there}." if seen else nothing)
+        return f"{lack} of {self.size} completions; " + (f"they do contain {marks_seen}." if seen else nothing)
 
     def _shown(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"

@@ -29,7 +29,7 @@ from spanwise.segment.delimiters import Sign, finder_of, first_of
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channel, opening sign and the one that closes it; "": only the next opening or the end of the turn does.
+#: Channel, opening sign and closing sign; "": the next opening or the end of the turn closes it.
 #: DeepSeek's signs have the bars of East Asian typography, U+FF5C.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
@@ -61,11 +61,11 @@ _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_sec
 _MESSAGE = b"<|message|>"
 _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
-#: Where a channel that never closes ends.
+#: Signs that end a channel that never closes.
 _NEXT = {*_OPENS, *_LEADS, *_HEADER}
-#: What opens another channel inside one.
+#: Signs that open another channel inside a channel.
 _ANOTHER = {*_OPENS, *_HEADER}
-#: What a turn begins with that opens a channel at once.
+#: Signs that open a channel at once if a turn begins with them.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(
@@ -73,7 +73,7 @@ _TURN_ENDS = _signs(
     "<\uff5cend▁of▁sentence\uff5c> <|user|> <|observation|> [e~[",
 )
 _SIGNS = {*_OPENS, *_CLOSES, *_LEADS, *_FILLS, *_HEADER, *_TURN_ENDS}
-#: A model may spell these; the others are a token wherever they mean anything.
+#: Signs that a model may also spell; the others count only as tokens.
 _SPELLED = {sign for sign in {*_OPENS, *_CLOSES} if sign[:1] == b"<" and sign[1:2] != b"|" and b"\xef" not in sign}
 _KNOWN = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"|<\|channel\|>[^<]*+")
 
@@ -89,7 +89,7 @@ def _opening(mark: str) -> tuple[str, ...]:
     """Return the sign at the end of a prompt that has opened a channel."""
     channel = mark.removesuffix(EACH)
     header = ("<|channel|>analysis<|message|>",) if channel == _REASONING else ()
-    return (*(opening for own, opening, _ in _PAIRS if own == channel), *header)
+    return (*(opening for name, opening, _ in _PAIRS if name == channel), *header)
 
 
 @register(
@@ -102,9 +102,9 @@ def _opening(mark: str) -> tuple[str, ...]:
 def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find what a chat model thinks, calls and answers; see the module."""
     parts_of = by_mark(parts)
-    for channel, own in parts_of.items():
+    for channel, marked in parts_of.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
-            raise LayoutError(unknown("channel", own[0].mark, (_REASONING, _CALL, _ANSWER)))
+            raise LayoutError(unknown("channel", marked[0].mark, (_REASONING, _CALL, _ANSWER)))
     prefilled = layout.prefilled in {part.mark for part in parts}
     if prefilled and layout.prefilled != _REASONING:
         raise LayoutError(f"prefilled is '{layout.prefilled}'; of the channels a prompt can open 'reasoning' only.")
@@ -115,7 +115,7 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
         stretches = reader.run()
         stops = [*(start for _, start, _ in stretches[1:]), len(sample.text)]
         matches = ((*stretch[:2], stop, stretch[2]) for stretch, stop in zip(stretches, stops, strict=False))
-        return taken([one for one in matches if one[0] in parts_of], parts_of, again="taken", fault=reader.fault)
+        return taken([match for match in matches if match[0] in parts_of], parts_of, again="taken", fault=reader.fault)
 
     return find
 
@@ -127,22 +127,22 @@ class _Reader:
         self.text, self.signs, self.prefilled = text, signs, prefilled
         self.stretches: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
-        self.loose = 0  # where the bytes begin that are in no channel so far
-        self.lead: int | None = None  # where an opening begins that is not there yet
+        self.loose = 0  # the first byte that is in no channel so far
+        self.lead: int | None = None  # the first byte of a lead, whose opening comes next
         self.end = 0  # the place of the sign that ends this turn
-        self.last: dict[bytes, int] = {}  # where each sign of the turn stands last
+        self.last: dict[bytes, int] = {}  # the last place of each sign in the turn
 
     def run(self) -> list[tuple[str, int, tuple[int, int] | None]]:
-        """Yield each channel in order: its name, its first byte, and the bytes of its content (None if cut off)."""
+        """Return each channel in order: its name, its first byte, and the bytes of its content (None if cut off)."""
         ends = [place for place, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
         at = 0
         for place in (*ends, len(self.signs) - 1):
             end, self.end, self.lead = self.signs[place], place, None
-            self.last = {self.signs[own].written: own for own in range(at, place)}
+            self.last = {self.signs[index].written: index for index in range(at, place)}
             sign = self.signs[at]
             empty = not self.text[self.loose : sign.start].strip()
             if self.prefilled and not (empty and (at == place or sign.written in _AT_ONCE)):
-                whole = end.written == _MESSAGE_ENDS  # as harmony closes it
+                whole = end.written == _MESSAGE_ENDS  # harmony's closing sign
                 at = self._until(at - 1, _REASONING, self.loose, self.loose, _REASONING_CLOSES, whole)
             while at < self.end:
                 at = self._step(at)
@@ -151,7 +151,7 @@ class _Reader:
         return self.stretches
 
     def _step(self, at: int) -> int:
-        """Read what a sign begins, and return the place of the sign after it."""
+        """Read the part that a sign begins, and return the place of the next sign."""
         sign = self.signs[at]
         if sign.written in _CLOSES:
             self.fault |= Fault.ORDER
@@ -170,7 +170,7 @@ class _Reader:
         return at + 1
 
     def _answer(self, stop: int) -> None:
-        """Yield the loose text before a byte as an answer, if it is more than white space."""
+        """Add the loose text before a byte as an answer, if it is more than white space."""
         if self.text[self.loose : stop].strip():
             self._add(_ANSWER, self.loose, (self.loose, stop))
             self.loose = stop
@@ -185,7 +185,7 @@ class _Reader:
         self.fault |= 0 if whole else Fault.TRUNCATED
         place = first_of(self.signs, range(at + 1, self.end), ends if whole else _NEXT)
         sign = self.signs[place]
-        if whole or sign.start > start:  # a prefilled one may end where it starts, and is none then
+        if whole or sign.start > start:  # a prefilled channel without bytes does not count
             self._add(channel, start, (inner, sign.start) if whole else None)
         self.fault |= Fault.NESTED if any(other.written in _ANOTHER for other in self.signs[at + 1 : place]) else 0
         closes = sign.written in _CLOSES

@@ -54,13 +54,11 @@ class Sign(NamedTuple):
 
 
 def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
-    """Return a function that finds signs from left to right, the longer sign first; the last sign is the end of the text."""
+    """Return a function that finds signs in a completion in order, the longer sign first; an empty sign marks its end."""
 
     @lru_cache(maxsize=4)
     def compiled(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """Return the ids that are signs, and a search for the signs that are spelled."""
-        # A sign that the tokenizer added beside its vocabulary is that token alone: its characters spelled in other tokens are
-        # text.
         whole = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
         spelled = set(signs) - {vocabulary.pieces[index] for index in whole} - set(tokens_only if vocabulary.added else ())
         longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
@@ -73,7 +71,7 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
         tokens = zip((sample.vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist(), strict=True)
         own = [Sign(piece, end - len(piece), end) for piece, end in tokens]
         starts, ends = [sign.start for sign in own], [sign.end for sign in own]
-        # What is spelled across a token that is a sign is none.
+        # An added token is that sign and no part of another: drop spelled signs that overlap such a token.
         apart = [sign for sign in spelled if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
         end = len(sample.text)
         return [*sorted([*apart, *own], key=lambda sign: sign.start), Sign(b"", end, end)]
@@ -82,7 +80,7 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
 
 
 def first_of(signs: Sequence[Sign], places: range, wanted: Collection[bytes]) -> int:
-    """Return the first place where a wanted sign stands; the place after the last if there is none."""
+    """Return the first place of a wanted sign; the place after the last if there is none."""
     return next((place for place in places if signs[place].written in wanted), places.stop)
 
 
@@ -147,7 +145,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if closes:
                 fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : place]) else 0
             else:
-                fault |= Fault.ORDER if place > at + 1 else 0  # what stands between are closing signs of nothing
+                fault |= Fault.ORDER if place > at + 1 else 0  # the signs in between close nothing
                 fault |= Fault.TRUNCATED if closing else 0
             inner = None if closing and not closes else (sign.end, end.start)
             pairs.append((mark, sign.start, end.end if closes else end.start, inner))

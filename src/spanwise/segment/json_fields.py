@@ -39,11 +39,11 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_DEEP = 20  # steps of the paths that are suggested
+_DEEP = 20  # the most steps of a suggested path
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
-# Possessive, so that time is linear: a sign is read twice at most. A string, whether it ends and whether it is a key; or a bracket
-# or comma. The names are the last group that each of these has.
+# Matches a string (does it end, and is it a key?), a bracket or a comma. Possessive quantifiers keep the time linear: each sign
+# is read twice at most. _BROKEN and _KEY are the last groups that match in a broken string and in a key.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
 _BROKEN, _KEY = 1, 3
@@ -52,19 +52,19 @@ _COMMA, _ARRAY, _ARRAY_END = b",[]"
 _SPACE = b" \t\r\n"
 _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
     int, (Fault.NESTED, Fault.TRUNCATED, Fault.DUPLICATE, Fault.MORE)
-)  # flags are slow
+)  # plain integers, because flags are slow
 
 
 @dataclass(eq=False)
 class Node:
-    """One place that paths lead to: the part that its value is, and the steps from it, keys as completions spell them."""
+    """One place in JSON: the part that its value is, and the next nodes by step, with keys as completions spell them."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
-    counted: bool  # its elements are blocks of their own, up to a number
+    counted: bool  # whether its elements are blocks of their own, up to `most`
 
 
-#: Where no path leads.
+#: The node of every place that no path leads to.
 _NOWHERE = Node(None, {}, counted=False)
 
 
@@ -74,9 +74,9 @@ class _Open:
 
     node: Node
     array: bool
-    index: int = -1  # of the element that is being read
+    index: int = -1  # the element that is being read
     seen: set[Node] = field(default_factory=set)
-    #: What the value is, the byte that its part claims first, and its own first byte.
+    #: The node of the value, the first byte that its part claims, and the value's own first byte.
     reading: tuple[Node, int, int] | None = None
 
 
@@ -87,9 +87,11 @@ class _Open:
     asks=lambda mark: [step for step in steps(mark) if isinstance(step, str)],
 )
 def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the fields of JSON objects, as the docstring of the module says."""
-    # With a block for the rest a field is its value, from the colon on. Without such a block it runs from its key to the
-    # next field's key.
+    """Find the fields of JSON objects, see the module.
+
+    With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
+    its key to the next field's key.
+    """
     root, from_key = _node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
     return lambda sample: _Scan(sample.text, root, from_key).run()
 
@@ -100,7 +102,7 @@ class _Scan:
     def __init__(self, text: bytes, root: Node, from_key: bool) -> None:
         self.text, self.root, self.from_key = text, root, from_key
         self.stack: list[_Open] = []
-        self.open = [0, 0]  # how many of the stack are objects, and how many are arrays
+        self.open = [0, 0]  # the numbers of objects and of arrays in the stack
         self.claims: list[Claim] = []
         self.fault = 0
         self.done: set[Part] = set()
@@ -116,7 +118,7 @@ class _Scan:
         return Found(self.claims, self.fault)
 
     def _object(self, at: int) -> int:
-        """Read from an opening brace to the end of its object, or of the text; where that is."""
+        """Read from an opening brace to the end of its object, or of the text; return that place."""
         for match in _TOKEN.finditer(self.text, at):
             start, last = match.start(), match.lastindex
             if last is None:
@@ -163,7 +165,7 @@ class _Scan:
             self.fault |= _NESTED
             if array:
                 return  # no place for an array
-            self._close(at)  # an object begins where a key must stand: it starts over
+            self._close(at)  # an object begins in the place of a key: start over
         outer = self.stack[-1].reading if self.stack else None
         self.stack.append(_Open(outer[0] if outer else self.root, array))
         self.open[array] += 1
@@ -205,7 +207,7 @@ class _Scan:
 
 
 def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
-    """What a complete value says: its JSON text, of a string what stands between the quotes."""
+    """Return the text of a complete value: its JSON text, or the inside of a string."""
     if value[:1] != b'"':
         return (first, first + len(value)) if value else None
     if not _WHOLE.fullmatch(value):
@@ -214,10 +216,10 @@ def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
 
 
 def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Return the node that some paths lead to; each path comes with the steps that are left of it."""
-    here = [part for part, left in paths if not left]
-    if here and len(paths) > 1:
-        inner, outer = next((part for part, left in paths if left), here[0]), here[-1]
+    """Build the node of some paths, each given with the steps that are left of it."""
+    ended = [part for part, left in paths if not left]
+    if ended and len(paths) > 1:
+        inner, outer = next((part for part, left in paths if left), ended[0]), ended[-1]
         where = "is the same as" if inner.mark == outer.mark else "lies inside"
         raise LayoutError(
             f"Blocks '{layout.names[inner.block]}' and '{layout.names[outer.block]}' overlap: '{inner.mark}' {where} "
@@ -225,23 +227,23 @@ def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node
             f"the two out."
         )
     ways = [(_way(part, left[0]), part, left[1:]) for part, left in paths if left]
+    # A pattern for every element (-1) also applies to elements named by index.
     nodes: dict[bytes | int, Node] = {}
     for way in dict.fromkeys(way for way, _, _ in ways):
-        # Steps for every element of an array (-1) also apply to an element that a path names by number.
-        inside = [(part, left) for own, part, left in ways if own == way or (own == -1 and isinstance(way, int))]
+        inside = [(part, left) for step, part, left in ways if step == way or (step == -1 and isinstance(way, int))]
         nodes[way] = _node(inside, layout)
-    return Node(here[0] if here else None, nodes, any(left and left[0] == -1 != _way(part, -1) for part, left in paths))
+    return Node(ended[0] if ended else None, nodes, any(left and left[0] == -1 != _way(part, -1) for part, left in paths))
 
 
 def _way(part: Part, step: str | int) -> bytes | int:
-    """A step of the path of a part: every element of an array is the one that has the number of the part's block."""
+    """Return a step of a part's path; in a repeated block `[*]` is the number of the part's block."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step
 
 
 def steps(path: str) -> list[str | int]:
-    """The steps of a path: keys, indices, and -1 for `[*]`."""
+    """Return the steps of a path: keys, indices, and -1 for `[*]`."""
     matches = list(_STEP.finditer(path))
     path_steps = [_step(match) for match in matches]
     if "".join(match[0] for match in matches) != path or not isinstance(next(iter(path_steps), 0), str):
@@ -260,7 +262,7 @@ def _step(match: re.Match[str]) -> str | int:
 
 
 def unescaped(written: bytes) -> bytes:
-    """What stands between quotes, without the escapes of JSON; as it is where there is no such escape."""
+    """Return a JSON string without its escapes; return it unchanged if the escapes are not valid."""
     try:
         text: str = json.loads(f'"{written.decode(errors="replace")}"', strict=False)
     except ValueError:
@@ -269,7 +271,7 @@ def unescaped(written: bytes) -> bytes:
 
 
 def paths(text: str) -> dict[str, None]:
-    """The paths of all values in the JSON objects of a text; of what is no JSON the keys alone."""
+    """List the paths of all values in the JSON objects of a text; of broken JSON list the keys alone."""
     listed: dict[str, None] = {}
     at = text.find("{")
     while at >= 0:

@@ -42,7 +42,7 @@ from spanwise.segment.claims import Finder, Found, Match, Sample, by_mark, taken
 from spanwise.types import Fault
 
 _ANY = "section"
-# A line that opens or closes a fence, or a heading; and what stands behind its signs.
+# A line that opens or closes a fence, or a heading, and the text after its signs.
 _LINE = re.compile(rb"^(?:[ \t]*+(`{3,}+|~{3,}+)| {0,3}+(#{1,6}+)(?![^ \t\r\n]))([^\n]*+)\n?", re.MULTILINE)
 
 
@@ -120,7 +120,7 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 def _stops(titled: Sequence[Heading], size: int) -> list[int]:
     """Return where each section ends."""
     stops: list[int] = []
-    next_of = [size] * 8  # of each level, where the next heading starts that ends it
+    next_of = [size] * 8  # for each level, the start of the next heading that ends it
     for heading in reversed(titled):
         stops.append(next_of[heading.level])
         next_of[heading.level :] = [heading.start] * (8 - heading.level)
@@ -131,7 +131,7 @@ _ALIASES = {
     "py": "python", "python3": "python", "js": "javascript", "jsx": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash",
     "c++": "cpp", "c#": "c_sharp", "csharp": "c_sharp", "golang": "go", "rs": "rust", "rb": "ruby",
 }  # fmt: skip
-#: What each of our kinds is called by grammars.
+#: The grammars' names of each of our kinds.
 _KINDS = {
     "function": ("function_definition", "function_declaration", "method_definition", "method_declaration", "function_item"),
     "class": ("class_definition", "class_declaration", "class_specifier"),
@@ -145,7 +145,7 @@ _KINDS = {
 }
 _MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
 
-#: From the root of a syntax tree to the bytes of what one mark matches, and whether it is broken.
+#: A function from the root of a syntax tree to the bytes of each match, and whether the match is broken.
 _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 
 
@@ -265,12 +265,13 @@ def _parser(language: str) -> Any:
         sitter = import_module("tree_sitter")
         package = import_module(f"tree_sitter_{language}")
     except ModuleNotFoundError as error:
-        there = sorted(
-            one.name.removeprefix("tree_sitter_") for one in iter_modules() if one.name.startswith("tree_sitter_")
+        installed = sorted(
+            module.name.removeprefix("tree_sitter_") for module in iter_modules() if module.name.startswith("tree_sitter_")
         )
         raise LayoutError(
-            f"Code of '{language}' cannot be read: {error.name} is not installed. Languages here: {', '.join(there) or 'none'}; "
-            f"pip install 'spanwise[segment]' brings python, pip install tree-sitter-{language.replace('_', '-')} this one."
+            f"Code of '{language}' cannot be read: {error.name} is not installed. Languages here: "
+            f"{', '.join(installed) or 'none'}; pip install 'spanwise[segment]' brings python, "
+            f"pip install tree-sitter-{language.replace('_', '-')} this one."
         ) from None
     make = getattr(package, "language", None) or getattr(package, f"language_{language}")
     return sitter.Parser(sitter.Language(make()))

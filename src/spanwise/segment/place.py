@@ -22,9 +22,9 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
 _TAG = re.compile(r"<([^\W\d][\w.-]* ?)>")
-#: Longer sequences of tags are worked out each time: they hardly come twice, and would fill the memory.
+#: The longest sequence of tags that is cached; longer ones rarely repeat, and would fill the memory.
 _REPEATED = 64
-#: Special tokens of tokenizers that look like tags.
+#: Tokenizers' special tokens that look like tags.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
 _TOKENS_AT_A_TIME = 1_000_000
 
@@ -81,24 +81,24 @@ def find_blocks(
     tables, texts = [], []
     for first in range(0, max(len(ids), 1), size):
         rows = slice(first, first + size)
-        own = None if logp is None else logp[rows]
-        table, text = _segment_rows(ids[rows], valid_nt[rows], own, layout, cutter, vocabulary, first)
+        chunk_logp = None if logp is None else logp[rows]
+        table, text = _segment_rows(ids[rows], valid_nt[rows], chunk_logp, layout, cutter, vocabulary, first)
         tables.append(table)
         texts += text
     *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*tables, strict=True))
     spans = Spans(layout.names, *columns)
-    vars(spans)["length_nk"] = length_nk  # a cached property, and known here already
+    vars(spans)["length_nk"] = length_nk  # fills a cached property with a value known here
     return spans, texts
 
 
-#: From the texts of completions, and the samples that finders see, to their pieces.
+#: A function from the texts of completions, and their samples, to their pieces.
 _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 
 
 def _cutter(layout: Layout) -> _Cutter:
     """Return a function that cuts completions into the pieces of a layout."""
     if layout.segmenters == ("tags",):
-        parser = TagParser(layout)  # it knows more of its own order than claims can say, and reads text alone
+        parser = TagParser(layout)  # knows the order of tags, which claims cannot express, and reads only text
         return lambda texts, _: [parser.parse(text)[0] for text in texts]
     finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
     return lambda _, samples: [cut(layout, [find(sample) for find in finders], len(sample.text)) for sample in samples]
@@ -113,7 +113,7 @@ def _segment_rows(
     vocabulary: Vocabulary,
     first: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
-    """Segment some completions in one pass; return start, end, block of each token, fault and length, and the texts."""
+    """Segment some completions at once; return the tables of `Spans` (start, end, block, fault, length), and the texts."""
     (n, t), count = valid_nt.shape, len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
     id_t = ids_nt[valid_nt]
@@ -130,24 +130,24 @@ def _segment_rows(
     )
     pieces = cutter(chunks, samples)
 
-    row = np.repeat(np.arange(n), [len(one.starts) for one in pieces])
-    block = np.array([k for one in pieces for k in one.blocks], dtype=np.int64)
-    byte = np.array([byte for one in pieces for byte in one.starts], dtype=np.int64) + byte_edge[row]
+    row = np.repeat(np.arange(n), [len(cut_up.starts) for cut_up in pieces])
+    block = np.array([k for cut_up in pieces for k in cut_up.blocks], dtype=np.int64)
+    byte = np.array([byte for cut_up in pieces for byte in cut_up.starts], dtype=np.int64) + byte_edge[row]
     # The first token of each piece; a boundary inside token j starts its piece at j + 1.
     begin = np.searchsorted(end_t, byte, side="right")
     begin += np.concatenate(([0], end_t))[begin] != byte
     begin = np.minimum(begin, token_edge[row + 1])
-    begin[np.flatnonzero(np.diff(row, prepend=-1))] = token_edge[:-1]  # tokens without bytes before byte 0 among them
+    begin[np.flatnonzero(np.diff(row, prepend=-1))] = token_edge[:-1]  # also takes tokens without bytes before byte 0
     tokens, size = np.diff(begin, append=len(end_t)), np.diff(byte, append=byte_edge[-1])
     block_nt = np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16)
     block_nt[valid_nt] = np.repeat(block, tokens)
     length_nk = np.bincount(row * count + block, weights=tokens, minlength=n * count).astype(np.int64).reshape(n, count)
-    there = np.flatnonzero(tokens)
-    at = row[there], block[there]  # a block may come several times, and numpy does not say which assignment is the last
+    filled = np.flatnonzero(tokens)
+    at = row[filled], block[filled]  # not start_nk[at] = ...: a block may come twice, and numpy may keep either value
     start_nk, end_nk = np.full((n, count), t, dtype=np.int64), np.zeros((n, count), dtype=np.int64)
-    np.minimum.at(start_nk, at, column_t[begin[there]])
-    np.maximum.at(end_nk, at, column_t[begin[there] + tokens[there] - 1] + 1)
-    fault_n = np.array([one.fault for one in pieces], dtype=np.int64)
+    np.minimum.at(start_nk, at, column_t[begin[filled]])
+    np.maximum.at(end_nk, at, column_t[begin[filled] + tokens[filled] - 1] + 1)
+    fault_n = np.array([cut_up.fault for cut_up in pieces], dtype=np.int64)
     fault_n[row[(size > 0) & (length_nk[row, block] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
     texts = [_text(*each, layout.keys) for each in zip(chunks, pieces, (length_nk > 0).tolist(), strict=True)]
@@ -203,15 +203,15 @@ def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, 
     for k, start, stop in zip(one.blocks, one.starts, (*one.starts[1:], len(data)), strict=True):
         pieces.setdefault(k, []).append(data[start:stop])
     text: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
-    for k, (name, own) in enumerate(keys.items()):
+    for k, (name, block_keys) in enumerate(keys.items()):
         if present[k]:
             text[name] = inside = dict[str, str | None]()
-            for key in own:
+            for key in block_keys:
                 inner = one.contents.get((k, key))
                 stretch = data[inner[0] : inner[1]] if isinstance(inner, tuple) else inner
                 inside[key] = None if stretch is None else stretch.decode("utf-8", "replace")
             inside[""] = b"".join(pieces[k]).decode("utf-8", "replace")
-    # In one piece each, in the order of the layout.
+    # Every block is one piece, in the order of the layout.
     if len(pieces) == len(one.blocks) and sorted(pieces) == [*one.blocks]:
         return text
     return PiecewiseText(text, data.decode("utf-8", "replace"))
@@ -233,7 +233,11 @@ def _opened(text: str) -> list[str]:
 
 @register("tags", kind="segmenter", says=_opened, asks=lambda mark: [f"<{mark}>"], opens=lambda mark: (f"<{mark}>",))
 def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find blocks by tags: `answer` is `<answer>...</answer>`; see `TagParser`."""
+    """Find blocks by tags: `answer` is `<answer>...</answer>`.
+
+    Each part takes, in order, the first opening at or after the match before; a tag that is not found is skipped. A block starts
+    at its first matched tag; text before all tags belongs to the first block, as does everything if no tag matches.
+    """
     for part in parts:
         if not part.mark or any(sign in part.mark for sign in "<>/ \t\n"):
             raise LayoutError(
@@ -262,10 +266,9 @@ class TagParser:
         return Found([Claim(part, at, None, inner) for part, at, inner in opened], pieces.fault)
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
-        """Find the blocks of a text and the opening of each part: in order, the first opening at or after the last match."""
-        stretches = self._pattern.split(text)  # what stands between tags, and the tags
+        """Find the blocks of a text, and the place where each part opens (None if its tag is not found)."""
+        stretches = self._pattern.split(text)  # alternately the text between tags and a tag
         edges, tags = [0, *accumulate(map(len, stretches))], tuple(stretches[1::2])
-        # A sequence of tags that came before is not worked out again.
         read = self._known if len(tags) <= _REPEATED else self._work_out
         pieces, starts = read(tags, edges[1] == 0)
         contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in pieces.contents.items()}
@@ -278,7 +281,7 @@ class TagParser:
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
             marks.append(_Mark(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
-        matched: dict[Part, int] = {}  # each part's first opening after the match before
+        matched: dict[Part, int] = {}  # each part's first opening after the previous match
         cursor = 0
         for part in self._parts:
             at = next((i for i in range(cursor, len(marks)) if marks[i].tag == part.mark and not marks[i].closes), None)
@@ -301,7 +304,7 @@ class TagParser:
         pending: dict[tuple[int, str], int] = {}
         contents: dict[tuple[int, str], tuple[int, int]] = {}
         for index, mark in enumerate(marks):
-            # A prefilled tag has no bytes; it lies in the first block even where the second one opens at byte 0 too.
+            # A prefilled tag has no bytes; it lies in the first block, even if the second block also opens at byte 0.
             pair = blocks[0 if mark.end == 0 else bisect_right(starts, mark.start) - 1], mark.tag
             if mark.closes:
                 fault |= 0 if mark.tag in opened else Fault.ORDER

@@ -24,7 +24,7 @@ from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
 from spanwise.segment.claims import Finder, Found, Match, Sample, taken
 
-#: Where the units of a completion begin, in bytes and in order; each ends where the next one begins.
+#: Returns the bytes where the units of a completion begin, in order; each unit ends where the next one begins.
 _Starts = Callable[[Sample], Iterable[int]]
 
 _TEXT = re.compile(rb"[^\s]")
@@ -42,7 +42,7 @@ _SENTENCE = re.compile(
 )
 _WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
 _SHORT = re.compile(rf"\b(?:{'|'.join(map(re.escape, _WORDS))})\.\Z".encode())
-# At most three spaces may stand before a step: what is indented further is a list inside one. The numbers themselves are not read.
+# At most three spaces may stand before a step: a list indented further lies inside a step. The numbers themselves are not read.
 # `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with spaces, a
 # number and no further letter; of `#` there are up to six and then spaces.
 _STEP = re.compile(
@@ -51,7 +51,7 @@ _STEP = re.compile(
 
 
 def _in_a_row(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Finder:
-    """A finder of units; `trimmed`: they say their text without the white space around it."""
+    """Return a finder of units; with `trimmed` their text has no white space around it."""
 
     def find(sample: Sample) -> Found:
         text, units = sample.text, list[Match]()
@@ -67,18 +67,18 @@ def _in_a_row(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Fi
 
 
 def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
-    """Refuse a mark where a segmenter takes none; a block of a list is marked by its own name."""
+    """Refuse a mark for a segmenter that takes none; a block of a list is marked by its own name."""
     for part in parts:
-        name, own = layout.names[part.block], part.mark
-        if own and name not in (own, own.replace(EACH, f"[{part.index}]", 1)):
+        name, mark = layout.names[part.block], part.mark
+        if mark and name not in (mark, mark.replace(EACH, f"[{part.index}]", 1)):
             raise LayoutError(
-                f"The segmenter '{part.segmenter}' takes no mark, and block '{name}' has '{own}'; write "
+                f"The segmenter '{part.segmenter}' takes no mark, and block '{name}' has '{mark}'; write "
                 f"{{'{part.segmenter.rstrip('s')}[*]': '{part.segmenter}:'}}."
             )
 
 
 def _unmarked(starts_of: _Starts, *, trimmed: bool = True) -> Callable[..., Finder]:
-    """Return a segmenter that takes no mark, for units that begin at the bytes of `starts_of`."""
+    """Return a segmenter without marks that finds some units."""
 
     def units(parts: Sequence[Part], *, layout: Layout) -> Finder:
         check_no_mark(parts, layout)
@@ -88,24 +88,25 @@ def _unmarked(starts_of: _Starts, *, trimmed: bool = True) -> Callable[..., Find
 
 
 def _after(ends: re.Pattern[bytes]) -> _Starts:
-    """Return a function that finds where units begin: at byte 0 and after every match of the pattern."""
+    """Return a function that starts a unit after each match of a pattern."""
     return lambda sample: [0, *(match.end() for match in ends.finditer(sample.text))]
 
 
 def _sentence_starts(sample: Sample) -> list[int]:
-    """Return the bytes at which sentences begin."""
+    """Return the bytes where sentences begin."""
+    # A sentence ends after a run of `.`, `!`, `?` or U+2026, before white space and no small letter a to z. Closing quotes and
+    # brackets belong to it, and then the white space. Signs after a short word (see _SHORT) or after a number of up to three digits
+    # that begins its line do not end it. CJK signs need no white space after them. An empty line always ends a sentence.
     text, starts = sample.text, [0]
     for match in _SENTENCE.finditer(text):
         at = match.start()
-        # A full stop (byte 46) after a short word, or after a number that begins its line, ends no sentence, except before
-        # a line of white space.
         if text[at] != 46 or not _ends_none(text, at) or _EMPTY_LINE.search(text, at, match.end()):
             starts.append(match.end())
     return starts
 
 
 def _ends_none(text: bytes, at: int) -> bool:
-    """Return whether a full stop ends no sentence, because of a short word, or a number that begins its line, before it."""
+    """Whether the full stop at a byte comes after a short word or a number that begins its line."""
     if _SHORT.search(text, max(0, at - 8), at + 1):
         return True
     near = text[max(0, at - 4) : at]
@@ -118,7 +119,7 @@ def _ends_none(text: bytes, at: int) -> bool:
 
 
 def _after_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
-    """Where runs begin, by the numbers of their first tokens."""
+    """Return a function that starts a unit at each of some token numbers."""
 
     def starts_of(sample: Sample) -> list[int]:
         firsts = cuts_of(sample)
@@ -131,7 +132,7 @@ register("lines", kind="segmenter")(_unmarked(_after(_LINE)))
 register("paragraphs", kind="segmenter")(_unmarked(_after(_PARAGRAPH)))
 register("sentences", kind="segmenter")(_unmarked(_sentence_starts))
 register("steps", kind="segmenter")(_unmarked(lambda sample: [match.start() for match in _STEP.finditer(sample.text)]))
-# Where trainable tokens go on after masked ones (tool output), which only to this segmenter are not as if deleted.
+# Only this segmenter sees masked tokens (tool output): a turn begins after them.
 _TURNS = _after_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1)
 register("turns", kind="segmenter")(_unmarked(_TURNS, trimmed=False))
 
@@ -145,8 +146,11 @@ def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("cuts", kind="segmenter", reads_logp=True)
 def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut after every so many tokens that the policy was not sure of: `cuts:5`, of probability below .9, or `cuts:5@0.8`."""
-    # SPO-chain of "Segment Policy Optimization" 2025 (arXiv 2505.23564): cutpoints below .9, five to a segment.
+    """Cut after every so many tokens that the policy was not sure of: `cuts:5`, of probability below .9, or `cuts:5@0.8`.
+
+    Reference:
+        "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
+    """
     number, at, threshold = _one_mark(parts).partition("@")
     every = int(_number(number, parts, example="cuts:5@0.9"))
     low = math.log(_number(threshold if at else "0.9", parts, example="cuts:5@0.9", share=True))
@@ -157,14 +161,17 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("low_probability", kind="segmenter", reads_logp=True)
 def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut before every token less probable than a number, as the method `sae` takes its segments: `low_probability:0.2`."""
-    # "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
+    """Cut before every token less probable than this: `low_probability:0.2`, the segments that the method `sae` bootstraps from.
+
+    Reference:
+        "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
+    """
     low = math.log(_number(_one_mark(parts), parts, example="low_probability:0.2", share=True))
     return _in_a_row(parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)), trimmed=False)
 
 
 def _one_mark(parts: Sequence[Part]) -> str:
-    """Return the mark that all parts share; refuse two marks, because they would cut the same tokens in two ways."""
+    """Return the mark of all parts; refuse several marks, because a completion is cut in one way."""
     other = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other is not None:
         raise LayoutError(

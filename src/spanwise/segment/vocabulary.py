@@ -154,7 +154,7 @@ class Vocabulary:
 def _check(vocabulary: Vocabulary, backend: Any) -> None:
     try:
         ids = backend.encode(PROBE, add_special_tokens=False).ids
-    except Exception:  # words without an unknown token cannot encode the probe; there is nothing to compare
+    except Exception:  # a word vocabulary without an unknown token cannot encode the probe
         return
     ours = vocabulary.join(np.array(ids, dtype=np.int64))[0].decode(errors="replace")
     theirs = backend.decode(ids, skip_special_tokens=False)
@@ -177,7 +177,7 @@ def _compile(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes],
         if kind == "Fuse":
             fused = True
         elif kind == "Strip" and fused:
-            pass  # it strips the whole text, at most the leading space that is ours to keep
+            pass  # strips the ends of the whole text: at most the leading space, which we keep
         elif kind == "Replace" and early and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
         elif kind == "Metaspace" and early:
@@ -207,7 +207,7 @@ _BYTE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # not written in the alphabet: the decoder takes it literally
+    except KeyError:  # not in the alphabet: the decoder takes it literally
         return text.encode()
 
 

@@ -333,3 +333,11 @@ def test_rows_without_a_sampled_token_have_no_turn():
     found = split_turns(torch.tensor([[0, 0], [1, 0], [0, 0]]).bool())
     assert found.row_s.tolist() == [1]
     assert found.put(torch.tensor([[3.0]]), rows=3).tolist() == [[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_timeline_sums_to_the_end_and_reads_outcomes():
+    times = timeline(torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0]))
+    assert times.backward_sum(torch.tensor([1.0, 2.0, 3.0]), decay=0.5).tolist() == [2.0, 2.0, 3.0]  # 1 + .5 x 2
+    reward_s = torch.tensor([1.0, 5.0, 2.0])
+    assert times.outcome(reward_s, "last").tolist() == [5.0, 2.0]
+    assert times.outcome(reward_s, "sum").tolist() == [6.0, 2.0]

@@ -1,1 +1,1 @@
-"""Methods that no primary source confirms (`source` says what each rests on)."""
+"""Methods that no primary source confirms (see the `source` of each)."""

@@ -1,4 +1,4 @@
-"""Methods that no primary source confirms: HA-DW, GRPO-Verif and GAGPO; `source` says what each rests on."""
+"""Methods that no primary source confirms: HA-DW, GRPO-Verif and GAGPO; see the `source` of each."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def ha_dw(
     """
     adv_n, comparison = call_explained(grpo, reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
     diff_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
-    leaning_n = (-adv_n.sign() * diff_n).exp()  # NaN where the group has no rate of success
+    leaning_n = (-adv_n.sign() * diff_n).exp()  # NaN if the group has no rate of success
     comparison = comparison.rescaled(divisor=torch.where(adv_n == 0, 1.0, 1 / (lambda_scale * leaning_n))[:, None])
     adv_n = (adv_n * lambda_scale * leaning_n).nan_to_num(nan=0.0)
     return Explained(adv_n, comparison.fitting(adv_n[:, None]))
@@ -291,7 +291,7 @@ def gagpo(
     line.groups(group_s)  # refuses trajectories that cross prompts
     return_s = line.backward_sum(reward_s, decay=gamma)
     state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
-    # A state that is not known is a stratum of its own.
+    # An unknown state is a stratum of its own.
     alone_s = len(state_s) + torch.arange(len(state_s), device=state_s.device)
     value_s = moments(return_s, torch.where(state_s < 0, alone_s, state_s)).mean_n()
     later_s = torch.where(line.next_s >= 0, gamma * value_s[line.next_s], 0.0)

@@ -81,17 +81,17 @@ def gdpo(
         "normalize_then_sum"` in TRL.
     """
     weight_m, scaling = weights_of(reward_nm, weight_m), {"scale": "std", "ddof": ddof, "eps": eps}
-    adv_nm, one = advantage_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
+    adv_nm, explained = advantage_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
     part_nm = adv_nm * weight_m
     summed_n, size_n = part_nm.sum(dim=1), part_nm.abs().sum(dim=1)
-    summed_n = torch.where(summed_n.abs() > 1e-12 * size_n, summed_n, 0.0)  # what cancels is 0, not its rounding error
+    summed_n = torch.where(summed_n.abs() > 1e-12 * size_n, summed_n, 0.0)  # no rounding error if rewards cancel
     summed_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, summed_n)
     weight_n = None if length_n is None else length_n.double()
     options: dict[str, Any] = {"shift": length_n is not None, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, divisor = standardised(summed_n, weight_n=weight_n, **options)
-    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # the sum of one reward has its weight in it
-        one = replace(one, worth_nm=weight_m * one.worth_nm, baseline_nm=weight_m * one.baseline_nm)
-        return Explained(adv_n, one.rescaled(divisor=divisor).fitting(adv_n[:, None]))
+    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # a sum of one reward is the weighted reward
+        explained = replace(explained, worth_nm=weight_m * explained.worth_nm, baseline_nm=weight_m * explained.baseline_nm)
+        return Explained(adv_n, explained.rescaled(divisor=divisor).fitting(adv_n[:, None]))
     total_n = weighted(reward_nm.double(), weight_m).sum(dim=1)
     together = compare_in_strata(total_n, group_index(group_n), min_stratum=min_stratum).comparison
     return Explained(adv_n, together.unexplained(adv_n[:, None]))
@@ -152,7 +152,7 @@ def reinforce_plus_plus(
     return_nt = lambda_advantage(reward_nt, None, mask_nt, gamma=gamma, lam=1.0)
     if not whiten:
         return return_nt
-    if not bool(reward_nt.sum().isfinite()):  # one cheap look: only then can a reward be absent
+    if not bool(reward_nt.sum().isfinite()):  # a finite sum proves quickly that no reward is absent
         mask_nt = mask_nt & ~(reward_nt.isnan() & mask_nt).any(dim=1, keepdim=True)
     return standardised_tokens(return_nt, mask_nt, ddof=ddof, eps=eps, eps_at=eps_at, in_place=True)
 

@@ -18,7 +18,7 @@ from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 
 _ROWS = 64
-#: Which side of the cut an unlikely token lies on, see `sae`.
+#: The side of the cut on which an unlikely token lies, see `sae`.
 BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 
 
@@ -110,7 +110,7 @@ def value_target(
     lam: float | Float[Tensor, " n"] = 1.0,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute what the critic is fitted to: its value plus the GAE with a lambda of its own.
+    r"""Compute the target of the critic: its value plus the GAE with a lambda of its own.
 
     Equation
         target[k] = V[k] + A_lam[k]; the return itself at lam = 1
@@ -233,12 +233,14 @@ class SaeSegments:
         defaults = METHODS[method].options if method is not None and method in METHODS else {}
         if not {"threshold", "boundary"} <= set(defaults):
             return None
-        given = {**defaults, **(options or {})}
-        return SaeSegments(float(given["threshold"]), given["boundary"])
+        settings = {**defaults, **(options or {})}
+        return SaeSegments(float(settings["threshold"]), settings["boundary"])
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """Mark the tokens that `sae` bootstraps from; masked tokens (and the first one, under "start") mean nothing."""
-        if bool(logp_nt.sum().isnan()) and (place := first_of(logp_nt.isnan() & mask_nt)):  # one cheap look first
+        """Mark the tokens that `sae` bootstraps from; ignore marks at masked tokens (and at the first, under "start")."""
+        if bool(logp_nt.sum().isnan()) and (
+            place := first_of(logp_nt.isnan() & mask_nt)
+        ):  # a quick check of all values first
             i, t = place
             raise RewardError(
                 f"The log-probability of completion {i} is nan at trainable token {t}; give that of every sampled token."
@@ -262,7 +264,7 @@ def _after(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[T
     moved_nt = torch.zeros_like(flag_nt)
     place_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
     for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
-        # The latest trainable token so far, with its flag as the lowest bit; -2 (no flag) where there is none yet.
+        # The latest trainable token so far, with its flag as the lowest bit; -2 (no flag) if there is none yet.
         latest = torch.where(mask_nt[rows], place_t + flag_nt[rows], -2).cummax(dim=1).values
         moved_nt[rows, 1:] = (latest[:, :-1] & 1).bool()
     return moved_nt

@@ -105,7 +105,7 @@ def gigpo(
 
 
 def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
-    group_n = group_index(group_n)  # ids of any sign
+    group_n = group_index(group_n)  # ids may be negative
     advantage_n = centred(reward_n, group_n, **options)
     if singleton == "zero":
         return advantage_n
@@ -115,21 +115,21 @@ def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -
 
 
 def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
-    """Put the rows of one prompt that start in the same state into one stratum; -1 where the state is unknown (None)."""
+    """Number the states of each prompt; -1 is an unknown state (None). With a `similarity` texts need not be equal."""
     check_counts(anchor_s, "anchor states", group_s, "prompt ids", advice="one of each to every row")
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity={similarity} must lie between 0 and 1; use None to compare states exactly.")
     states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)
     places: list[Any] = list(zip(group_s.tolist(), states, strict=True))
+    # Each text joins the first state whose first text it resembles, so here the order of rows matters.
     firsts: dict[int, list[SequenceMatcher]] = {}
-    numbers: dict[tuple[int, Any], int] = {}  # a text met before goes where it went before
+    numbers: dict[tuple[int, Any], int] = {}  # the number of every text seen so far
     for row, (prompt, state) in enumerate(places):
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
             advice = "which cannot be compared by equality; turn it into a string or a tuple"
             advice = advice if similarity is None else "and only texts have a similarity; use similarity=None"
             raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}, {advice}.")
         if similarity is not None and state is not None and (prompt, state) not in numbers:
-            # A text joins the first stratum whose first member it resembles, so that the order of rows matters here.
             numbers[prompt, state] = _nearest(str(state), firsts.setdefault(prompt, []), similarity)
     names = places if similarity is None else [(prompt, numbers.get((prompt, state), -1)) for prompt, state in places]
     known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)

@@ -125,10 +125,10 @@ def _tables(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b
     b_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     probability_ab = (_log_choose(right, a_ab) + _log_choose(wrong, b_ab) - _log_choose(right + wrong, a_ab + b_ab)).exp()
     p_ab = probability_ab
-    if two_sided:  # all tables with the same margins that are no more probable, equal ones up to rounding
+    if two_sided:  # sum all tables with the same margins that are at most as probable, up to rounding
         p_ab = torch.zeros_like(probability_ab)
         for a in range(right + 1):
-            b = (a_ab + b_ab).long() - a  # the table with `a` right ones and the same number of holders
+            b = (a_ab + b_ab).long() - a  # wrong holders, in the table with `a` right holders and as many holders in all
             other_ab = torch.where((b >= 0) & (b <= wrong), probability_ab[a][b.clamp(0, wrong)], 0.0)
             p_ab += torch.where(other_ab <= probability_ab * (1 + 1e-7), other_ab, 0.0)
     fisher_ab = torch.where(p_ab > 1 - 1e-9, 0.0, (-2 * p_ab).exp())
@@ -219,7 +219,7 @@ def _weights(importance_u: Tensor, quantile: float, beta: float, floor: float, e
     level_u = importance_u.log1p()
     low, high = level_u.aminmax()
     level_u = (level_u - low) / (high - low if high > low else 1.0)
-    rank = quantile * (len(level_u) - 1)  # linear between neighbours, as torch.quantile, which refuses long inputs
+    rank = quantile * (len(level_u) - 1)  # linear between neighbours as in torch.quantile, which refuses long inputs
     ordered_u, below = level_u.sort().values, int(rank)
     cut = torch.lerp(ordered_u[below], ordered_u[min(below + 1, len(level_u) - 1)], rank - below)
     shrunk_u, grown_u = (level_u / (cut + eps)).clamp(min=floor), 1 + beta * (level_u - cut) / (1 - cut + eps)

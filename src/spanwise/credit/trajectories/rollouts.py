@@ -30,10 +30,10 @@ OutcomeName = Literal["last", "sum"]
 class Timeline:
     """The place of each row in its trajectory."""
 
-    index_s: Int[Tensor, " s"]  # dense number of its trajectory, 0..J-1 in the order of `trajectory_s.unique()`
-    next_s: Int[Tensor, " s"]  # the row that holds the next step of the same trajectory; -1 at its last step
-    left_s: Int[Tensor, " s"]  # how many steps of the trajectory come after this one
-    names: Sequence[Hashable]  # the name that messages give the trajectory of each row
+    index_s: Int[Tensor, " s"]  # dense trajectory number, in the order of `trajectory_s.unique()`
+    next_s: Int[Tensor, " s"]  # row of the trajectory's next step; -1 at its last step
+    left_s: Int[Tensor, " s"]  # how many steps of the trajectory are left
+    names: Sequence[Hashable]  # what error messages call each row's trajectory
 
     @property
     def last_j(self) -> Int[Tensor, " j"]:
@@ -92,7 +92,7 @@ def timeline(
     step_s: Int[Tensor, " s"],
     **rows: Float[Tensor, " s"] | Int[Tensor, " s"],
 ) -> Timeline:
-    """Order the rows of each trajectory by their step number, which may have gaps and start anywhere."""
+    """Order the rows of each trajectory by step number, with gaps allowed; refuse infinite rewards and uneven `rows`."""
     if rows and isinstance(trajectory_s, Tensor):
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
@@ -186,7 +186,7 @@ def assign_turns(
         data |= {"trajectory_s": line.index_s, "step_s": step_s}
         at_turns = _step_scores(scores, line, objectives)
         credit = assign(at_turns, group_s, present_sk, objectives=objectives, inputs=data, **rule)
-        # A step gets nothing because of what its rollout is worth.
+        # The rollout's advantage is the reason if a step gets 0.
         at_rollouts = _rollout_scores(scores, line, objectives, add_turns=True)
         whole = compare_in_strata(summed(at_rollouts, objectives), group_j).comparison
         whole = sum_reasons(whole, at_rollouts, objectives, group_j, grouped=True, truncated_n=cut_j).take(line.index_s)
@@ -199,7 +199,7 @@ def assign_turns(
         data = {"length_n": length_jk.sum(dim=1), "truncated_n": cut_j}
         credit = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
         credit, filled_s = credit.take(line.index_s), length_sk.sum(dim=1) > 0
-        last_s = torch.zeros_like(filled_s).index_fill(0, line.last_with(filled_s), True) & filled_s  # decides to stop
+        last_s = torch.zeros_like(filled_s).index_fill(0, line.last_with(filled_s), True) & filled_s  # its decision to stop
         credit = replace(
             credit,
             block_nk=torch.where(present_sk, credit.block_nk, 0.0),
@@ -207,14 +207,16 @@ def assign_turns(
             count_m=torch.full(turn_m.shape, len(group_j)),
         )
         if bool(turn_m.any()):
-            shared = at_rollouts.take(line.index_s)  # a fact of the rollout may be asked for at each of its turns
+            shared = at_rollouts.take(line.index_s)  # an objective of a turn may be given an outcome of the rollout
             wide = {name: turn_m.view(-1, *(1 for _ in table.shape[2:])) for name, table in _tables(scores).items()}
             own_tables = {name: torch.where(m, getattr(scores, name), getattr(shared, name)) for name, m in wide.items()}
             at_turns = replace(shared, **own_tables)
             data = {"voter_n": line.index_s, "truncated_n": cut_s}
-            own = assign(at_turns, group_s, present_sk, objectives=_weighing(objectives, turn_m), inputs=data, **rule)
+            turn_credit = assign(
+                at_turns, group_s, present_sk, objectives=_weighing(objectives, turn_m), inputs=data, **rule
+            )
             counts = torch.where(turn_m, len(group_s), len(group_j))
-            credit = replace(_added(credit, own, turn_m), count_m=counts)
+            credit = replace(_added(credit, turn_credit, turn_m), count_m=counts)
     mean_length = length_jk.sum(dim=1).double().mean()
     return replace(credit, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
@@ -244,8 +246,8 @@ def _added(rollouts: Credit, turns: Credit, turn_m: Bool[Tensor, " m"]) -> Credi
 
 
 def _weighing(objectives: Sequence[Objective], kept_m: Tensor) -> list[Objective]:
-    """Return the objectives, with weight 0 for those that are not kept."""
-    return [o if kept else replace(o, weight=0.0) for o, kept in zip(objectives, kept_m.tolist(), strict=True)]
+    """Return the objectives, with weight 0 for each that `kept_m` leaves out."""
+    return [o if keeps else replace(o, weight=0.0) for o, keeps in zip(objectives, kept_m.tolist(), strict=True)]
 
 
 def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
@@ -260,7 +262,9 @@ def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objecti
             here_s = ~(_not_here(scores)[:, m] & value_s.isnan())
             total_j, here_j = line.totals(torch.where(here_s, value_s, 0.0)), line.added(here_s) > 0
             taken["reward_nm"][:, m] = torch.where(here_j, total_j, taken["reward_nm"][:, m])
-            failed_j = scores.status_nm[line.last_with(here_s & value_s.isnan()), m]  # no sum knows what failed in one turn
+            failed_j = scores.status_nm[
+                line.last_with(here_s & value_s.isnan()), m
+            ]  # the sum would hide the failure of one turn
             status_j = torch.where(total_j.isnan(), failed_j, int(Status.OK))
             taken["status_nm"][:, m] = torch.where(here_j, status_j, taken["status_nm"][:, m])
     outcome_jo = None
@@ -278,7 +282,7 @@ def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]
         if objective.scope == "rollout":
             row_s = line.last_with(~gone_sm[:, m])[line.index_s]
             value_sm[:, m], status_sm[:, m] = torch.where(last_s, stand_s[row_s], 0.0), status_sm[row_s, m]
-        else:  # where no turn has it, the last one says so
+        else:  # if no turn has the reward, it is absent at the last turn
             silent_s = gone_sm[:, m] & (stand_s.isnan() | (objective.scope is None))
             some_s = (line.added(~silent_s) > 0)[line.index_s]
             value_sm[:, m] = torch.where(silent_s & (some_s | ~last_s), 0.0, stand_s)
@@ -305,13 +309,13 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Restore a reward that was set aside because its turn has no paid block, if the rollout has such a block."""
+    """Restore a reward that was set aside because its turn has no paid block, if another turn of the rollout has one."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
     line, device = timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device
-    # An objective whose scope is a turn keeps to its turn.
     whole_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
     paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & whole_m
+    # The outcome may be recorded at a last turn that only says goodbye, after the turn that wrote the block.
     back_sm = ~scores.unused_nm.isnan() & (line.added(paid_sm) > 0)[line.index_s]
     return replace(
         scores,

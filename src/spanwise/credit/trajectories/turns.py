@@ -1,10 +1,8 @@
 """A trajectory as turns, in any layout: one row per turn, merged sequences, or a graph with branches.
 
-A turn knows where it goes on from. With no parent its prompt is the whole context, and it is a row of its own; with a parent its
-prompt is only what came in between. So rows, merged sequences and graphs are one structure, and merging loses nothing.
-
-Training on rows reads O(T^2) tokens of a trajectory of T tokens, for each prompt repeats everything before it; training on branches
-reads O(T). A trained token sees the same context either way, so its gradient is the same.
+A turn without a parent has its whole context as prompt, and is a row. The prompt of a turn with a parent is only the text between
+the two. Training on rows reads O(T^2) tokens of a trajectory of T tokens, because each prompt repeats all earlier tokens; training
+on branches reads O(T), with the same contexts and so the same gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ Rewards = Mapping[str, "float | Status"]
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model wrote in one turn, and what it saw before.
+    """The tokens that the model wrote in one turn, and its prompt.
 
     Attributes:
         prompt_ids: what it saw: everything, or with a parent what came after the parent's response.
@@ -68,34 +66,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Branch:
-    """The turns of one trajectory that are trained as one sequence.
+    """The turns of one trajectory that are trained as one sequence; what an earlier branch trained is part of the prompt."""
 
-    Every turn is in exactly one branch. What a branch shares with an earlier one is its prompt, so that a sampled token trains once
-    and is context everywhere else.
-
-    Attributes:
-        turns: positions of the turns, each the next one's parent.
-        prompt_ids: all that stands before the first of them.
-        response_ids: the rest, with the observations between the turns.
-        mask: 1 at each token that the model sampled.
-        turn: position of the turn that each response token came with; -1 at an observation from between two turns.
-        per_token: as in `Turn`; 0 at observations from between two turns, NaN at the tokens of a turn without such an entry.
-
-    Example:
-        The second turn goes on from the first and sees one token more, 5.
-
-        >>> turns = (Turn([1, 2], [3, 4], [1, 1]), Turn([5], [6], [1], parent=0))
-        >>> (branch,) = Trajectory("a", "q", turns).branches()
-        >>> branch.prompt_ids, branch.response_ids, branch.mask, branch.turn
-        ((1, 2), (3, 4, 5, 6), (1, 1, 0, 1), (0, 0, -1, 1))
-    """
-
-    turns: tuple[int, ...]
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    mask: tuple[int, ...]
-    turn: tuple[int, ...]
-    per_token: Mapping[str, tuple[float, ...]]
+    turns: tuple[int, ...]  # positions of the turns; each is the parent of the next
+    prompt_ids: tuple[int, ...]  # every token before the first turn's response
+    response_ids: tuple[int, ...]  # the responses, and the observations between them
+    mask: tuple[int, ...]  # 1 at each token that the model sampled
+    turn: tuple[int, ...]  # the turn of each response token; -1 at observations
+    per_token: Mapping[str, tuple[float, ...]]  # as in `Turn`; 0 at observations, NaN in turns without the entry
 
 
 @dataclass(frozen=True)
@@ -191,8 +169,8 @@ class Trajectory:
         for row in line.left_s.argsort(descending=True).tolist():
             ordered[trajectory[row]].append(row)
         return [
-            Trajectory(name, group[own[0]], tuple(rows[row] for row in own), (rewards or {}).get(name, {}))
-            for name, own in ordered.items()
+            Trajectory(name, group[ordered_rows[0]], tuple(rows[row] for row in ordered_rows), (rewards or {}).get(name, {}))
+            for name, ordered_rows in ordered.items()
         ]
 
     def context(self, t: int) -> tuple[int, ...]:
@@ -205,7 +183,7 @@ class Trajectory:
         return (*(i for turn in before for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _path(self, t: int, taken: Collection[int] = ()) -> list[int]:
-        """Return the turns that lead to turn t, and turn t, after the last one that is taken."""
+        """Return the turns that lead to turn t and turn t itself, without the turns up to the last taken turn."""
         path: list[int] = []
         at: int | None = t
         while at is not None and at not in taken:
@@ -303,7 +281,7 @@ def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     branches = [branch for trajectory in trajectories for branch in trajectory.branches()]
 
     def tokens(sequences: Sequence[Turn | Branch]) -> int:
-        return sum(len(one.prompt_ids) + len(one.response_ids) for one in sequences)
+        return sum(len(sequence.prompt_ids) + len(sequence.response_ids) for sequence in sequences)
 
     return {
         "trajectories": len(trajectories),
@@ -352,13 +330,13 @@ class Turns:
     width: int
 
     def take(self, value_nt: Shaped[Tensor, "n t *v"], *, fill: Any = 0) -> Shaped[Tensor, "s u *v"]:
-        """Gather what the tokens of each turn hold, with `fill` at padding."""
+        """Gather the values at the tokens of each turn, with `fill` at padding."""
         filled_su = (self.place_su >= 0).reshape(*self.place_su.shape, *(1 for _ in value_nt.shape[2:]))
         value_su = value_nt[self.row_s[:, None], self.place_su.clamp(min=0)]
         return torch.where(filled_su, value_su, torch.tensor(fill, dtype=value_nt.dtype, device=value_nt.device))
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, rows: int) -> Shaped[Tensor, "n t"]:
-        """Scatter what the tokens of each turn hold to `rows` sequences, with 0 elsewhere.
+        """Scatter the values at the tokens of each turn to `rows` sequences, with 0 elsewhere.
 
         Raises:
             AlignmentError: the values are of other turns.

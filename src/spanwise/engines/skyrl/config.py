@@ -20,19 +20,12 @@ from spanwise.scheme import Scheme
 
 @dataclass
 class SpanwiseConfig(BaseConfig):
-    """`trainer.algorithm.spanwise.*`.
+    """The options `trainer.algorithm.spanwise.*`."""
 
-    Attributes:
-        recipe: YAML file that says what is read, rewarded and compared; with a layout.
-        folder: the run folder that `spanwise report`, `why` and `credit` read; None: none is written.
-        keep_rollouts: the rollouts of every k-th batch are written there; 0: none.
-        report: write its `report.html` when training ends or is interrupted.
-    """
-
-    recipe: str | None = None
-    folder: str | None = None
-    keep_rollouts: int = 0
-    report: bool = False
+    recipe: str | None = None  # a YAML file with a layout
+    folder: str | None = None  # the run folder for `spanwise report`, `why` and `credit`; None: no folder
+    keep_rollouts: int = 0  # write the rollouts of every k-th batch; 0: none
+    report: bool = False  # write report.html when training ends or is interrupted
 
 
 @dataclass
@@ -46,7 +39,7 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
 #: SkyRL's whole configuration, with a recipe.
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
-#: Options that would change the credit or be lost: what they must be, and why.
+#: Options that would change the credit or have no effect: their required value, and why.
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_estimator": ("spanwise", "the recipe names the method"),
     "trainer.algorithm.gamma": (1.0, "a method takes its own in the recipe, as options: {gamma: ...}"),
@@ -66,9 +59,9 @@ _FIXED: dict[str, tuple[Any, str]] = {
     ),
 }
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm")
-#: Losses that leave alone the token that a mode appends.
+#: Losses that do not touch the token that a mode appends.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
-#: What the folder of a run is called in SkyRL's configuration.
+#: SkyRL's name for the option of the run folder.
 OPTION = "trainer.algorithm.spanwise.folder"
 
 
@@ -76,10 +69,10 @@ def check(cfg: Any) -> Scheme:
     """Load the scheme that the configuration names; refuse settings that SkyRL cannot combine with it."""
     say(untested("skyrl", version("skyrl")))
     algorithm, generator, by_row = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
-    own, loss, sampling = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
+    section, loss, sampling = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
     refuse(
         {
-            "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": own.recipe is None,
+            "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": section.recipe is None,
             **fixed_faults(_FIXED, lambda name: attrgetter(name)(cfg)),
             f"trainer.algorithm.loss_reduction is '{algorithm.loss_reduction}', which drops the rows that fill no micro-batch; use "
             f"token_mean. Under {', '.join(REDUCTIONS)} spanwise gives the same loss.": algorithm.loss_reduction
@@ -90,18 +83,18 @@ def check(cfg: Any) -> Scheme:
         }
     )
     turns = getattr(generator, "max_turns", 1) or 1
-    scheme = scheme_at(own.recipe, longest=turns * generator.sampling_params.max_generate_length)
+    scheme = scheme_at(section.recipe, longest=turns * generator.sampling_params.max_generate_length)
     critic, parts = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
-    # Dynamic sampling looks at the environment's reward of single rows.
+    # Dynamic sampling reads the environment's reward of single rows.
     other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
     why = f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
     over = " generator.apply_overlong_filtering=true takes what was cut off out of the loss."
-    there, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
+    critic_path, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
     refuse(
         {
             f"trainer.algorithm.dynamic_sampling.type is '{sampling}', which keeps groups by the environment's reward, and {why}. "
             f"Leave it out.": sampling is not None and (other is not None or by_row),
-            **critic_faults(critic, scheme, engine="SkyRL", there=there, option=option, instead=over),
+            **critic_faults(critic, scheme, engine="SkyRL", there=critic_path, option=option, instead=over),
             "The recipe's critic has head: hl_gauss, and SkyRL's critic says one number; leave it out.": critic.head
             != "scalar",
             f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
@@ -116,11 +109,11 @@ def check(cfg: Any) -> Scheme:
     for mode in parts:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
     provides = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", *added_by(scheme.modes, "skyrl")}
-    # SkyRL's log-probabilities are of whole rows; turns are read from what the generator said (`SampledRows.turns`).
+    # SkyRL has log-probabilities of whole rows; turns come from the generator's output (`SampledRows.turns`).
     by_turn = scheme.entry.kind != "token" and (by_row or "steps" in scheme.needs)
     scheme.check(provides, at_read=provides - {"logp_nt", "value_nt"} if by_turn else provides)
-    say(idle_fields(own.recipe, engine="SkyRL"))
-    RunRecord.of(vars(own), option=OPTION)
+    say(idle_fields(section.recipe, engine="SkyRL"))
+    RunRecord.of(vars(section), option=OPTION)
     return scheme
 
 

@@ -1,4 +1,4 @@
-"""What SkyRL's registries take: estimators `spanwise_<method>` for those who want a name and no entrypoint, and losses of modes.
+"""Estimators `spanwise_<method>` for SkyRL's registry, usable without our entrypoint, and the losses of modes.
 
 The registry passes rewards, the response mask and prompt ids: no loss mask, no token ids, no reward of its own per objective. That
 is enough for methods that turn one reward per rollout into one advantage; every other method says where it can be run.
@@ -25,7 +25,7 @@ _ENTRYPOINT = "trainer.override_entrypoint=spanwise.engines.skyrl.main trainer.a
 
 
 def register() -> None:
-    """Put `spanwise` and `spanwise_<method>` of every method with a preset into SkyRL's registry; again does nothing."""
+    """Put `spanwise` and `spanwise_<method>` of every method with a preset into SkyRL's registry; a second call does nothing."""
     presets = (name for name, entry in METHODS.items() if entry.preset is not None)
     refused = {f"spanwise_{name}": partial(_refused, name) for name in presets}
     for name, function in {"spanwise": _by_recipe, **refused, **outcome_estimators()}.items():
@@ -53,9 +53,9 @@ def _with_mode(
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute a policy loss of SkyRL plus the loss of a mode; both are sums, divided in the advantages."""
     old_nt, adv_nt, error_nt = parted(log_probs, old_log_probs, advantages, loss_mask)
-    own = copy.copy(config)
-    own.policy_loss_type = kind  # which some losses look at
-    more: dict[str, Any] = {"config": own, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
+    inner_config = copy.copy(config)
+    inner_config.policy_loss_type = kind  # some losses read it
+    more: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
     loss, metrics = PolicyLossRegistry._functions[kind](log_probs, old_nt, adv_nt, **more)
     return loss + error_nt.sum(), metrics
 

@@ -28,7 +28,7 @@ class SpanPPOExp(BasePPOExp):
     """SkyRL's experiment with a trainer that reads a recipe."""
 
     def get_trainer(self, *args: Any, **kwargs: Any) -> SpanRayPPOTrainer:
-        """The trainer that reads the recipe."""
+        """Build the trainer that reads the recipe."""
         return trainer_class(self.cfg)(*args, **kwargs)
 
 
@@ -39,12 +39,12 @@ def _run(cfg: Any) -> None:
 
 def configured(arguments: list[str]) -> Any:
     """Read the configuration from the command line; refuse one that cannot work before anything starts."""
-    # The one that led here is no field of the configuration.
-    own = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
-    cfg: Any = SpanwiseTrainConfig.from_cli_overrides(own)
+    # The override that led to this module is no field of the configuration.
+    overrides = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
+    cfg: Any = SpanwiseTrainConfig.from_cli_overrides(overrides)
     register()
     check(cfg)
-    # The task that trains may start in another folder.
+    # The training task may start in another folder.
     cfg.trainer.algorithm.spanwise.recipe = str(Path(cfg.trainer.algorithm.spanwise.recipe).resolve())
     validate_cfg(cfg)
     return cfg

@@ -12,23 +12,23 @@ from skyrl.train.generators.base import GeneratorOutput  # pyright: ignore[repor
 from spanwise.batch import Batch, Steps
 from spanwise.credit.trajectories.turns import Turns
 
-#: A number for every row of the generator's output that is no field of SkyRL's own is a column that rewards may read.
+#: SkyRL's own fields of a generator's output; a list of any other name with one value per row is a column for rewards.
 _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 
 @dataclass(frozen=True)
 class SampledRows:
-    """The output of a generator, and the place of each of its rows in the rows that SkyRL trains on."""
+    """The rows of a generator's output, and the place of each row in the rows that SkyRL trains on."""
 
-    output: Mapping[str, Any]  # what the generator returned, before SkyRL merged it
-    uids: Sequence[str]  # the prompt of each of its rows
-    place_s: Sequence[tuple[int, int]]  # where each row begins: row of the training batch, token of its response
+    output: Mapping[str, Any]  # the generator's output, before SkyRL merged it
+    uids: Sequence[str]  # the prompt of each row of the output
+    place_s: Sequence[tuple[int, int]]  # the row of the training batch and the response token where each row begins
     length_n: Sequence[int]  # response tokens of each row of the training batch
-    stepwise: bool  # a row is a turn; else a whole conversation
+    stepwise: bool  # whether a row is one turn instead of a whole conversation
 
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
-        """Find the rows of a generator in the rows that `postprocess_generator_output` made of them."""
+        """Find each row of a generator in the merged rows of `postprocess_generator_output`."""
         lengths = [len(response) for response in trained["response_ids"]]
         if len(lengths) == len(output["response_ids"]):
             return SampledRows(output, uids, [(n, 0) for n in range(len(lengths))], lengths, stepwise)
@@ -37,8 +37,12 @@ class SampledRows:
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
             whole, end, trajectory = [*prompt, *response], len(prompt), turns[len(place_s)][2]
             while len(place_s) < len(turns):
-                context, sampled, own = turns[len(place_s)]
-                if own != trajectory or len(context) < end or whole[: len(context) + len(sampled)] != [*context, *sampled]:
+                context, sampled, rollout = turns[len(place_s)]
+                if (
+                    rollout != trajectory
+                    or len(context) < end
+                    or whole[: len(context) + len(sampled)] != [*context, *sampled]
+                ):
                     break
                 place_s.append((n, len(context) - len(prompt)))
                 end = len(context) + len(sampled)
@@ -64,14 +68,16 @@ class SampledRows:
         return [0, *accumulate(int(last) for last in self.output["is_last_step"])][:-1]
 
     def whole(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any]) -> Batch:
-        """The rows that SkyRL trains on, right-aligned as they are; a reward is that of their last turn."""
+        """Build a batch of the rows that SkyRL trains on, right-aligned; the reward of a row is that of its last turn."""
         taken = self.last_n
         paid = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
         extra = {**self.extra, "environment": paid}
         uids, size, width = [self.uids[s] for s in taken], len(taken), data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:size] > 0
         values, logp = data.get("values"), data.get("action_log_probs")
-        logp = data.get("rollout_logprobs") if logp is None else logp  # of losses that start from the sampler's own
+        logp = (
+            data.get("rollout_logprobs") if logp is None else logp
+        )  # some losses start from the sampler's log-probabilities
         left_out_n1 = ~trained_nt.any(dim=1, keepdim=True)
         steps = torch.tensor([self.trajectory_s[s] for s in taken]), torch.arange(size)
         return Batch(
@@ -87,31 +93,29 @@ class SampledRows:
     def turns(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
-        """Return every turn as a row of its own, and where the turns lie in the rows that SkyRL trains on."""
+        """Build a batch with one row per turn, and the way back; the turns of a whole conversation are its sampled runs."""
         prompts, responses, masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
         rows = zip(responses, masks, strict=True)
-        # A whole conversation has a turn for each run of tokens that the model sampled.
         parts_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in rows]
         turns = [(s, k, *part) for s, parts in enumerate(parts_s) for k, part in enumerate(parts)]
 
         def said(values: Sequence[Any], s: int, k: int) -> Any:
-            """What the generator says of a turn, or of its row."""
+            """Return the generator's value for a turn, or for the turn's row."""
             each = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(parts_s[s])
             return values[s][k] if each else values[s]
 
         extra: dict[str, Any] = {name: [said(values, s, k) for s, k, _, _ in turns] for name, values in self.extra.items()}
         contexts = None
-        # Without `anchors` from the generator, a turn starts from all that the model saw.
-        if anchored and "anchors" not in extra:
+        if anchored and "anchors" not in extra:  # then the state of a turn is all that the model saw
             contexts = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turns]
         row_s, step_s = [s for s, *_ in turns], torch.arange(len(turns))
         steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, extra.pop("anchors", contexts))
         extra["environment"] = [self._paid(s, parts_s[s], k) for s, k, _, _ in turns]
         uids = [self.uids[s] for s in row_s]
+        # Turns that the generator left out of the loss are read and compared all the same.
         batch = Batch.jagged(
             [responses[s][start:end] for s, _, start, end in turns],
             uids,
-            # A turn that the generator left out of the loss altogether is read and compared all the same.
             sampled=[masks[s][start:end] if any(masks[s][start:end]) else [1] * (end - start) for s, _, start, end in turns],
             columns={**columns(uids), **extra},
             steps=steps,
@@ -132,7 +136,7 @@ class SampledRows:
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Where the model's own tokens begin and end; all of them as one where the generator left every token out of the loss."""
-    ends = [0, *accumulate(len(list(group)) for _, group in groupby(bool(kept) for kept in mask))]
+    """Return the ranges of the model's own tokens; one range of all tokens if the mask has none."""
+    ends = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
     runs = [(start, end) for start, end in pairwise(ends) if mask[start]]
     return runs or [(0, len(mask))]

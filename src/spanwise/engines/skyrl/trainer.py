@@ -24,7 +24,7 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult
 
-#: What a report reads of an update -> what SkyRL calls it.
+#: A report's name for each number of an update -> SkyRL's name.
 UPDATE = {
     "loss": "policy/final_loss",
     "entropy": "policy/policy_entropy",
@@ -35,20 +35,7 @@ UPDATE = {
 
 
 class SpanRayPPOTrainer(RayPPOTrainer):
-    """SkyRL's `RayPPOTrainer` that pays every span of a turn for what that span controls.
-
-    Generation, workers, mini-batches, losses, logging and checkpoints stay SkyRL's. What is read, rewarded and compared is the
-    recipe of `trainer.algorithm.spanwise.recipe`. Under every `loss_reduction` the loss of a mini-batch is the mean over its
-    rollouts of the sum over tokens of advantage times surrogate, however many rows the turns of a rollout became.
-
-    Attributes:
-        scheme: the rule of credit.
-        parts: what each of its modes does here, by its name (`spanwise.modes`).
-        critic_config: the `critic` section of the recipe.
-        advantage_dtype: of the advantages; SkyRL trains in float32.
-        last_advantages: of the last batch, before they are multiplied for the loss reduction.
-        last_rows: the rows of the generator that they belong to.
-    """
+    """SkyRL's `RayPPOTrainer`, with the credit of a recipe for every span of a turn instead of an estimator's."""
 
     advantage_dtype = torch.float32
 
@@ -65,7 +52,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         algorithm, size = cfg.trainer.algorithm, size or len(self.tokenizer)
         sampler = {"size": size, "generation": generation, "temperature": algorithm.temperature}
         self.parts: dict[str, RowPart] = parts_of(self.scheme.modes, "skyrl", self.tokenizer, **sampler)
-        for name, part in self.parts.items():  # the workers are made later, by the name of their loss
+        for name, part in self.parts.items():  # the workers are built later and look up their loss by name
             algorithm.policy_loss_type = register_loss(name, algorithm.policy_loss_type, part.parted)
         self._ended: dict[str, Tensor] = {}
         self.last_advantages: Tensor | None = None
@@ -74,12 +61,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self._record = RunRecord.of(vars(cfg.trainer.algorithm.spanwise), option=OPTION)
 
     async def train(self) -> None:
-        """SkyRL's training; where a run folder is asked for, it is complete however training ends."""
+        """Run SkyRL's training; complete the run folder however training ends."""
         with nullcontext() if self._record is None else self._record.running():
             return await super().train()
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
-        """Remember the turns before SkyRL merges them, which keeps neither their rewards nor where they end."""
+        """Remember the turns before SkyRL merges them, because merged rows have neither their rewards nor their ends."""
         before, prompts = dict(generator_output), list(uids)
         trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
         self.last_rows = SampledRows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
@@ -94,20 +81,20 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return trained, uids
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
-        """Return old log-probabilities and values, each at its own row."""
+        """Compute old log-probabilities and values, each for its own row."""
+        # SkyRL pads every mini-batch to a multiple of the ranks and never drops the padding, so rows after the first mini-batch
+        # would get the values of other rows. If a mini-batch needs padding, run all rows in one pass instead.
         ranks = self.dispatch.get_lcm_dp_size()
-        # SkyRL fills up every mini-batch to a multiple of the ranks and never takes those rows out again, so that all rows
-        # after the first mini-batch would get the values of other rows. One pass over the whole batch avoids that.
         fits = mini_batch_boundaries and not any((end - start) % ranks for start, end in mini_batch_boundaries)
         return super()._execute_forward_pass(model, batch, key, mini_batch_boundaries if fits else None)
 
     def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
-        """The policy waits while its critic is fitted alone."""
+        """Skip the policy's step while its critic is fitted alone."""
         waits = model == "policy" and 0 < self.global_step <= self.critic_config.policy_training_start_step
         return {} if waits else super()._execute_training_step(model, data)
 
     def train_critic_and_policy(self, data: Any) -> Any:
-        """SkyRL's update; a run folder has its loss, gradient norm and entropy."""
+        """Run SkyRL's update; write its loss, gradient norm and entropy to the run folder."""
         status = super().train_critic_and_policy(data)
         if self._record is not None:
             self._record.add_update(self.all_metrics, UPDATE)
@@ -115,7 +102,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, data: Any) -> Any:
-        """The advantages of the recipe in the place of those of an estimator."""
+        """Replace the advantages of SkyRL's estimator by those of the recipe."""
         data = super().compute_advantages_and_returns(data)
         rows = self.last_rows
         assert rows is not None, "SkyRL postprocesses what it trains on"
@@ -127,17 +114,19 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         else:
             batch, turns = rows.whole(self._columns, data), None
         reading = read(batch, self.scheme, self.vocabulary)
-        if self.scheme.value_names:  # a row that the generator left out of the loss has a reward, and no token to run over
+        if self.scheme.value_names:  # a row that the generator left out of the loss has a reward but no token
             batch = replace(batch, mask_nt=mask_nt[:real])
         # Rows are right-aligned: a mode's token is the last.
         column_n = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}
         for name, part in self.parts.items():
             logp_n = token_logp(data["action_log_probs"][:real], column_n[name])
             batch = replace(batch, **part.fields(logp_n, self.global_step - 1))
-        own = ReadBatch(batch, reading, real, turns)
-        result = self.step.finish(own, number=self.global_step, dtype=self.advantage_dtype)
-        adv_nt = own.put(result.advantages_nt)
-        adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt  # what SkyRL left out of the loss, and its padding
+        read_batch = ReadBatch(batch, reading, real, turns)
+        result = self.step.finish(read_batch, number=self.global_step, dtype=self.advantage_dtype)
+        adv_nt = read_batch.put(result.advantages_nt)
+        adv_nt = (
+            pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt
+        )  # rows that SkyRL left out of the loss, and its padding
         metrics, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
         factor_n1 = fold_factor(
             data["loss_mask"],
@@ -149,7 +138,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         )
         data["advantages"], data["returns"] = adv_nt * factor_n1, adv_nt
         if batch.value_nt is not None and self.scheme.value_names:
-            # SkyRL multiplies errors by the loss mask, which a NaN survives, so masked tokens hold 0.
+            # SkyRL multiplies errors by the loss mask, and NaN times 0 is NaN, so masked tokens hold 0.
             return_nt, error = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
             metrics |= error
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
@@ -172,9 +161,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return data
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the columns of the dataset for the prompts; a mapping in a column becomes columns of its own."""
+        """Return the dataset's columns for prompts; a nested mapping becomes columns such as `reward_spec.ground_truth`."""
         dataset: Any = self.train_dataset
-        # A prompt's id is the number of its row (`PromptDataset`); a dataset with ids of its own gives no columns.
+        # A prompt's id is its row number in `PromptDataset`; other ids lead to no columns.
         by_uid = {uid: _flat(dataset[int(uid)][2]) if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
         names = dict.fromkeys(name for row in by_uid.values() for name in row)
         return {name: [by_uid[uid].get(name) for uid in uids] for name in names}
@@ -211,10 +200,12 @@ def fold_factor(
     prompts: Sequence[tuple[int, int]],
     max_seq_len: int | None = None,
 ) -> Float[Tensor, "n 1"]:
-    """Return what advantages are multiplied by, so that SkyRL's loss is the mean over rollouts of sums over tokens."""
+    """Compute the factor on advantages that turns a SkyRL loss reduction into a mean over rollouts of sums over tokens.
+
+    factor[i] = D[i] / R,  R the rollouts of i's mini-batch and D[i] what SkyRL divides row i by; 1 outside mini-batches
+    """
     length_n = loss_mask_nt.sum(dim=1).float()
     factor_n = torch.ones_like(length_n)
-    # factor[i] = D[i] / R, where R is the number of rollouts in i's mini-batch; a row of no mini-batch keeps 1.
     for start, end in mini_batches:
         rows, size = slice(start, end), end - start
         inside = [slice(a, b) for a, b in prompts if start <= a < end]

@@ -1,4 +1,4 @@
-"""`SpanGRPOConfig`: TRL's `GRPOConfig` with the few options that span credit adds; and what is refused before a run starts."""
+"""`SpanGRPOConfig`: TRL's `GRPOConfig` with the few options that span credit adds; and the checks before a run starts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
 _SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
-#: What TRL takes as it comes, and what would then turn a term of the loss around, or let it drown all others.
+#: Options that TRL does not check; a negative or huge value would reverse a term of the loss, or let it drown the others.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
     "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
 }  # fmt: skip
-#: What acts on TRL's own policy term, which is 0 under DPPO: the values that do nothing.
+#: Options of TRL's policy term, which is 0 under DPPO, and their values without effect.
 _NOT_UNDER_DPPO = {
     "delta": None,
     "off_policy_mask_threshold": None,
@@ -42,14 +42,14 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def no_type_check(cls: _Class) -> _Class:
-    """Leave a class as it is; jaxtyping's import hook goes by this name and adds no run-time check to the class."""
-    # TRL's annotations come with its fields and are not strict (`logging_steps=1` for a float). `typing.no_type_check` would
-    # empty the type hints, which TRL's argument parser reads.
+    """Return a class unchanged; jaxtyping's import hook goes by this name and adds no run-time check to the class."""
+    # TRL's annotations are not strict (`logging_steps=1` for a float). `typing.no_type_check` would empty the type hints, which
+    # TRL's argument parser reads.
     return cls
 
 
 def _option(default: Any, text: str) -> Any:
-    """A field of the configuration with its help, as TRL's argument parser shows it."""
+    """Build a field of the configuration with the help that TRL's argument parser shows."""
     return field(default=default, metadata={"help": text})
 
 
@@ -88,7 +88,7 @@ class SpanGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        # TRL's own message for a group of one is a bare ValueError after the distributed set-up; say it first.
+        # TRL refuses a group of one with a bare ValueError after the distributed set-up; refuse it here first.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
                 f"num_generations is {self.num_generations}: a completion that is alone in its group has nobody to be "
@@ -96,7 +96,7 @@ class SpanGRPOConfig(GRPOConfig):
             )
         try:
             super().__post_init__()
-        except ValueError as error:  # a sentence of TRL's or transformers', which the command line prints as ours
+        except ValueError as error:  # an error of TRL or transformers, which the command line prints as ours
             raise RecipeError(str(error)) from error
         check_args(self)
         check_known("log_metrics", self.log_metrics, ("few", "all"))
@@ -118,10 +118,9 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     faults: dict[str, Any] = {
         **{unknown("argument of SpanGRPOTrainer called", name, taken): True for name in options if name not in taken},
         **{
-            f"Objective '{one.name}' has a model as reward; pass a function that calls it and returns one number per completion.": (
-                isinstance(one.reward, nn.Module)
-            )
-            for one in scheme.objectives
+            f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "
+            "completion.": (isinstance(objective.reward, nn.Module))
+            for objective in scheme.objectives
         },
         f"Method '{scheme.method}' needs a critic and there is none. Write critic=CriticConfig(...), in a recipe critic: "
         "{learning_rate: 1.0e-5}, or use a method that compares completions, such as 'bae' or 'grpo'.": (
@@ -138,24 +137,24 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
 
 
 def check_args(args: Any) -> None:
-    """Refuse arguments that are no `GRPOConfig`, that would give wrong credit, or that no training survives."""
+    """Refuse a configuration that is no `GRPOConfig`, that would give wrong credit, or that would ruin any training."""
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
-    given: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
+    values: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
     faults: dict[str, Any] = {
         "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, which has no meaning when every span has "
         "its own. Use loss_type='dr_grpo'.": args.loss_type == "vespo",
         unknown("loss_type", args.loss_type, LOSS_TYPES): args.loss_type not in LOSS_TYPES,
     }
     faults |= {
-        f"{name} is {given[name]}; it must lie between {least:g} and {most:g}.": not least <= given[name] <= most
+        f"{name} is {values[name]}; it must lie between {least:g} and {most:g}.": not least <= values[name] <= most
         for name, (least, most) in _BOUNDS.items()
-        if isinstance(given[name], int | float)
+        if isinstance(values[name], int | float)
     }
     faults |= {
-        f"{name} is {given[name]}, and loss_type '{args.loss_type}' has no use for it: which tokens it leaves out is said by "
+        f"{name} is {values[name]}, and loss_type '{args.loss_type}' has no use for it: which tokens it leaves out is said by "
         f"epsilon and epsilon_high. Leave it at {usual}, or use another loss_type.": args.loss_type in DPPO
-        and given[name] != usual
+        and values[name] != usual
         for name, usual in _NOT_UNDER_DPPO.items()
     }
     faults |= {
@@ -177,7 +176,7 @@ def check_use(
     reward_funcs: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse what a configuration does with this TRL, model and options, and say which options have no effect."""
+    """Refuse a configuration that this TRL, model or options cannot use; warn of options without effect."""
     adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     named = isinstance(model, str) or adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
     version = Version(trl_version)
@@ -210,13 +209,13 @@ def check_use(
 def check_datasets(
     train: Any, evaluation: Any, objectives: Sequence[Objective], options: Mapping[str, Any], *, needed: int = 0
 ) -> None:
-    """Refuse what is no dataset, datasets without the columns that training needs, and fewer prompts than a batch takes."""
+    """Refuse an object that is no dataset, a dataset without the needed columns, and fewer prompts than a batch takes."""
     if train is None and options.get("environment_factory") is None:
         raise DataError("train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.")
     _check_dataset("train_dataset", train, objectives)
-    for name, one in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
+    for name, dataset in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
         called = f"eval_dataset[{name!r}]" if name else "eval_dataset"
-        _check_dataset(called, one, objectives, where=f"{called}: ", kind="evaluation")
+        _check_dataset(called, dataset, objectives, where=f"{called}: ", kind="evaluation")
     prompts = len(train) if isinstance(train, Dataset) else needed
     if prompts < needed:
         raise DataError(
@@ -229,10 +228,10 @@ def check_datasets(
 def _check_dataset(
     called: str, dataset: Any, objectives: Sequence[Objective], *, where: str = "", kind: str = "training"
 ) -> None:
-    """Refuse what is no dataset, one without prompts, or without the gold answers that a built-in reward reads."""
+    """Refuse an object that is no dataset, and a dataset without prompts or without a built-in reward's gold answers."""
     splits = list(dataset) if isinstance(dataset, Mapping) else []
     columns = getattr(dataset, "column_names", None) if not splits else None
-    name, there = type(dataset).__name__, columns or ["none"]
+    name, names = type(dataset).__name__, columns or ["none"]
     faults: dict[str, Any] = {
         f"{called} holds the splits {', '.join(splits)}; pass one of them: {called}=data[{next(iter(splits), '')!r}].": splits,
         f"{called} is a {name}; make a dataset of it: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
@@ -240,15 +239,15 @@ def _check_dataset(
             dataset is not None and not isinstance(dataset, Dataset | IterableDataset)
         ),
         f"{where}The {kind} dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
-        f"{', '.join(there)}. Rename one: dataset.rename_column({there[0]!r}, 'prompt').": columns
+        f"{', '.join(names)}. Rename one: dataset.rename_column({names[0]!r}, 'prompt').": columns
         and "prompt" not in columns,
     }
     for objective in objectives if columns is not None else ():
         column = objective.options.get("column", "answer")
         faults[
             f"{where}Objective '{objective.name}' reads the dataset column '{column}', which is not there; there are "
-            f"{', '.join(there)}. Rename the column, or set options: {{column: NAME}} in the objective."
-        ] = objective.reward in ("correct", "second_attempt") and column not in there
+            f"{', '.join(names)}. Rename the column, or set options: {{column: NAME}} in the objective."
+        ] = objective.reward in ("correct", "second_attempt") and column not in names
     refuse(faults, DataError)
 
 

@@ -1,14 +1,7 @@
-"""The terms of the loss: a factor that turns TRL's reduction into the mean over completions of a sum over tokens, DPPO and KL.
+"""The factor that turns TRL's loss into a mean over completions of sums over tokens, the terms DPPO and KL, and checks of a step.
 
-And the guards of a step: the canary, and the last look at loss and gradient, so that no weight takes in what is not finite.
-
-Every surrogate that TRL offers depends on the advantage as A f(sign A, ratio). A positive factor on A is therefore a factor on
-the token's loss, and the normaliser of each `loss_type` can be undone in the advantage, without a copy of TRL's loss.
-
-Does TRL still weigh the gradient of every token with that token's own advantage? Nothing inside TRL uses (B, T) advantages any
-more, so a release could collapse them to one number per completion and training would go on with wrong credit. The mixed derivative
-of the loss, by the log-probability of a token and by the advantage of a token, shows it on the first micro-batch, whatever else is
-in the loss (KL, entropy bonus, auxiliary loss), and costs no forward pass: it never reaches the model.
+Every surrogate of TRL depends on the advantage as A f(sign A, ratio). A positive factor on A is therefore a factor on the token's
+loss, and the normaliser of each `loss_type` can be undone in the advantage, without a copy of TRL's loss.
 """
 
 from __future__ import annotations
@@ -25,10 +18,9 @@ from trl.trainer.grpo_config import GRPOConfig
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
 
-#: The values of `loss_type` that are DPPO, which TRL lacks, as verl calls them -> its divergence. The trainer adds it to a loss of
-#: TRL's whose policy term is 0.
+#: verl's names for DPPO, which TRL lacks, -> its divergence. The trainer adds DPPO to a loss of TRL's whose policy term is 0.
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
-#: The values of `loss_type` that can be trained: TRL's, whose normaliser is undone exactly, and DPPO.
+#: The values of `loss_type` that can be trained: those of TRL with a normaliser that can be undone exactly, and DPPO.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo")
 _CANARY = (
     "Spans would not get their own credit. Use a TRL version that this release of spanwise lists, look at subclasses that "
@@ -52,10 +44,9 @@ def fold_factor(
     processes: int = 1,
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
-    """Return what a micro-batch's advantages are multiplied by, so that TRL's loss is a mean over rows of token sums."""
-    # The factor is TRL's divisor over the b rows. TRL divides by b n_i (`grpo`, `sapo`, n_i the trainable tokens of row i),
-    # sum of n_i (`bnpo`), b max_completion_length (`dr_grpo`), N / processes / steps_per_generation (`dapo`, `cispo`, N the
-    # trainable tokens of the generation batch on all ranks) or b (`luspo`, and our DPPO).
+    """Compute the factor on a micro-batch's advantages that turns TRL's loss into a mean over rows of a sum over tokens."""
+    # TRL divides by the result times the rows b of the micro-batch: by b n_i, sum of n_i, b max_completion_length, the generation
+    # batch's share of tokens, or b.
     rows = mask_bt.shape[0]
     tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(tokens_b1)
@@ -71,14 +62,14 @@ def fold_factor(
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
-    """How far below and above 1 TRL's configuration lets a ratio move; of DPPO how far a probability."""
+    """Return how far a ratio (of DPPO: a probability) may move down and up under TRL's configuration."""
     return args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
 def dppo_term(
     logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """The mean over the rows of a micro-batch of the sum over tokens of `dppo`, and the share of tokens that it leaves out."""
+    """Compute the loss `dppo`, a mean over rows of a sum over tokens, and the share of tokens that it leaves out."""
     sampled_bt = inputs.get("sampling_per_token_logps")
     sampled_bt = inputs.get("old_per_token_logps") if sampled_bt is None else sampled_bt
     sampled_bt = logps_bt.detach() if sampled_bt is None else sampled_bt
@@ -96,22 +87,22 @@ def token_kl(
     *,
     old_bt: Float[Tensor, "b t"] | None = None,
 ) -> Float[Tensor, "b t"]:
-    """Estimate the KL divergence of the policy from the reference at every sampled token: never negative, 0 if equal."""
-    # Schulman's k3, Shao et al. 2024 (arXiv 2402.03300), equation 4: d = ref - logp, kl = exp(d) - d - 1, times
-    # exp(logp - old) where `old_bt` is given.
+    """Estimate the KL divergence of the policy from the reference at every sampled token (Schulman's k3).
+
+    kl = exp(d) - d - 1,  d = ref - logp (Shao et al. 2024, arXiv 2402.03300, equation 4); with `old_bt` times exp(logp - old)
+    """
     behind_bt = torch.where(mask_bt.bool(), ref_bt - logp_bt, 0.0)
     kl_bt = behind_bt.exp() - behind_bt - 1
     return kl_bt if old_bt is None else kl_bt * torch.where(mask_bt.bool(), logp_bt - old_bt, 0.0).exp()
 
 
 def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[Tensor, ""]:
-    """Average the divergence over the tokens of a completion, then over the completions; no tokens count as 0."""
-    # Shao et al. 2024 (arXiv 2402.03300), equation 3: (1/b) sum_i (1/n_i) sum_t kl[i, t], n_i the tokens of i in the loss.
+    """Average the divergence over the tokens of a completion, then over the completions (arXiv 2402.03300, equation 3)."""
     return (kl_bt.sum(dim=1) / mask_bt.sum(dim=1).clamp(min=1)).mean()
 
 
 def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], args: GRPOConfig) -> Float[Tensor, "b t"]:
-    """Return how fast a token's surrogate grows with its log-probability, per advantage; NaN where a clip may be active."""
+    """Compute the slope of a token's surrogate by its log-probability, per unit of advantage; NaN if the clip may be active."""
     old_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
     ratio_bt = torch.ones_like(logps_bt) if old_bt is None else (logps_bt - old_bt).exp()
     inside_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
@@ -119,7 +110,6 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
     if args.loss_type == "cispo":
         slope_bt = ratio_bt.clamp(max=high)
     if args.loss_type == "sapo":
-        # 4 s (1 - s) rho with s = sigmoid(tau (rho - 1)); tau depends on the sign of the advantage.
         heat_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(heat_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
@@ -136,12 +126,15 @@ def check_own_advantage(
     accumulation: int,
     height_bt: Float[Tensor, "b t"],
 ) -> None:
-    """Refuse a loss unless the gradient of each trainable token is weighted with its own advantage and with no other."""
-    # Weights in [1, 2) that differ from token to token, so that no average over tokens passes for the token itself.
+    """Raise unless the gradient of each trainable token is weighted with its own advantage and no other.
+
+    d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
+    """
+    # TRL itself no longer uses (B, T) advantages, so a release could collapse them to one number per completion without an error.
+    # This mixed derivative, by log-probabilities and advantages, shows that whatever else is in the loss, without a forward pass.
+    # The weights in [1, 2) differ from token to token, so that an average over tokens does not pass for the token itself.
     index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
-    # d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor) for every loss that is a mean
-    # over b rows of a sum over tokens after the fold factor; a height of NaN is not compared.
     (by_logp_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     found_bt = None
     if by_logp_bt is not None and by_logp_bt.requires_grad:
@@ -152,7 +145,7 @@ def check_own_advantage(
     rows = advantages_bt.shape[0]
     weight_bt = -found_bt * factor_b1 * rows * accumulation
     right_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
-    # Loose enough for log-probabilities in bfloat16; the probe differs by more between most tokens. NaN compares as fine.
+    # Loose enough for log-probabilities in bfloat16; the probes of most tokens differ by more. NaN never counts as wrong.
     wrong_bt = (weight_bt - right_bt).abs() > 0.05
     if bool(wrong_bt.any()):
         row, token = (int(i) for i in wrong_bt.nonzero()[0])
@@ -181,7 +174,7 @@ def check_loss(
         if part is None or bool(part.isfinite().all()):
             continue
         wrong_bt = ~part.isfinite()
-        seen_bt = wrong_bt & mask_bt.bool()  # a NaN survives a mask that is multiplied with, as TRL's is
+        seen_bt = wrong_bt & mask_bt.bool()  # TRL multiplies by the mask, and NaN times 0 is NaN
         b, t = (seen_bt if bool(seen_bt.any()) else wrong_bt).nonzero()[0].tolist()
         masked = "" if bool(mask_bt[b, t]) else "masked "
         ids = inputs["completion_ids"][b][mask_bt[b].bool()].tolist()

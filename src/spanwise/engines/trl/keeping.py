@@ -1,4 +1,4 @@
-"""What a run of TRL leaves: credit in TRL's table of completions, and the folder that `spanwise train` leaves (`Keeping`)."""
+"""The output of a TRL run: credit in TRL's table of completions, and the run folder (`Keeping`), as of `spanwise train`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanwise.rollouts.folder import RunFolder
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
-#: What a console shows of a step, with `log_metrics="few"`.
+#: The metrics of a step that a console shows, with `log_metrics="few"`.
 _FEW = re.compile(
     r"(eval_)?(loss|reward|rewards/.*/mean|entropy|kl|completions/(mean_length|clipped_ratio)|credit/malformed)"
     r"|grad_norm|learning_rate|epoch|train_.*|eval_(runtime|.*_per_second)"
@@ -33,7 +33,7 @@ def few(logs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def few_in(usual: Any) -> TrainerCallback:
-    """One of transformers' callbacks that write to a console, which writes few metrics."""
+    """Return one of transformers' console callbacks, changed to print few metrics."""
 
     class Few(usual):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ def few_in(usual: Any) -> TrainerCallback:
 
 
 def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:
-    """Put the credit of a batch in the place of the scalar advantage that TRL worked out for its table of completions."""
+    """Replace the scalar advantage in TRL's table of completions by the credit of each block, and their sum."""
     lack = [name for name in ("advantages", "extra") if name not in logs]
     if lack:
         return (
@@ -56,14 +56,13 @@ def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, 
     total.extend((found.block_nk.sum(dim=1) + found.stop_n).tolist())
     for k, name in enumerate(scheme.layout.names):
         pairs = zip(found.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
-        # None where the completion does not have the block.
-        logs["extra"][f"credit/{name}"].extend(value if there else None for value, there in pairs)
+        logs["extra"][f"credit/{name}"].extend(value if present else None for value, present in pairs)
     logs["extra"]["credit/stop"].extend(found.stop_n.tolist())
     return ""
 
 
 def steps_per_batch(args: GRPOConfig) -> int:
-    """Optimizer steps that one generation batch is trained on: mini-batches times `num_iterations`, the passes over it."""
+    """Return the optimizer steps per generation batch: its mini-batches times `num_iterations`."""
     passes, steps = args.num_iterations, args.steps_per_generation or 1
     if passes < 1 or (steps * passes) % args.gradient_accumulation_steps:
         raise RecipeError(
@@ -75,7 +74,7 @@ def steps_per_batch(args: GRPOConfig) -> int:
 
 
 class BatchCallback(TrainerCallback):
-    """Follows a `SpanGRPOTrainer` from generation batch to generation batch; writes the rollouts of every k-th batch."""
+    """Follows the generation batches of a `SpanGRPOTrainer`, and writes the rollouts of every k-th batch of all processes."""
 
     trainer: Any
 
@@ -100,11 +99,11 @@ class BatchCallback(TrainerCallback):
                 self.folder.write_rollouts(parts, step=step)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Called in every process when a generation batch is used up; subclasses override it."""
+        """Do nothing; subclasses override this call in every process after a generation batch is used up."""
 
 
 class Keeping(BatchCallback):
-    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; a step of it is a generation batch."""
+    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; a step in it is a generation batch."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, args = trainer, trainer.args
@@ -112,7 +111,7 @@ class Keeping(BatchCallback):
         super().__init__(self.record.folder, per_batch=steps_per_batch(args), keep_rollouts=args.keep_rollouts)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse a folder that holds something else, in every process; then begin it, or go on with it."""
+        """Refuse a folder that holds something else, in every process; then begin it, or continue it."""
         step, size = state.global_step // self.per_batch, args.num_generations or 1
         recipe = self.record.recipe(
             self.trainer.scheme,
@@ -126,7 +125,7 @@ class Keeping(BatchCallback):
             seed=args.seed,
         )
         self.record.check(recipe, step=step)
-        self.trainer.accelerator.wait_for_everyone()  # nobody writes before everybody has looked
+        self.trainer.accelerator.wait_for_everyone()  # no process writes before all have checked
         if state.is_world_process_zero:
             self.record.begin(recipe, step=step, tokenizer=self.trainer.processing_class)
 

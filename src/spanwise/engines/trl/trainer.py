@@ -38,13 +38,13 @@ from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
 from spanwise.step import Ranks, ReadBatch, Step
 
-#: What TRL passes to a reward function besides prompts, completions and dataset columns.
+#: The arguments of a reward function that are no prompts, completions or dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
-#: The fields of `Batch` that are there when completions are read: TRL calls rewards before it computes log-probabilities.
+#: The fields of `Batch` that exist when completions are read: TRL calls rewards before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
-#: All that TRL's batches fill in.
+#: The fields of `Batch` that TRL fills in.
 PROVIDES = (*AT_READ, "logp_nt")
-#: The arguments that a run goes on with as it began: with another value it has two halves, or nothing changes (of a schedule).
+#: The arguments that a resumed run may not change: they would split the run in two, or have no effect (a schedule's).
 _LASTING = (
     "seed", "data_seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
     "max_grad_norm", "beta", "epsilon", "epsilon_high", "delta", "loss_type", "num_iterations", "num_generations",
@@ -122,16 +122,16 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": number} if title else {}
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
-        # What one of TRL's hooks finds out of a generation batch and a later one needs: which tokens the model wrote (None: all),
-        # what TRL passes to reward functions, what was read, and how long that took.
+        # Kept from one of TRL's hooks for a later one: which tokens the model wrote (None: all), the arguments of reward functions,
+        # the reading, and the seconds that it took.
         self._sampled: list[list[int]] | None = None
         self._told: dict[str, Any] = {}
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # These two mask tokens inside TRL's loss by what only TRL computes.
+        # These two options mask tokens inside TRL's loss by numbers that only TRL computes.
         unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # DPPO is no loss of TRL's.
+        # TRL has no DPPO.
         self._canary_due = getattr(args, "canary", True) and not unseen and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         super().__init__(
@@ -153,7 +153,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
             template = bool(getattr(self.processing_class, "chat_template", None))
             config.check_prompts(train_dataset["prompt"], template=template)
-        # The reward that TRL logs is the weighted sum, as what is trained is.
+        # TRL logs the weighted sum of rewards, which is also what is trained.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         several = self.accelerator.num_processes > 1
         ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own])) if several else None
@@ -179,11 +179,11 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @property
     def _text_tokenizer(self) -> Any:
-        # A processor holds the tokenizer of a multimodal model.
+        # The processor of a multimodal model holds its tokenizer.
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """TRL's training, whose run folder is complete however it ends. True goes on from the newest whole checkpoint."""
+        """Run TRL's training; complete the run folder however it ends. True goes on from the newest whole checkpoint."""
         place = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
         keeping = self.keeping if self.accelerator.is_main_process else None
         try:
@@ -201,7 +201,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return {**self.scheme.plain(), **critic, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """TRL's checkpoint, then the list of its files, which says that it is whole; only then older ones go."""
+        """Write TRL's checkpoint, then the list of its files, which marks it as whole; only then delete older ones."""
         folder = Path(self._get_output_dir(trial=trial))
         place = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -214,9 +214,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            torch.save(self._written_args(), place / "training_args.bin")  # with the limit
+            torch.save(self._written_args(), place / "training_args.bin")  # including TRL's limit on checkpoints
             resumable, processes = not self.args.save_only_model, self.accelerator.num_processes
-            entry: Any = self.scheme.entry  # of a method that may remember earlier batches
+            entry: Any = self.scheme.entry  # a method may remember earlier batches
             state = entry.estimator.state_dict() if entry.stateful else None
             settings = self._lasting if self.settings is None else self.settings
             write_manifest(place, processes=processes, resumable=resumable, estimator=state, settings=settings)
@@ -224,11 +224,11 @@ class SpanGRPOTrainer(GRPOTrainer):
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        own, self.args = self.args, self._written_args()
+        args, self.args = self.args, self._written_args()
         try:
             super()._save(output_dir, state_dict)
         finally:
-            self.args = own
+            self.args = args
 
     def _written_args(self) -> Any:
         """Return the arguments without secrets, for files."""
@@ -253,7 +253,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ rewards
 
     def _reward_function(self, name: str) -> Any:
-        """The function TRL calls for an objective: it keeps what TRL tells, and what it returns goes nowhere."""
+        """Return the function that TRL calls for an objective; it keeps TRL's arguments, and its result is never used."""
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, **told: Any) -> list[float]:
             self._told = {**told, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
@@ -282,7 +282,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         group_n = (self.accelerator.process_index * count + torch.arange(count)) // size
         batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=extras)
         self._own = self.step.read(batch)
-        # What a completion left out is logged as what it stands for; a mean over the rest would praise leaving it out.
+        # A reward that a completion left out is logged as `if_missing`; a mean over the others would praise leaving it out.
         value_nm = self._own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
         self._read_seconds = time.perf_counter() - started
         return value_nm
@@ -290,17 +290,19 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ credit
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        output, own, train = super()._generate_and_score_completions(inputs), self._own, self.model.training
-        assert own is not None, "TRL asks for rewards"
-        batch, whole, number = own.batch, own.everyone, self.state.global_step
+        output, read_batch, train = super()._generate_and_score_completions(inputs), self._own, self.model.training
+        assert read_batch is not None, "TRL asks for rewards"
+        batch, whole, number = read_batch.batch, read_batch.everyone, self.state.global_step
         if "logp_nt" in self.scheme.needs:
-            own = replace(own, batch=replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output)))
+            read_batch = replace(
+                read_batch, batch=replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output))
+            )
         for part in self.parts.values():
-            own, metrics = part.fill(own, output)
+            read_batch, metrics = part.fill(read_batch, output)
             self._note(metrics)
         started, mask_nt = time.perf_counter(), fold.loss_mask(output).bool().cpu()
-        result = self.step.finish(own, mask_nt=mask_nt, learn=train, number=number)
-        trained_nt = own.put(result.advantages_nt, width=mask_nt.shape[1])
+        result = self.step.finish(read_batch, mask_nt=mask_nt, learn=train, number=number)
+        trained_nt = read_batch.put(result.advantages_nt, width=mask_nt.shape[1])
         output["advantages"] = trained_nt.to(output["completion_ids"].device)
         named = ("prompts", "completions", "completion_ids")
         self.last_rollouts = self.step.rollouts(
@@ -329,7 +331,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _sampled_logps(self, rows: Sequences, output: dict[str, Any]) -> Tensor:
-        """The log-probabilities of the tokens under the policy and at the temperature that sampled them."""
+        """Compute the log-probabilities of the tokens under the policy and at the temperature that sampled them."""
         logp_nt = output.get("old_per_token_logps")
         if logp_nt is None:
             size = self.args.per_device_train_batch_size
@@ -344,14 +346,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         return first
 
     def _note(self, metrics: Mapping[str, float]) -> None:
-        """Let TRL log the mean of each over the batches since its last line, NaN left out."""
+        """Let TRL log the mean of each metric over the batches since its last line, without NaN."""
         for name, value in metrics.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     # ------------------------------------------------------------------ loss
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """TRL's loss, with its normaliser undone in the advantages, plus the KL term, which has a normaliser of its own."""
+        """Compute TRL's loss with its normaliser undone in the advantages, plus the KL term with a normaliser of its own."""
         train = self.model.training
         if train and self._waits:
             return next(p for p in model.parameters() if p.requires_grad).sum() * 0.0
@@ -364,20 +366,20 @@ class SpanGRPOTrainer(GRPOTrainer):
             processes=self.accelerator.num_processes,
             steps_per_generation=self.args.steps_per_generation if train else 1,
         )
-        own = self.loss_type if self.loss_type in fold.DPPO else None
-        advantages_bt = inputs["advantages"] * factor_b1 * float(own is None)
+        dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
+        advantages_bt = inputs["advantages"] * factor_b1 * float(dppo_loss is None)
         watch = self._canary_due and train and torch.is_grad_enabled()
         advantages_bt.requires_grad_(watch)
         accumulation = self.current_gradient_accumulation_steps if train else 1
         beta, self._logps = self.beta, None
-        self.beta = 0.0  # TRL would divide the KL as it divides the policy term, and nothing undoes it there
-        self.loss_type = "sapo" if own else self.loss_type  # of advantages that are all 0
+        self.beta = 0.0  # TRL would divide the KL like the policy term, and the KL has no factor that undoes it
+        self.loss_type = "sapo" if dppo_loss else self.loss_type  # the advantages are all 0
         try:
             loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
         finally:
             self.beta, logps_bt, self._logps = beta, self._logps, None
-            self.loss_type = own or self.loss_type
-        if own is not None and logps_bt is not None:
+            self.loss_type = dppo_loss or self.loss_type
+        if dppo_loss is not None and logps_bt is not None:
             term, dropped = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             self._note({"dppo/dropped": float(dropped)})
             logged = self._metrics["train" if train else "eval"]["policy_loss"]
@@ -400,7 +402,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             old_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
             kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_bt)
             totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
-            # Logged as TRL does: over the tokens of all processes.
+            # As in TRL's log: over the tokens of all processes.
             sums: Any = self.accelerator.reduce(totals, reduction="sum")
             self._note({"kl": float(sums[0] / sums[1].clamp(min=1))})
             loss = loss + beta * fold.kl_term(kl_bt, mask_bt) / accumulation
@@ -425,7 +427,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """A step of TRL's; while the policy waits, one that leaves it without gradients."""
+        """Run a step of TRL's; while the policy waits, leave it without gradients."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._waits:
             model.zero_grad(set_to_none=True)  # zeros would still decay the weights
@@ -434,7 +436,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     # ------------------------------------------------------------------ log
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """TRL's log line, with the credit metrics of the batches since the last one; without those that no batch has."""
+        """Write TRL's log line with the credit metrics of the batches since the last line; leave out metrics that no batch has."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(math.isnan(value) for value in values)]:
             del metrics[name]

@@ -1,7 +1,7 @@
-"""What the reward workers read, as text that verl carries to the trainer, and the advantages that come of it. No verl here.
+"""The readings of reward workers as text that verl carries to the trainer, and the advantages from them. Imports no verl.
 
 Every token-level loss of verl depends on the advantage as A f(sign A, ratio), so a positive factor on A is a factor on the token's
-loss, and what `actor.loss_agg_mode` divides by can be undone in the advantage, without a copy of verl's loss (`loss_factor`).
+loss, and the divisor of `actor.loss_agg_mode` can be undone in the advantage, without a copy of verl's loss (`loss_factor`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from spanwise.scheme import Scheme
 from spanwise.step import ReadBatch, Step, StepResult, steps_of_turns
 from spanwise.types import Spans
 
-#: The key of `reward_extra_info` that holds it.
+#: The key of `reward_extra_info` that holds the packed text.
 KEY = "spanwise"
 #: The values of `actor.loss_agg_mode` that can be undone.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
-#: What to write instead of one that cannot.
+#: The advice for a mode that cannot be undone.
 USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 
@@ -39,12 +39,12 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 class Rows:
     """The columns that verl keeps beside the rows of a batch."""
 
-    packed: Sequence[Any]  # for each row, the text that `pack` made of its session; anything for padding
-    session: Sequence[Any] | None = None  # the rollout of each row; None: every row is a rollout of its own
+    packed: Sequence[Any]  # the text of `pack` for the row's rollout; any value for padding
+    session: Sequence[Any] | None = None  # the rollout of each row; None: every row is a rollout
     step: Sequence[int] | None = None  # the place of each row among the outputs of its rollout
-    padding: Sequence[bool] = field(default=())  # rows that V1 trainers fill up with
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # fields of `Batch`, read under the mask
-    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> column of its own token; -1: none
+    padding: Sequence[bool] = field(default=())  # which rows V1 trainers added as padding
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # `Batch` fields per token (`value_nt`, ...)
+    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> the column of its appended token, or -1
 
     @cached_property
     def real(self) -> list[int]:
@@ -53,7 +53,7 @@ class Rows:
 
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
-    """Write a reading of one rollout's outputs as text, because verl's V0 trainer carries nothing else of uneven size."""
+    """Pack a reading of the outputs of one rollout as text, because verl's V0 trainer carries no other uneven data."""
     assert reading.spans is not None, "what was read here has spans"
     block_nt = reading.spans.block_nt
     if turns is not None:
@@ -61,7 +61,6 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     outputs: list[dict[str, list[Any]]] = []
     for block_t, length in zip(block_nt, length_n, strict=True):
         runs_2r = block_t[:length].unique_consecutive(return_counts=True)
-        # Of each output: runs of tokens of one block, then for each turn a line of `Reading.pack` and the turn's state.
         outputs.append({"runs": [one_r.tolist() for one_r in runs_2r], "table": [], "anchor": []})
     output_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
     for s, (n, line) in enumerate(zip(output_s, reading.pack().tolist(), strict=True)):
@@ -82,13 +81,13 @@ def _as_json(state: Any) -> Any:
 
 
 class Carried(NamedTuple):
-    """The reading, masks and turns that the rows of a batch carry as text."""
+    """The readings that the rows of a batch carry."""
 
-    reading: Reading  # of the rows, or of their turns where any row was read turn by turn
+    reading: Reading  # of the rows, or of their turns if any row was read turn by turn
     sampled_nt: Bool[Tensor, "n t"]  # the tokens that the model sampled
-    masked_n: Bool[Tensor, " n"]  # whether the reader of each row knew the sampled tokens
-    turns: Turns | None
-    anchor: list[Any] | None  # the state that each row of the reading starts from; None: no state is known
+    masked_n: Bool[Tensor, " n"]  # whether the row's reader knew the sampled tokens
+    turns: Turns | None  # the places of the turns
+    anchor: list[Any] | None  # the state before each row of the reading; None: unknown
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int] | None = None) -> Carried:
@@ -114,7 +113,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int
     block_nt = torch.from_numpy(np.repeat(np.array(block_r, dtype=dtype), count_r).reshape(len(packed), width))
     sampled_nt, turns = block_nt >= 0, None
     if any(rollout["split"] for rollout in rollouts):
-        # Runs of sampled tokens, or the whole of a row that was read as one; which is no turn if it holds no token.
+        # Runs of sampled tokens, or a whole row that was read as one turn; a row without tokens is no turn.
         split_n1 = torch.tensor([rollout["split"] for rollout in rollouts])[:, None]
         turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n1, -1))
         outputs = [output for output, some in zip(outputs, sampled_nt.any(dim=1).tolist(), strict=True) if some]
@@ -133,12 +132,12 @@ def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int
 
 
 def _hashable(state: Any) -> Any:
-    """A state as JSON has it, with tuples for its lists, however deep."""
+    """Return a JSON state with tuples instead of lists, at any depth."""
     return tuple(map(_hashable, state)) if isinstance(state, list) else state
 
 
 class Credited(NamedTuple):
-    """The advantages of the rows of a batch, the targets of a critic (None without a critic), and the result behind them."""
+    """The advantages of a batch's rows, the targets of their critic (None: no critic), and the result that they come from."""
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
@@ -155,8 +154,8 @@ def credited(
     more: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
-    """Return the advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding."""
-    mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real
+    """Compute the advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding."""
+    mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real  # rejection may have removed sampled tokens from the mask
     padded = len(real) < len(mask_nt)
     own_mask_nt, group_n = mask_nt[real] if padded else mask_nt, group_index([uids[n] for n in real])
     output = None if rows.step is None else [rows.step[n] for n in real]
@@ -174,13 +173,13 @@ def credited(
     bare = ReadBatch(Batch(group_n), carried.reading, len(real), turns)
     fields: dict[str, Any] = {name: bare.take(value_nt[real]) for name, value_nt in rows.tokens.items()} | dict(more or {})
     group_s = group_n if turns is None else group_n[turns.row_s]
-    own = replace(bare, batch=Batch(group_s, mask_nt=bare.take(carried.sampled_nt), steps=steps, **fields))
-    result = step.finish(own, dtype=dtype)
-    result.advantages_nt.masked_fill_(~own.take(own_mask_nt), 0.0)
+    read_batch = replace(bare, batch=Batch(group_s, mask_nt=bare.take(carried.sampled_nt), steps=steps, **fields))
+    result = step.finish(read_batch, dtype=dtype)
+    result.advantages_nt.masked_fill_(~read_batch.take(own_mask_nt), 0.0)
 
     def placed(value_su: Tensor) -> Tensor:
-        """Of the tokens that were read, among all rows of the batch; 0 where verl trains nothing."""
-        value_nt = own.put(value_su)
+        """Put numbers of the tokens that were read into a table of all rows; 0 at tokens that verl does not train."""
+        value_nt = read_batch.put(value_su)
         if padded:
             value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(real), value_nt)
         return value_nt.masked_fill_(~mask_nt, 0.0)
@@ -188,7 +187,7 @@ def credited(
     adv_nt = placed(result.advantages_nt)
     if not scheme.value_names:
         return Credited(adv_nt, None, result)
-    return_su, error = returns(own.reading, own.batch, scheme, lam=value_lam)
+    return_su, error = returns(read_batch.reading, read_batch.batch, scheme, lam=value_lam)
     return Credited(adv_nt, placed(return_su), replace(result, metrics={**result.metrics, **error}))
 
 
@@ -201,15 +200,15 @@ def loss_factor(
     tokens: int,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
-    """Return what advantages are multiplied by, so that verl's loss is the mean over rollouts of the sum over tokens."""
+    """Compute the factor on advantages that turns verl's loss into the mean over rollouts of the sum over tokens."""
     length_n1, rows = mask_nt.sum(dim=1, keepdim=True).float(), len(mask_nt)
     if mode == "token-mean" and rows > mini_batch:
         raise RecipeError(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {rows} rows makes "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
-    # verl divides by a fixed number of rows, `ppo_mini_batch_size` times `rollout.n`; rows / rollouts takes padding and the
-    # several rows of one rollout out again, on average over the mini-batches.
+    # verl divides by a fixed number of rows (`ppo_mini_batch_size` times `rollout.n`); rows / rollouts corrects, on average over
+    # the mini-batches, for padding and for several rows of one rollout.
     same_n1 = length_n1.new_full(length_n1.shape, rows / max(rollouts, 1))
     if mode == "token-sum":
         return same_n1 / mini_batch
@@ -222,7 +221,7 @@ def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None
     """Refuse a row if verl trains tokens that the reward worker did not see as sampled."""
     for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
         if masked_n[n] and not (mask_nt[n] & ~sampled_nt[n]).any():
-            continue  # fewer, as after rejection
+            continue  # rejection may have removed tokens
         raise AlignmentError(
             f"Row {n}: verl trains {int(mask_nt[n].sum())} tokens and the reward worker took {int(sampled_nt[n].sum())} for the "
             f"model's own. Tool output must not be scored as the model's: let agent loops set AgentLoopOutput.response_mask, and "

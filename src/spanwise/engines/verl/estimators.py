@@ -1,4 +1,4 @@
-"""What verl's registries take: estimators that need one reward per completion, `spanwise` itself, and losses verl lacks."""
+"""Entries for verl's registries: estimators on one reward per completion, `spanwise` itself, and losses that verl lacks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spanwise.losses import aspo
 from spanwise.mode import Mode, part_class
 from spanwise.modes import MODES
 
-#: What a trainer of ours lays out for the estimator `spanwise`, which verl calls with rewards and a mask alone: a function from
-#: group ids and mask to advantages and returns.
+#: A function from group ids and mask to advantages and returns. Our trainer sets it, because verl calls the estimator `spanwise`
+#: with rewards and a mask alone.
 CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | None] = ContextVar("carried", default=None)
 
 
@@ -51,7 +51,7 @@ def _with_mode(
     advantages: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """A policy loss of verl, plus the mean over the mini-batch's rows of what teaches the token of a mode."""
+    """Compute a policy loss of verl, plus the loss that trains a mode's token, averaged over the rows of the mini-batch."""
     old_nt, adv_nt, error_nt = parted(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy, metrics = loss(old_log_prob=old_nt, log_prob=log_prob, advantages=adv_nt, **rest)
     every_nt, sums = torch.ones_like(error_nt), rest["config"].global_batch_info
@@ -61,7 +61,7 @@ def _with_mode(
 def carried_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """The advantages and returns of a recipe, from what the reward workers read; the trainer lays it out before verl calls this."""
+    """Return the advantages and returns of a recipe, which the trainer prepares before verl calls this function."""
     credited = CARRIED.get()
     if credited is None:
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""verl's V0 trainer (`trainer.use_v1=False`): it carries text per row, and some of its functions are wrapped."""
+"""Wrap verl's V0 trainer (`trainer.use_v1=False`), which carries text per row."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def sampled_of(data: Any) -> Sampled:
     """Return prompts, responses and gold answers of a V0 batch, whose prompts are padded on the left."""
     ids_nt, prompts_nt = data.batch["responses"], data.batch["prompts"]
     there_nt = data.batch["attention_mask"][:, : prompts_nt.shape[1]].bool()
-    given = data.non_tensor_batch.get("reward_model", [None] * len(ids_nt))
+    reward_models = data.non_tensor_batch.get("reward_model", [None] * len(ids_nt))
     return Sampled(
         uids=data.non_tensor_batch["uid"].tolist(),
         prompts=[ids_t[there_t].tolist() for ids_t, there_t in zip(prompts_nt, there_nt, strict=True)],
         ids_nt=ids_nt,
-        answers=[(row or {}).get("ground_truth") for row in given],
+        answers=[(row or {}).get("ground_truth") for row in reward_models],
     )

@@ -1,4 +1,4 @@
-"""Beside verl's agent loop: the reward workers are told which tokens the model sampled, and what modes need is appended."""
+"""Wrap verl's agent loop: send the reward workers the mask of sampled tokens, and append the tokens of modes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.settings import parts_in, scheme_in
 
-#: Name under which an agent loop's outputs carry their response mask to the reward worker.
+#: The name under which an agent loop's outputs carry their response mask to the reward worker.
 KEY = "spanwise_mask"
 
 
@@ -31,7 +31,7 @@ def attach(agent_loop: Any) -> None:
             return logprobs
         if not hasattr(self, KEY):
             setattr(self, KEY, parts_in(self.config, scheme_in(self.config), lambda: self.model_config))
-        for part in getattr(self, KEY).values():  # what comes next is to store the output
+        for part in getattr(self, KEY).values():  # before the next call stores the output
             if part.ended(output.response_ids, output.response_mask):
                 output.response_ids = [*output.response_ids, part.token]
                 output.response_mask = [*output.response_mask, 0]

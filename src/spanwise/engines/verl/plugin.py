@@ -26,12 +26,12 @@ PARTS = {
     "verl.trainer.ppo.ray_trainer": "legacy",
     "verl.experimental.agent_loop.agent_loop": "masks",
 }
-#: What went wrong in this process, by part; `spanwise doctor` reads it.
+#: The errors in this process, by part; `spanwise doctor` reads them.
 FAULTS: dict[str, str] = {}
 
 
 def register() -> None:
-    """Hang every part behind its module of verl; a part whose module is there already runs at once. Calling it again is free."""
+    """Attach every part to its module of verl, at once if the module is imported already; a second call does nothing."""
     version = getattr(sys.modules.get("verl"), "__version__", "unknown")
     if version != "unknown" and (sentence := untested("verl", version)):
         say(sentence)
@@ -66,7 +66,7 @@ class _Behind(MetaPathFinder):
         if fullname not in PARTS:
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
+        spec = next((candidate for finder in others if (candidate := finder.find_spec(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
 
             @around(spec.loader, "exec_module")
@@ -82,7 +82,7 @@ def _attach(module: ModuleType) -> None:
     try:
         importlib.import_module(f"spanwise.engines.verl.{part}").attach(module)
         FAULTS.pop(part, None)
-    except Exception as error:  # verl must go on for whoever does not use spanwise
+    except Exception as error:  # verl must go on for users without spanwise
         FAULTS[part] = f"{type(error).__name__}: {error}"
         say(f"spanwise could not attach '{part}' to {module.__name__}, so what it offers there is missing: {FAULTS[part]}")
 

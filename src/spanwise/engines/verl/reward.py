@@ -20,15 +20,7 @@ from spanwise.step import Step
 
 
 class SpanRewardManager(RewardManagerBase):
-    """Scores the objectives of the recipe that `algorithm.spanwise.recipe` names.
-
-    A reward function is called with one rollout at a time and reads, by name: `answer` (the dataset's
-    `reward_model.ground_truth`), the fields of `extra_info` and of the agent loop's `extra_fields`, every other column of the
-    dataset, `prompts` (the messages), `completions` (text), `completion_ids`, `num_turns`.
-
-    What `run_single` returns: `reward_score`, the weighted sum of the objectives of the last output, each with what stands for it
-    where it is left out; and in `reward_extra_info` one number per objective, and the packed reading of every output.
-    """
+    """Scores the objectives of the recipe that `algorithm.spanwise.recipe` names, and packs the reading of every output."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
@@ -49,20 +41,20 @@ class SpanRewardManager(RewardManagerBase):
         ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
         sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, masks_given, strict=True)]
         columns = self._columns(fields, ids)
-        order = torch.arange(len(ids))  # of the outputs of one rollout
+        order = torch.arange(len(ids))  # the places of the outputs in their rollout
         steps = Steps(torch.zeros_like(order), order, columns.get("anchor")) if len(ids) > 1 else None
-        own = self.step.read(Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps))
-        anchor = columns.get("anchor") if own.turns is None or own.batch.steps is None else own.batch.steps.anchor_s
+        rows = self.step.read(Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps))
+        anchor = columns.get("anchor") if rows.turns is None or rows.batch.steps is None else rows.batch.steps.anchor_s
         anchor = (
             anchor if "anchor_s" in self.scheme.entry.inputs else None
         )  # other methods compare no states, whatever they are
         masked = all(mask is not None for mask in masks_given)
-        packed = carry.pack(own.reading, length_n, masked=masked, turns=own.turns, anchor=anchor)
-        # One number per objective of the last turn: what is left out counts as what it stands for.
+        packed = carry.pack(rows.reading, length_n, masked=masked, turns=rows.turns, anchor=anchor)
+        # One number per objective of the last turn; a missing reward counts as `if_missing`.
         objectives, names = self.scheme.objectives, self.scheme.names
-        value_nm = completed(own.reading.scores, objectives)
+        value_nm = completed(rows.reading.scores, objectives)
         last = value_nm[-1].tolist() if len(value_nm) else [math.nan] * len(names)
-        score = sum(one.weight * value for one, value in zip(objectives, last, strict=True) if value == value)
+        score = sum(objective.weight * value for objective, value in zip(objectives, last, strict=True) if value == value)
         return {
             "reward_score": float(score),
             "reward_extra_info": {**dict(zip(names, last, strict=True)), carry.KEY: packed},

@@ -25,13 +25,13 @@ from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.step import Step, StepResult
 
-#: What verl calls the fields of `Batch` with a number per token: of its critic, of the policy that its loss starts from, and ids.
+#: verl's names for the `Batch` fields per token: its critic's values, the old policy's log-probabilities, and ids.
 TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
-#: What the folder of a run is called in verl's configuration.
+#: verl's name for the option of the run folder.
 OPTION = "+algorithm.spanwise.folder"
-#: The file of a checkpoint that holds what a method remembers of earlier batches.
+#: The file of a checkpoint that holds a method's memory of earlier batches.
 MEMORY = "spanwise_memory.json"
-#: What a report reads of an update -> what verl calls it.
+#: A report's name for each number of an update -> verl's name.
 _UPDATE = {
     "loss": "actor/loss",
     "entropy": "actor/entropy",
@@ -43,7 +43,7 @@ _UPDATE = {
 
 
 class Sampled(NamedTuple):
-    """What the rows of a batch are, padding included: prompt, the ids before each response, responses, gold answers or None."""
+    """The prompt, the ids before each response, the responses and the gold answers (or None) of all rows, also of padding."""
 
     uids: Sequence[Any]
     prompts: Sequence[Sequence[int]]
@@ -52,7 +52,7 @@ class Sampled(NamedTuple):
 
 
 class VerlRun:
-    """A recipe, the way that verl reduces the recipe's loss, and the folder of the run."""
+    """Credits the batches of a verl trainer by a recipe, and writes its run folder."""
 
     def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -62,8 +62,8 @@ class VerlRun:
         needed = scheme.needs | ({"logp_nt"} if parts else set())
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed}
         self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
-        self.result: StepResult | None = None  # of the last batch
-        self.targets: dict[str, Tensor] = {}  # mode -> what its losses read in the old log-probabilities, at `Rows.places`
+        self.result: StepResult | None = None
+        self.targets: dict[str, Tensor] = {}  # by mode, written into the old log-probabilities at `Rows.places`
         self._vocabulary: Vocabulary | None = None
 
     @contextmanager
@@ -85,7 +85,7 @@ class VerlRun:
             say(sentence)
         reading = result.own.reading
         rollouts = len(real if rows.session is None else {rows.session[n] for n in real})
-        # V0's loss divides by the tokens that rejection left, V1's by all that were sampled.
+        # V0's loss divides by the tokens that rejection left, V1's by all sampled tokens.
         trained = mask_nt if rows.session is None else reading.length_nk
         adv_nt = adv_nt * loss_factor(mask_nt, rollouts=rollouts, tokens=int(trained.sum()), **self.reduction)
         return_nt = adv_nt if return_nt is None else return_nt
@@ -116,7 +116,7 @@ class VerlRun:
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
-        """Train inside; `done`, steps of a checkpoint: a folder that holds something else is refused before anything is sampled."""
+        """Train inside the block; given the `done` steps of a checkpoint, first refuse a folder that holds something else."""
         if self.record is None:
             yield
             return
@@ -133,28 +133,30 @@ class VerlRun:
         number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
 
         def rollouts() -> Rollouts:
-            batch, own = sampled(), result.own
-            ids_nt = own.take(batch.ids_nt[rows.real])
+            batch, read_rows = sampled(), result.own
+            ids_nt = read_rows.take(batch.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
-            # Reward workers send where blocks lie, so what they say is read once more.
+            # Reward workers send the places of blocks but no text, so the texts are read once more.
             spans, text = find_blocks(
-                ids_nt, own.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
+                ids_nt, read_rows.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
-            other_n = (spans.block_nt != own.spans.block_nt).any(dim=1)
+            other_n = (spans.block_nt != read_rows.spans.block_nt).any(dim=1)
             if other_n.any():
                 raise AlignmentError(
                     f"Row {int(other_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
                     f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and files of the recipe."
                 )
-            read_batch = replace(own, batch=replace(own.batch, ids_nt=ids_nt), reading=replace(own.reading, text=text))
-            real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])  # where a rollout begins
+            read_batch = replace(
+                read_rows, batch=replace(read_rows.batch, ids_nt=ids_nt), reading=replace(read_rows.reading, text=text)
+            )
+            real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])  # the first row of each rollout
             texts = prompt_texts(tokenizer, [batch.uids[n] for n in real], [batch.prompts[n] for n in real])
             return self.step.rollouts(
                 replace(result, own=read_batch),
                 number=number,
-                prompts=own.repeat([texts[batch.uids[n]] for n in rows.real]),
-                columns={"answer": own.repeat([batch.answers[n] for n in rows.real])},
+                prompts=read_rows.repeat([texts[batch.uids[n]] for n in rows.real]),
+                columns={"answer": read_rows.repeat([batch.answers[n] for n in rows.real])},
             )
 
         keeping: dict[str, Any] = {"recipe": self._recipe(trainer), "tokenizer": tokenizer, "rollouts": rollouts}

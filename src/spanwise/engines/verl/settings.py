@@ -22,11 +22,11 @@ from spanwise.modes.parts import RowPart
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
-#: Where the reward manager is, as `reward.reward_manager` names it.
+#: The place of the reward manager, in the words of `reward.reward_manager`.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
-#: All that `algorithm.spanwise` may say under the estimator `spanwise`.
+#: The fields of `algorithm.spanwise` under the estimator `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-#: Options that would change the credit or do nothing: what they must be, and why.
+#: Options that would change the credit or have no effect: their required value, and why.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
@@ -49,8 +49,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 def attach(kind: Any) -> None:
     """Let a trainer class of verl train by a recipe if the estimator is `spanwise`; other runs are unchanged."""
-    kind.spanwise = None  # of a trainer: its run
-    kind.latest = getattr(kind, "latest", None)  # the trainer that was made last
+    kind.spanwise = None  # the run of a trainer, set later
+    kind.latest = getattr(kind, "latest", None)  # the newest trainer
 
     @around(kind, "__init__")
     def _(stock: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -71,7 +71,7 @@ def attach(kind: Any) -> None:
 
     @around(kind, "fit")
     def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        done = getattr(self, "global_steps", None)  # V0 reads its checkpoint inside
+        done = getattr(self, "global_steps", None)  # V0 loads its checkpoint inside this call
         with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=done):
             return stock(self, *args, **kwargs)
 
@@ -92,13 +92,13 @@ def attach(kind: Any) -> None:
 def prepare(config: Any) -> VerlRun:
     """Read the recipe, refuse what would give wrong credit, and set the reward manager."""
     scheme = scheme_in(config)
-    actor, own = config.actor_rollout_ref.actor, config.algorithm.spanwise
-    critic = load(own.recipe).modes.get("critic") or CriticConfig()
-    there, alone, warmup = config.critic.get("enable"), critic.policy_training_start_step, config.trainer.critic_warmup
+    actor, section = config.actor_rollout_ref.actor, config.algorithm.spanwise
+    critic = load(section.recipe).modes.get("critic") or CriticConfig()
+    has_critic, alone, warmup = config.critic.get("enable"), critic.policy_training_start_step, config.trainer.critic_warmup
     option = "critic.enable=True and critic.model.path=MODEL"
     refuse(
         {
-            **critic_faults(critic, scheme, engine="verl", there=there, option=option),
+            **critic_faults(critic, scheme, engine="verl", there=has_critic, option=option),
             f"critic.policy_training_start_step is {alone} and trainer.critic_warmup is {warmup}; add "
             f"trainer.critic_warmup={alone + 1}, the step from which on verl trains the policy.": alone
             and warmup != alone + 1,
@@ -108,14 +108,14 @@ def prepare(config: Any) -> VerlRun:
     if _trainer_mode(config) == "sync":
         provides |= added_by(scheme.modes, "verl")
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
-    scheme.check(provides if there else provides - {"value_nt"}, at_read=provides - {*TOKENS})
+    scheme.check(provides if has_critic else provides - {"value_nt"}, at_read=provides - {*TOKENS})
     refuse(_faults(config))
     parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     run = VerlRun(config, scheme, value_lam=critic.gae_lambda_value, parts=parts)
     with open_dict(config):
-        own.recipe = str(Path(own.recipe).resolve())
+        section.recipe = str(Path(section.recipe).resolve())
         if config.trainer.get("use_v1"):
-            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl looks at the name
+            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl checks the name
         manager = config.reward.reward_manager
         manager.source, manager.module.path, manager.name = MANAGER
         for part in parts.values():
@@ -134,15 +134,15 @@ def scheme_in(config: Any) -> Scheme:
 
 
 def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
-    """What the modes of a scheme do here, by name; `policy` gives an `HFModelConfig`, whose files are looked at only then."""
-    own = [mode for mode in scheme.modes if "verl" in mode.parts]
-    for mode in own:
+    """Return the part of each mode of a scheme, by name; `policy` gives an `HFModelConfig`, called only if there is a mode."""
+    modes = [mode for mode in scheme.modes if "verl" in mode.parts]
+    for mode in modes:
         part_class(mode, "verl").check(mode, "verl", config)
-    if not own:
+    if not modes:
         return {}
     model = policy()
     return parts_of(
-        own,
+        modes,
         "verl",
         model.tokenizer,
         size=model.hf_config.get_text_config().vocab_size,
@@ -154,10 +154,10 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
 def _faults(config: Any) -> dict[str, Any]:
     """Return a sentence for each verl setting that would change, drop or double the credit."""
     actor, trainer, manager = config.actor_rollout_ref.actor, config.trainer, config.reward.reward_manager
-    loss, own, by = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
+    loss, section, by = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
     correction, prompts = config.algorithm.get("rollout_correction") or {}, config.data.train_batch_size
     several = prompts > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
-    folder, dump = own.get("folder"), trainer.get("rollout_data_dir")
+    folder, dump = section.get("folder"), trainer.get("rollout_data_dir")
     return {
         f"{unknown('loss_agg_mode', by, MODES)} {USE}": by not in MODES,
         f"loss_agg_mode '{by}' divides by the width of each micro-batch, which changes from one to the next. Set "
@@ -177,8 +177,10 @@ def _faults(config: Any) -> dict[str, Any]:
         ),
         f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and train_batch_size={prompts} prompts makes "
         f"several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. {USE}": by == "token-mean" and several,
-        "algorithm.spanwise.options is for estimators of one reward; write options: in the recipe.": "options" in own,
-        **{f"algorithm.spanwise.{name} is no option; there are {', '.join(_KNOWN)}.": name not in _KNOWN for name in own},
+        "algorithm.spanwise.options is for estimators of one reward; write options: in the recipe.": "options" in section,
+        **{
+            f"algorithm.spanwise.{name} is no option; there are {', '.join(_KNOWN)}.": name not in _KNOWN for name in section
+        },
         f"trainer.val_only=True trains nothing that could be kept; leave {OPTION} out.": folder and trainer.get("val_only"),
         f"trainer.rollout_data_dir is '{dump}', where {OPTION} keeps rollouts of its own; leave it out, or give another folder.": (
             folder and dump and Path(dump).resolve() == (Path(str(folder)) / "rollouts").resolve()

@@ -1,4 +1,4 @@
-"""verl's V1 trainers: they carry what is packed in a TransferQueue, and some of their methods are wrapped."""
+"""Wrap verl's V1 trainers, which carry the packed readings in a TransferQueue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
 from spanwise.modes.parts import RowPart
 
-#: The modes of verl, in each of which a recipe can be trained.
+#: The modes of verl; a recipe can be trained in each.
 MODES = ("sync", "colocate_async", "separate_async")
 
 
@@ -51,12 +51,12 @@ def attach(v1: Any) -> None:
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
-    """What stands in the TransferQueue for the rows of a batch: what the reward workers packed, and fields of `Batch` by token."""
+    """Fetch the packed text of the reward workers, and fields of `Batch` by token, for the rows of a batch."""
     data = _queued(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
-    extra = list(data["extra_fields"])  # a list, an array or a stack, as the queue's storage likes
+    extra = list(data["extra_fields"])  # a list, an array or a stack, by the queue's storage
     names = [key.rsplit("_", 2) for key in batch.keys]
     places = {}
-    for name, part in (parts or {}).items():  # a mode's token stands at the end of a row, and is not sampled
+    for name, part in (parts or {}).items():  # a mode's token is the last of its row, and was not sampled
         ends = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
             for ids, mask in zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
@@ -79,20 +79,22 @@ def _queued(batch: Any, *fields: str) -> Any:
 
 def _teach(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
     """Write the targets of the modes into the old log-probabilities in the TransferQueue."""
-    own = [row.clone() for row in _queued(batch, "old_log_probs")["old_log_probs"].unbind()]
+    old_logps = [row.clone() for row in _queued(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target in zip(rows.real, target_n, strict=True):
             if (column := int(rows.places[name][n])) >= 0:
-                own[n][column] = target
-    written = TensorDict({"old_log_probs": torch.nested.as_nested_tensor(own, layout=torch.jagged)}, batch_size=len(own))
+                old_logps[n][column] = target
+    written = TensorDict(
+        {"old_log_probs": torch.nested.as_nested_tensor(old_logps, layout=torch.jagged)}, batch_size=len(old_logps)
+    )
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=written)
 
 
 def sampled_of(batch: Any) -> Sampled:
     """Fetch prompts, responses and gold answers (if the dataset has any) of a batch from the TransferQueue."""
     data = _queued(batch, "prompts", "responses", "reward_model")
-    there = set(data.keys())  # a TensorDict does not answer `in`
-    reward_models = list(data["reward_model"]) if "reward_model" in there else [None] * len(batch.keys)
+    columns = set(data.keys())  # `in` does not work on a TensorDict
+    reward_models = list(data["reward_model"]) if "reward_model" in columns else [None] * len(batch.keys)
     return Sampled(
         uids=[key.rsplit("_", 2)[0] for key in batch.keys],
         prompts=[ids_t.tolist() for ids_t in data["prompts"].unbind()],
