@@ -15,6 +15,7 @@ from spanwise.credit import (
     split_turns,
     spread,
 )
+from spanwise.credit.trajectories.rollouts import timeline
 from spanwise.pipeline import Reading, credit_batch, metrics
 from spanwise.types import Zero
 
