@@ -154,9 +154,9 @@ CREDIT = (
         "credit/<comparison>/dead_strata",
         _dead_strata,
         lasting=Alarm(
-            "above", 0.95, "of the strata that '{name}' is compared within are dead: nobody in them gets any credit, though "
+            "above", 0.95, "of the strata of '{name}' are dead: no completion in them gets any credit, though "
             "rewards differ within groups.",
-            "Usually groups are too small for the outcomes they are split by (group_size up, or baseline: blended).",
+            "Usually groups are too small to be split by these outcomes: raise group_size, or use baseline: blended.",
             unless="credit/{name}/unanimous",
         ),
     ),

@@ -171,7 +171,7 @@ class Layout:
         entry_of(self.segmenter, kind="segmenter")
         if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
             raise LayoutError(
-                f"most is {self.most!r}; it is how many blocks a repeated one becomes, a whole number from 1 on."
+                f"most is {self.most!r}; it is how many blocks a repeated block becomes: a whole number, at least 1."
             )
         for name, marks in self.blocks:
             _check_block(name, marks)
@@ -220,7 +220,7 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
     if len(set(marks)) != len(marks):
         raise LayoutError(f"Block '{name}' names a tag twice: {', '.join(marks)}. Give each attempt its own block.")
     if EACH in name and not marks:
-        raise LayoutError(f"Nothing is looked for in the repeated block '{name}'; give it a mark, such as {name}: [step].")
+        raise LayoutError(f"The repeated block '{name}' has no mark to look for; give it one, such as {name}: [step].")
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:

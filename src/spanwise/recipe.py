@@ -189,7 +189,7 @@ class Recipe(BaseModel):
     @classmethod
     def _no_number_is_a_bool(cls, value: Any, info: Any) -> Any:
         if isinstance(value, bool) and info.field_name != "report":
-            raise ValueError(f"{info.field_name} is {str(value).lower()}, which it cannot be; only report is true or false.")
+            raise ValueError(f"{info.field_name} cannot be {str(value).lower()}; only report can be true or false.")
         return value
 
     @model_validator(mode="after")
@@ -448,7 +448,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
 
 def recorded_elsewhere(**_: Any) -> list[float]:
     """Stand in for the reward function of a run whose rewards are recorded."""
-    raise RecipeError("This reward is a function of the run that recorded it; only what it recorded is known here.")
+    raise RecipeError("This reward function belongs to the run that recorded it; only its recorded values are known here.")
 
 
 def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str], run_code: bool) -> Objective:
@@ -474,8 +474,8 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
             functions = [reward, *functions]
     if functions and not run_code:
         raise RecipeError(
-            f"Objective {position} needs the function '{functions[0]}', whose values are not recorded, and code that a folder "
-            "names is not run. If you trust it, name the recipe: --recipe FILE."
+            f"Objective {position} needs the function '{functions[0]}', whose values are not recorded. Code that a folder "
+            "names does not run by itself. If you trust it, name the recipe: --recipe FILE."
         )
     return Objective(**entry)
 

@@ -227,8 +227,8 @@ class Scheme:
             name = next(filter(_reads_logp, self.layout.segmenters))
             others = ", ".join(sorted(other for other in SEGMENTERS if not _reads_logp(other)))
             raise RecipeError(
-                f"The segmenter '{name}' cuts by log-probabilities (logp_nt), which are not there when completions are read. "
-                f"Use one that does without: {others}."
+                f"The segmenter '{name}' cuts by log-probabilities (logp_nt), but here completions are read without them. "
+                f"Use a segmenter that needs none: {others}."
             )
         for stage in self.stages:
             stage.check_provided(provided)
@@ -241,8 +241,8 @@ class Scheme:
             _refuse(
                 self.objectives,
                 lambda o: o.scope == "turn",
-                "has scope: turn, and completions are no turns of rollouts here (Batch.steps). Leave it out: a completion of its "
-                "own is one turn.",
+                "has scope: turn, but here completions are not turns of rollouts (Batch.steps). Leave it out: each "
+                "completion is one turn.",
             )
 
     def check_forgets(self, engine: str) -> None:

@@ -195,8 +195,8 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     anchors = [turn.get("anchor") for turn in flat]
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in anchors):
         raise DataError(
-            f"Method '{scheme.method}' compares turns that start from the same state, and no turn says its own. Let what plays "
-            f"them give '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
+            f"Method '{scheme.method}' compares turns that start from the same state, but no turn names its state. Let your "
+            f"environment give '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
         )
     steps = steps_of_turns(batch.steps, turns, anchors if any(anchor is not None for anchor in anchors) else None)
     return replace(rows, columns={**rows.columns, **columns}, steps=steps), turns

@@ -36,7 +36,8 @@ CASES = [
         lambda folder: credited(WRITTEN / "verl", code=0),
         "recorded plan ... No layout is given, and the usual one is not that of the file. <reasoning> is in 0 and <answer> is in 0 "
         "and <analysis> is in 0 of 8 completions; they do contain <confidence> (7), <code> (8), <plan> (8). 7 of 8 are made of "
-        "<plan> <code> <confidence>, in this order, so the blocks are plan, code, confidence; to have others, give --set ... "
+        "<plan> <code> <confidence>, in this order, so the blocks are plan, code, confidence; "
+        "for other blocks, edit and give: --set ... "
         "recorded is no method: the file's 'score', from which nothing is subtracted, ... "
         "Rewards: score from the file, correct from the file's 'acc', brier from the text. Nothing is paid by the file's format; "
         "--reward OBJECTIVE=COLUMN would. "

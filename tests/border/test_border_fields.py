@@ -129,7 +129,7 @@ CASES = [
     Case(
         'Layout({"step[*]": []}), nothing to look for',
         laid_out({"step[*]": []}),
-        "Nothing is looked for in the repeated block 'step[*]'; give it a mark, such as step[*]: [step].",
+        "The repeated block 'step[*]' has no mark to look for; give it one, such as step[*]: [step].",
     ),
     Case(
         'Layout(["items[*].parts[*]"], segmenter="json")',
@@ -139,7 +139,7 @@ CASES = [
     Case(
         'Layout(["items[*]"], segmenter="json", most=0)',
         laid_out(["items[*]"], segmenter="json", most=0),
-        "most is 0; it is how many blocks a repeated one becomes, a whole number from 1 on.",
+        "most is 0; it is how many blocks a repeated block becomes: a whole number, at least 1.",
     ),
     Case(
         "`most: 0` in a recipe",
@@ -170,7 +170,7 @@ CASES = [
     Case(
         "A reward function with `each` that does not ask which block it is for",
         scheme(one_number, each="*"),
-        "Objective 'one_number' is for each block, and its reward function would not hear which: every block would get the same "
+        "Objective 'one_number' is for each block, but its reward function is not told which: all would get the same "
         "number. Give it a parameter 'block', the name of the block: def f(blocks, block).",
     ),
     Case(

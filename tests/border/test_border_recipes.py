@@ -310,7 +310,7 @@ CASES = [
         "beta is -0.1; it must lie between 0 and 1000.",
     ),
     Case("`steps: 0`", refused("steps: 0"), "steps is 0, and must be at least 1 (generation batches)"),
-    Case("`steps: yes`", refused("steps: yes"), "steps is true, which it cannot be; only report is true or false."),
+    Case("`steps: yes`", refused("steps: yes"), "steps cannot be true; only report can be true or false."),
     Case(
         "`objectivs:` in a recipe",
         refused("objectivs: []"),
@@ -329,8 +329,8 @@ CASES = [
     Case(
         "`trainer: {max_completion_length: 4096}`, which the recipe has a field for",
         trains(trainer={"max_completion_length": 4096}),
-        "trainer: {max_completion_length: 4096} would part what the run counts from what it trains; the recipe's own field for it "
-        "is max_completion_length.",
+        "trainer: {max_completion_length: 4096} would make the run's counts wrong. Use the recipe's own "
+        "field instead: max_completion_length.",
     ),
     Case(
         "a train.py whose prompts and layout disagree about the tags",
@@ -347,7 +347,8 @@ CASES = [
             ]
         ),
         "Step 0: Objective 'brier' has if_missing -1000, and its rewards lie between -0.64 and -0.01: one completion that leaves "
-        "the block out outweighs all others in the gradient, unless scale: std divides it. Write the least reward that there is.",
+        "the block out outweighs all others in the gradient, unless scale: std divides it. Write the lowest possible reward as "
+        "if_missing.",
     ),
     Case(
         "a train.py with a dataset of questions in place of prompts",

@@ -246,16 +246,16 @@ CASES = [
     Case(
         "A reward function that returns -1.0 where the block is left out",
         lambda folder: trained(folder, Objective(minus_one_without_a_confidence, pays="confidence", name="mine")),
-        "Objective 'mine': its reward function returned -1 for 1 of 8 completions without confidence (completion 5 first), which "
-        "is not used: what is not there has no reward and costs nothing. Write if_missing=-1 to make that count.",
+        "Objective 'mine': its reward function returned -1 for 1 of 8 completions without confidence (completion 5 first). "
+        "That is ignored: a missing block has no reward and costs nothing. To make it count, write if_missing=-1.",
     ),
     Case(
         "The same with if_missing=0.0",
         lambda folder: trained(
             folder, Objective(minus_one_without_a_confidence, pays="confidence", name="mine", if_missing=0.0)
         ),
-        "Objective 'mine': its reward function returned -1 for 1 of 8 completions without confidence (completion 5 first), which "
-        "is not used: what is not there counts as its if_missing, 0. Write if_missing=-1 to make that count.",
+        "Objective 'mine': its reward function returned -1 for 1 of 8 completions without confidence (completion 5 first). "
+        "That is ignored: a missing block counts as its if_missing, 0. To make it count, write if_missing=-1.",
     ),
     Case(
         "A reward function that returns None for every completion",

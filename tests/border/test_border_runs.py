@@ -115,14 +115,14 @@ CASES = [
         lambda folder: of_secrets(
             folder, objectives=[{"reward": "correct", "pays": ["solution"], "options": {"api_key": "<hidden>"}}]
         ),
-        "objectives.0.options.api_key is <hidden> in the recipe, so a reward would not get its secret. Set objectives with it "
-        "again.",
+        "objectives.0.options.api_key is <hidden> in the recipe, so a reward would run without its secret. Set objectives "
+        "again, with the secret.",
     ),
     Case(
         "the recipe.yaml of a run whose trainer had a hub_token, trained again (and no run to go on with)",
         lambda folder: of_secrets(folder, "--resume", "last", trainer={"hub_token": "<hidden>"}),
-        "trainer.hub_token is <hidden> in the recipe, so it is left out. Set trainer with it again, or log in to the hub, if it "
-        "is needed.",
+        "trainer.hub_token is <hidden> in the recipe, so it is left out. If you need it, set trainer again with the "
+        "secret, or log in to the hub.",
     ),
     Case(
         "a metrics.jsonl whose last line was cut off by an interruption",
@@ -140,7 +140,7 @@ CASES = [
         lambda folder: command(
             "train", "--output", str(begun(folder / "A")), "--method", "rlcr", "--resume", "last", "--steps", "1", *QUICK
         ),
-        "checkpoint-1' is of a run of another recipe (method was 'bae' and is 'rlcr' now, ... Go on with that run under its own: "
+        "checkpoint-1' is of a run of another recipe (method was 'bae' and is 'rlcr' now, ... Resume that run with its own recipe: "
         "spanwise train --resume ...A; or leave out --resume.",
     ),
     Case(
@@ -210,13 +210,13 @@ CASES = [
     Case(
         "`spanwise eval` on a model of something else than the embedded task, without a recipe",
         lambda folder: command("eval", str(byte_model(folder / "mine"))),
-        "The model in '...mine' is not of the embedded task 'digits': its tokenizer has ... ids and not the 61 of its own. "
-        "Say what it is to be asked: --recipe FILE, or --set dataset=FILE.",
+        "The model in '...mine' is not for the embedded task 'digits': its tokenizer has ... ids, but the task's has 61. "
+        "Say which prompts to use: --recipe FILE, or --set dataset=FILE.",
     ),
     Case(
         "`spanwise fidelity` on a model of something else than the embedded task",
         lambda folder: command("fidelity", str(byte_model(folder / "mine"))),
-        "The model in '...mine' is not of the embedded task 'digits'",
+        "The model in '...mine' is not for the embedded task 'digits'",
     ),
     Case(
         "`spanwise fidelity` on a layout without a confidence",

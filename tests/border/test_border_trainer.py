@@ -62,7 +62,7 @@ CASES = [
     Case(
         "SpanGRPOTrainer(..., layout=layout, objectives=objectives), as in older versions",
         lambda folder: script(folder, given={"scheme": None, "layout": LAYOUT, "objectives": OBJECTIVES}),
-        "layout and objectives of a run stand in its scheme, not beside it. Write scheme=Scheme.preset(",
+        "Set layout and objectives in the scheme, not in the trainer. Write scheme=Scheme.preset(",
     ),
     Case(
         "SpanGRPOTrainer(..., callback=[...])",
@@ -108,12 +108,13 @@ CASES = [
     Case(
         "scale_rewards='batch'",
         lambda folder: script(folder, scale_rewards="batch"),
-        "scale_rewards='batch' changes nothing: ... what is trained comes from the objectives (their baseline, scale and weight).",
+        "scale_rewards='batch' changes nothing: ... but spanwise takes advantages from the objectives "
+        "(their baseline, scale and weight).",
     ),
     Case(
         "beta=0.1 with a model that was built in memory",
         lambda folder: script(folder, beta=0.1),
-        "beta is 0.1, and TRL loads the reference model by the name of the model, which this one does not have: ... Save it and "
+        "beta is 0.1, so TRL must load the reference model by name, but your model has no name: ... Save it and "
         "its tokenizer in a folder and pass the folder as model, or set beta=0.",
     ),
     Case(

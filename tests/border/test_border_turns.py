@@ -81,7 +81,7 @@ CASES = [
     Case(
         "`gigpo` in TRL on a task of one turn",
         lambda folder: command("train", "--set", "method=gigpo", "--set", "start_steps=1", "--steps", "1"),
-        "Error: Method 'gigpo' compares turns that start from the same state, and no turn says its own. Let what plays them "
+        "Error: Method 'gigpo' compares turns that start from the same state, but no turn names its state. Let your environment "
         "give 'turns': for each completion a list with one {'anchor': STATE} per turn.",
     ),
     Case(
@@ -97,8 +97,8 @@ CASES = [
     Case(
         "an objective with `scope: turn` where completions are no turns",
         lambda folder: with_scope("turn", steps=False),
-        "Objective 'correct' has scope: turn, and completions are no turns of rollouts here (Batch.steps). Leave it out: a "
-        "completion of its own is one turn.",
+        "Objective 'correct' has scope: turn, but here completions are not turns of rollouts (Batch.steps). Leave it out: each "
+        "completion is one turn.",
     ),
     Case(
         "`scope: turn` with a method that runs over the tokens of a rollout",
@@ -116,7 +116,7 @@ CASES = [
         "a merge of turns whose history was tokenised again",
         lambda folder: f"{Trajectory('a', 0, (FIRST, Turn([1, 4, 5, 1, 3, 2], [2], [1]))).merged(VOCABULARY)}",
         "Turn 1 of trajectory 'a' repeats the text up to the end of turn 0 in other tokens, so they cannot be one sequence: token "
-        "1 is 4 (b'<ans') in its prompt, and was 0 (b'<answer>'). Pass sampled tokens on as ids",
+        "1 was 0 (b'<answer>'), in its prompt it is 4 (b'<ans'). Pass sampled tokens on as ids",
     ),
     Case(
         "a turn with two tokens and one advantage",

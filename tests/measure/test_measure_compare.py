@@ -144,7 +144,7 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
             "Beyond the noise: 2 of 3 differences, ece (a and b), ece (b and c); the other 1 do not order the methods."
         )
         assert result.summary().startswith(expected)
-        assert result.summary().endswith("over 1 figures up to 0.05 such calls may be luck.")
+        assert result.summary().endswith("over 1 figures up to 0.05 of these differences may be luck.")
 
 
 def test_rounding_is_no_difference():

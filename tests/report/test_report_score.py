@@ -41,7 +41,7 @@ def test_the_score_alone():
     page = page_of(NOTHING)
     assert "state a confidence and could" not in page.text
     assert "7 of 8 completions have a score and could be judged." in page.text
-    assert "No confidence is stated: what weighs a vote is the score." in page.text
+    assert "No confidence is stated, so votes are weighed by the score." in page.text
 
 
 def test_votes_by_the_score_have_a_name_of_their_own():

@@ -133,9 +133,7 @@ def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
 
 def test_methods_per_token_and_what_is_recorded_have_a_sentence():
     found, _ = block(row(), "solution", rules={"bae": Rule("token", "bae: Compare.")})
-    assert found["note"].startswith(
-        "bae credits each token by itself, so no difference of two numbers gives a block's credit."
-    )
+    assert found["note"].startswith("bae credits each token by itself, so a block's credit is not one number minus another.")
     one = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
     note = explained(one, "recorded", Rule())["note"]
     assert note == "recorded is what the trainer wrote down; the file does not say how it came about."

@@ -302,9 +302,9 @@ def blended_baseline(
     outcome_no = as_columns(outcome_no)
     columns = outcome_no.shape[1]
     if by_outcome_n2 is not None and judged is None and columns > 1:
-        raise RecipeError(f"There are {columns} outcomes and rewards by one of them; say with 'judged' which column it is.")
+        raise RecipeError(f"There are {columns} outcomes, and by_outcome_n2 is about one; give its column as 'judged'.")
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < columns:
-        raise RecipeError(f"There is no outcome {judged} by which the rewards could be judged; there are {columns}.")
+        raise RecipeError(f"'judged' is {judged}, but there are only {columns} outcomes.")
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
     code_n = refine(torch.zeros_like(group_n), outcome_no)  # -1 if an outcome is unknown
     for code in code_n[code_n >= 0].unique().tolist():

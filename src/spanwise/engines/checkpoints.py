@@ -73,7 +73,7 @@ def checkpoint_fault(place: Path) -> str | None:
         sizes = {str(name): int(size) for name, size in about["files"].items()}
         resumable, _, _ = bool(about["resumable"]), int(about["processes"]), about["estimator"]
     except FileNotFoundError:
-        return f"it holds no {MANIFEST}, which is written last, so it was cut off or is not of this trainer"
+        return f"it holds no {MANIFEST}, which is written last, so saving was cut off or another trainer wrote it"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     for name, size in sizes.items():
@@ -122,10 +122,7 @@ def check_contents(place: Path) -> str:
     """Refuse a checkpoint whose files changed since they were written; return a note if it has no digests."""
     written = read_manifest(place).get("digests")
     if written is None:
-        return (
-            f"'{place}' was written by an earlier version, without digests of its files and without its settings: it is taken "
-            "as it is."
-        )
+        return f"'{place}' was written by an earlier version, without file digests or settings, so it is used unchecked."
     fault: list[str | None] = [None]  # all processes wait here; only the first one reads the files
     if PartialState().is_main_process:
         fault = [next((name for name, digest in written.items() if _digest(place / name) != digest), None)]
@@ -162,8 +159,8 @@ def whole_checkpoint(args: Any, asked: str | bool | None, settings: Mapping[str,
     before = about["processes"]
     if before != args.world_size:
         warnings.warn(
-            f"'{place}' was written by {before} processes and {args.world_size} go on: the draws of prompts and tokens will not be "
-            f"those of an uninterrupted run.",
+            f"'{place}' was written by {before} processes and you resume with {args.world_size}: prompts and tokens will "
+            f"not be drawn as in an uninterrupted run.",
             UserWarning,
             stacklevel=3,
         )

@@ -43,7 +43,7 @@ def outcome_advantages(
             "grpo_norm_by_std or norm_adv_by_std_in_grpo of false does nothing to 'spanwise_grpo'; use spanwise_dr_grpo.": (
                 name == "grpo" and rest.get("grpo_norm_by_std", asked.get("norm_adv_by_std_in_grpo")) is False
             ),
-            f"algorithm.spanwise.{idle} is read under algorithm.adv_estimator=spanwise alone, and 'spanwise_{name}' sees one "
+            f"algorithm.spanwise.{idle} only works with algorithm.adv_estimator=spanwise: 'spanwise_{name}' sees one "
             f"reward and no completion; leave it out.": idle,
         }
     )

@@ -68,7 +68,7 @@ def credit_datums(
     for name, values in (rewards or {}).items():
         if (counts := [len(group) for group in values]) != sizes:
             raise AlignmentError(
-                f"Rewards '{name}' are of groups of {counts} rollouts, and the groups hold {sizes}; give one to each."
+                f"Rewards '{name}' come in groups of {counts}, but the groups hold {sizes} rollouts; give one to each."
             )
     for name, values in (columns or {}).items():
         if len(values) != len(groups):

@@ -28,11 +28,11 @@ _OUT_OF_REACH = (
 #: The rules of an evaluation; for each figure the first rule that holds is given.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
-        "Usually a wrong answer costs more than none, as where all rewards are summed into one number: pay answer and confidence "
+        "Usually a wrong answer costs more than no answer, for example in one sum of all rewards: pay answer and confidence "
         "by blocks (method: bae), or start from a better policy.", hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("accuracy", Alarm("below", 0.05, "hardly any answer is right",
-        "Usually the prompts are too hard for this policy, or answers are not read where they stand.",
+        "Usually the prompts are too hard for this policy, or answers are read from the wrong place.",
         hollow=(*CALIBRATION, *_SCORED),
     )),
     ("verdict_rate", Alarm("below", 0.5, "most answers could not be judged",
@@ -43,7 +43,7 @@ EVALUATION = (
         "Usually leaving it out costs nothing (if_missing), or completions are cut off before it.", hollow=CALIBRATION,
     )),
     ("sharpness", Alarm("below", 1e-4, "every completion states the same confidence",
-        "Usually the confidence is paid with the answer, or the members of its groups are all alike.", hollow=CALIBRATION,
+        "Usually the confidence gets the answer's credit, or all completions of a group are alike.", hollow=CALIBRATION,
     )),
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",
         "Usually nothing pays for the tags (format), or completions are cut off at their longest length.",

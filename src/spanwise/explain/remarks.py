@@ -151,8 +151,8 @@ def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> s
     rule = "has no reward and costs nothing" if instead is None else f"counts as its if_missing, {instead:g}"
     return (
         f"Objective '{objective.name}': {source} {numbers} for {len(lost)} of {len(reading)} completions without "
-        f"{' and '.join(objective.pays)} (completion {lost[0][0]} first), which is not used: what is not there {rule}. "
-        f"Write if_missing={lost[0][1]:g} to make that count."
+        f"{' and '.join(objective.pays)} (completion {lost[0][0]} first). That is ignored: a missing block {rule}. "
+        f"To make it count, write if_missing={lost[0][1]:g}."
     )
 
 
@@ -165,8 +165,8 @@ def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
         return ""
     return (
         f"Objective '{objective.name}' has if_missing {price:g}, and its rewards lie between {least:g} and {most:g}: one "
-        "completion that leaves the block out outweighs all others in the gradient, unless scale: std divides it. Write the least "
-        "reward that there is."
+        "completion that leaves the block out outweighs all others in the gradient, unless scale: std divides it. Write the "
+        "lowest possible reward as if_missing."
     )
 
 
@@ -184,8 +184,8 @@ def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
     if not parts:
         return ""
     return (
-        f"{' and '.join(parts)}, and objective '{objective.name}' has no if_missing: that costs them nothing, so training may "
-        f"drift there. Write if_missing, the reward that such a completion stands for: Objective(..., if_missing=-1.0)."
+        f"{' and '.join(parts)}, but objective '{objective.name}' has no if_missing: this costs nothing, so training may "
+        f"drift towards it. Set if_missing, the reward to count for such a completion: Objective(..., if_missing=-1.0)."
     )
 
 

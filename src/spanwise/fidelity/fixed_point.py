@@ -120,7 +120,7 @@ def simulated_fixed_point(
     sampled = batches * copies * group_size
     if (rarest := sampled * float(chance_b2.min())) < _FEWEST:
         raise RecipeError(
-            f"{batches} batches would show the rarest outcome {rarest:.0f} times; raise batches, or leave out such p."
+            f"In {batches} batches the rarest outcome comes only {rarest:.0f} times; raise batches, or leave out such a p."
         )
     count_v = torch.arange(LEVELS + 1, dtype=torch.float64)
     report_v = count_v / LEVELS

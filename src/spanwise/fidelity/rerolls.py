@@ -224,8 +224,8 @@ def collect_tokens(
     weight_nt = picked(logp_nt, mask_nt, most=most, seed=rolling)
     if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
         raise DataError(
-            f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at a sample of them, and a critic made of "
-            "re-rolls would need all. Ask for the other critics: --critics own, or --critics fitted."
+            f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at some of them; the critic 'mc' "
+            "needs all. Use the other critics: --critics own, or --critics fitted."
         )
     latest_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
     # The last trainable token before each; -1: none.

@@ -141,9 +141,9 @@ class ArmComparison:
         more = f"; the other {total - len(clear)} do not order the methods" if total > len(clear) else ""
         figures = len({d.figure for d in self.differences})
         return (
-            f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{more}. The noise is that of the seeds, on "
-            f"the same held-out prompts; Holm is over the pairs of one figure, so over {figures} figures up to "
-            f"{figures * (1 - self.level):.2g} such calls may be luck."
+            f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{more}. Noise is the seed spread on "
+            f"the same held-out prompts; Holm corrects within one figure, so over {figures} figures up to "
+            f"{figures * (1 - self.level):.2g} of these differences may be luck."
         )
 
 

@@ -33,7 +33,7 @@ _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
 #: The two confidences of a policy in its own answers: the column, its name, and the verb for completions that have it.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
 #: The note on votes that are weighed by a self-rewarding score.
-VOTES_BY_SCORE = "No confidence is stated: what weighs a vote is the score."
+VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:

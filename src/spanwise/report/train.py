@@ -89,7 +89,7 @@ def train_report(
     steps = {row.step for row in view.completions if row.step is not None} if view else set()
     of_step = f", of step {steps.pop()}" if len(steps) == 1 else ""
     trained, *others = view.methods if view else ("",)
-    beside = f"The run was trained with {trained}; beside it is what {' and '.join(others)}"
+    beside = f"The run was trained with {trained}; beside it is the credit that {' and '.join(others)}"
     measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
     # There may be more samples than the last metrics line is computed from.
     ends = [*points[:-1], points[-1] | measured] if points else []
@@ -112,7 +112,7 @@ def train_report(
         *mode_sections(batches),
         parts.credit_section(list(credit), credit, of=f"these rollouts{of_step}"),
         batch_section("Optimiser", batches),
-        parts.tokens_section(view, note=f"{beside} would have credited the same tokens with." if others else ""),
+        parts.tokens_section(view, note=f"{beside} would have given the same tokens." if others else ""),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),

@@ -24,7 +24,7 @@ LEFT_OUT = ("absent", "unparsable")
 #: The reasons why a reward that exists has no baseline.
 _NOTHING = {
     "singleton": "nobody to compare it with",
-    "no_scale": "there is no spread that the difference could be divided by",
+    "no_scale": "there is no spread to divide the difference by",
 }
 
 
@@ -172,8 +172,8 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     if not any(block["terms"] for block in blocks.values()) and blocks:
         note = f"The file does not say what the credit of {method} is made of. {rule.about}".strip()
         if rule.kind in ("token", "step"):
-            each = f"{method} credits each {rule.kind} by itself, so no difference of two numbers gives a block's credit."
-            note = f"{each} What stands here is the mean over its tokens. {rule.about}".strip()
+            each = f"{method} credits each {rule.kind} by itself, so a block's credit is not one number minus another."
+            note = f"{each} This is the mean over its tokens. {rule.about}".strip()
         elif method == "recorded":
             note = "recorded is what the trainer wrote down; the file does not say how it came about."
     return {
@@ -198,7 +198,7 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
             terms.append(_term(mixed * part.weight, score, "its own score"))
     total = math.fsum(amount for amount, *_ in terms)
     exact = abs(total - credit) <= 1e-6 * (1 + abs(credit))
-    warning = f"What is recorded adds up to {shown(total, sign=True)}, which is not the credit: do not rely on it."
+    warning = f"The recorded parts add up to {shown(total, sign=True)}, which is not the credit: do not rely on them."
     return {
         "credit": shown(credit, sign=True),
         "total": added(credit, terms) if exact and len(terms) > 1 else "",

@@ -119,7 +119,7 @@ def column(family: str, *names: str) -> str:
     assert f"{family}/" in COLUMNS, f"no column is called {family}/..."
     if family in ("credit", "advantages", "parts") and "/" in names[0]:
         raise SpanwiseError(
-            f"Method '{names[0]}' has a '/' in its name, which the columns of a rollout file are cut at; rename it."
+            f"Method '{names[0]}' has a '/' in its name, but rollout files split column names at '/'; rename it."
         )
     return "/".join((family, *names))
 

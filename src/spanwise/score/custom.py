@@ -45,7 +45,7 @@ def called(function: partial[Any], *, what: str, text: Texts, advice: str) -> An
     if not f"{getattr(function.func, '__module__', '')}.".startswith("spanwise."):
         function = partial(function.func, *own_copy(function.args), **own_copy(function.keywords))
         guard = _process_kept(what, text)
-    size, advised = len(text), "Nothing stops it; give what it waits for a deadline."
+    size, advised = len(text), "Nothing stops it; set a timeout on what it waits for."
     slow = f"{what} has been running for {SLOW:g} s on {size} completions. {advised}"
     with guard, DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
         try:

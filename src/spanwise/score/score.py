@@ -246,7 +246,7 @@ def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]
         named, takes_all = parameters_of(objective)
         if "block" not in objective.options and "block" not in named and not takes_all:
             raise RecipeError(
-                f"Objective '{objective.name}' is for each block, and its reward function would not hear which: every block would "
+                f"Objective '{objective.name}' is for each block, but its reward function is not told which: all would "
                 f"get the same number. Give it a parameter 'block', the name of the block: def f(blocks, block)."
             )
         return {"block": block}

@@ -38,8 +38,8 @@ from spanwise.types import Fault
 _BETWEEN = "..."
 _TAG_PAIR = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
 _INSTEAD = {
-    "invalid perl operator: (?": "it looks around, and no search with that is linear in time; match what stands around as well and "
-    "put what is meant into a group, such as 'Answer: (?P<value>[0-9]+)'",
+    "invalid perl operator: (?": "it uses lookaround, which no linear-time search supports; match the text around it too "
+    "and put the part you want into a group, such as 'Answer: (?P<value>[0-9]+)'",
     "invalid escape sequence: \\": "RE2 has no such escape, and no back-reference, since no search with that is linear in time; "
     "write out what may repeat, or use delimiters",
 }
@@ -123,7 +123,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
         opening, closing = (sign.encode() for sign in signs_of(mark))
         if opening in opens:
             raise LayoutError(
-                f"'{mark}' opens as another mark does, and one sign opens one part; give each an opening sign of its own."
+                f"'{mark}' starts with the opening sign of another mark; give each mark an opening sign of its own."
             )
         opens[opening] = mark, closing
     find_signs = finder_of({*opens, *(closing for _, closing in opens.values() if closing)})

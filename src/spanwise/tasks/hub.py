@@ -187,7 +187,7 @@ def _check_told(layout: Layout, seen: list[str], *, instruction: str | None, who
     what = "tags" if missing[0].startswith("<") else "keys"
     warnings.warn(
         f"None of the first {len(seen)} prompts holds {tags} of the layout. A model that has not learnt these {what} before will "
-        "not write them; ask for them in the prompts. instruction='' says that it knows them.",
+        "not write them; ask for them in the prompts. If it knows them, set instruction=''.",
         UserWarning,
         stacklevel=3,
     )

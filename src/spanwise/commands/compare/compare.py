@@ -82,7 +82,7 @@ def compare(
             try:
                 _train_waiting(waiting, len(runs), processes, console)
             except (KeyboardInterrupt, SystemExit):
-                say(console, "Stopped. The same command goes on with what is missing.")
+                say(console, "Stopped. Run the same command again to do the missing runs.")
                 raise
         *_, figures = ended_runs({run.arm: {r.seed: r.folder for r in runs if r.arm == run.arm} for run in runs})
         comparison = compare_arms(figures, figures=_present(figures), reference=reference)
@@ -249,8 +249,8 @@ class ArmRun:
             return False
         if not self.file.is_file():
             raise DataError(
-                f"'{self.folder}' holds a run, and '{self.file}' is not there to say which: give another --output, or delete "
-                f"'{self.folder}'."
+                f"'{self.folder}' holds a run, but '{self.file}', which describes it, is missing: give another --output, or "
+                f"delete '{self.folder}'."
             )
         asked, resolved = self.asked(), self.folder / "recipe.yaml"
         changes = changed(self.file, asked, but=("output",)) or changed(resolved, asked, but=("output", *_FILLED))
@@ -295,8 +295,8 @@ def planned(
         for field in ("method", "baseline"):
             if field in asked and choices.get(field, asked[field]) != asked[field]:
                 raise RecipeError(
-                    f"Arm '{name}' has the {field} {asked[field]}, and --set {field}={choices[field]} would make it another arm; "
-                    f"leave that out, or give it as an arm."
+                    f"Arm '{name}' has the {field} {asked[field]}, but --set {field}={choices[field]} would override that. "
+                    f"Drop the --set, or list it as an arm of its own."
                 )
     # An arm's own fields win over the shared recipe file, and `choices` win over both.
     written = set() if shared is None else load(shared).model_fields_set
@@ -313,8 +313,8 @@ def planned(
             value, other = getattr(first.recipe, field), getattr(run.recipe, field)
             if value != other:
                 raise RecipeError(
-                    f"Arm '{first.arm}' has the {field} {value} and arm '{run.arm}' {other}, so that their figures cannot be "
-                    f"compared; give all arms one, as with --set {field}={value}."
+                    f"Arm '{first.arm}' has the {field} {value} but arm '{run.arm}' has {other}, so their figures cannot be "
+                    f"compared. Use one {field} for all arms: --set {field}={value}."
                 )
     return runs
 

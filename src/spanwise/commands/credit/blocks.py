@@ -66,7 +66,7 @@ def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:
     """Build a block per tag: correctness pays all, and a confidence at the end has its own calibration, as in `bae_paper`."""
     layout = layout_of(tags)
     names = layout.names
-    note = f"the blocks are {', '.join(names)}; to have others, give --set 'layout={_spoken(layout)}' changed."
+    note = f"the blocks are {', '.join(names)}; for other blocks, edit and give: --set 'layout={_spoken(layout)}'."
     correct, report = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
     apart = len(names) > 1 and names[-1] == "confidence"
     objectives = (replace(correct, pays=names[:-1]), report) if apart else (replace(correct, pays=names),)
@@ -79,8 +79,8 @@ def _fields(fields: tuple[str, ...], table: RolloutTable, longest: int) -> Block
         return None
     layout, golds, lack = Layout(fields, segmenter="json"), table.columns.get("answer", ()), ""
     note = (
-        f"No layout is given, and most completions hold JSON, so the blocks are its fields {', '.join(fields)}; to have others, "
-        f"give --set 'layout=[{', '.join(fields)}]' --set segmenter=json changed."
+        f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(fields)}. For others, "
+        f"edit and give: --set 'layout=[{', '.join(fields)}]' --set segmenter=json."
     )
     if golds and all(isinstance(gold, Mapping) or str(gold).lstrip().startswith("{") for gold in golds):
         objective = Objective("equals", each="*", if_missing=0.0)
@@ -198,6 +198,6 @@ def _uneven(step_n: Tensor, group_n: Tensor) -> list[str]:
     counts = Counter(sizes.values())
     usual = max(counts, key=lambda size: (counts[size], -size))
     return [
-        f"Groups hold {min(counts)} to {max(counts)} completions; a prompt drawn twice in a step is one group here: where that "
-        f"is so, give --set group_size={usual if usual > 1 else 'N'}."
+        f"Groups hold {min(counts)} to {max(counts)} completions. A prompt drawn twice in a step counts as one group; to "
+        f"split it, give --set group_size={usual if usual > 1 else 'N'}."
     ]

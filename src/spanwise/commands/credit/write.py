@@ -129,9 +129,9 @@ def figures_table(methods: Mapping[str, Mapping[str, Any]], title: Text) -> Tabl
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=rows, right=(2, 3, 4),
         title=title, title_justify="left", caption_justify="left",
-        caption="Exactly 0: of the completions that have the block. No signal: no token of a completion gets any credit. "
-        "Dead strata: comparisons in which none of those compared gets any. "
-        "Stop: on the last token of those that leave out every block that a reward pays.",
+        caption="Exactly 0: share of the completions with the block. No signal: completions without credit on any token. "
+        "Dead strata: comparisons in which no completion gets credit. "
+        "Stop: credit on the last token of completions without any block that a reward pays.",
     )  # fmt: skip
 
 

@@ -128,9 +128,7 @@ def _faults_of_verl(facts: Mapping[str, Any]) -> list[str]:
     elif facts["switch"].strip().lower() not in ("", "auto") and "spanwise" not in facts["switch"].lower().split(","):
         wrong.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; leave it out.")
     elif "spanwise" not in facts["estimators"]:
-        wrong.append(
-            "spanwise's plug-in is loaded, and algorithm.adv_estimator=spanwise is not in verl's registry all the same."
-        )
+        wrong.append("spanwise's plug-in is loaded, but algorithm.adv_estimator=spanwise is still not in verl's registry.")
     return wrong
 
 

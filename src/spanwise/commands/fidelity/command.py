@@ -56,7 +56,7 @@ def command(
     fields = recipe_fields(set_)
     place, loaded = run_or_model(checkpoint, recipe, fields)
     if (critics or reference) and not tokens:
-        raise RecipeError("--critics and --reference are of the comparison token by token; add --tokens.")
+        raise RecipeError("--critics and --reference only work when comparing token by token; add --tokens.")
     options = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
     asked = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
     all_options = {**options, **({"tokens": True, **asked} if tokens else {}), "recipe": recipe, "overrides": fields}

@@ -20,7 +20,7 @@ def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -
     """Sample completions of training prompts and read the log-probability of the reserved token after their ends."""
     laser = recipe.modes.get("laser")
     if laser is None:
-        raise RecipeError("The recipe has no laser, whose reference could be measured; write laser: {token: NAME}.")
+        raise RecipeError("The recipe has no laser section, so no reference to measure; write laser: {token: NAME}.")
     torch.set_num_threads(recipe.threads)
     laser, task = replace(laser, reference=None), make_task(recipe, console)
     model: Any = AutoModelForCausalLM.from_pretrained(task.model, trust_remote_code=False)

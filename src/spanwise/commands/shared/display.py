@@ -117,7 +117,7 @@ def interval_table(
 
 
 #: The line under a table that explains the figures of a score.
-_OF_SCORE = "laser: of the score that the model gives its own answer, by one reserved token after its end, clipped to 0 to 1"
+_OF_SCORE = "laser: the model's score for its own answer, read from one reserved token after its end and clipped to 0 to 1"
 
 
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:

@@ -25,7 +25,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
     quiet()
     if recipe.task == SCRIPT:
         raise RecipeError(
-            "The recipe is of a run that a script drove, and only the script knows its prompts. Say what is to be asked: "
+            "A script trained this run, and only that script knows its prompts. Say which prompts to use: "
             "--set task=confidence --set dataset=FILE, or --recipe FILE."
         )
     start, layout = task_start(recipe), task_layout(recipe)
@@ -84,8 +84,8 @@ def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any,
     expected = embedded(start).course.tokenizer()
     if tokenizer.get_vocab() != expected.get_vocab():
         raise DataError(
-            f"The model in '{folder}' is not of the embedded task '{recipe.task}': its tokenizer has {len(tokenizer)} ids and not "
-            f"the {len(expected)} of its own. Say what it is to be asked: --recipe FILE, or --set dataset=FILE."
+            f"The model in '{folder}' is not for the embedded task '{recipe.task}': its tokenizer has {len(tokenizer)} ids, "
+            f"but the task's has {len(expected)}. Say which prompts to use: --recipe FILE, or --set dataset=FILE."
         )
     return model, tokenizer, make_task(recipe, console)
 

@@ -75,10 +75,10 @@ def history_of(
     file = _run_of(checkpoint) / "recipe.yaml"
     before = read_manifest(checkpoint).get("settings") or (read_fields(file) if file.is_file() else None)
     if before is None:
-        note = f"'{file}' is not there to say under which recipe {checkpoint.name} was trained: it is taken to be this one."
+        note = f"'{file}' is missing, so the recipe of {checkpoint.name} is unknown: it is assumed to be this one."
         say(console, note)
     elif different := changed(before, asked, but=set(MAY_CHANGE) - _length(before, asked)):
-        way = f"Go on with that run under its own: spanwise train --resume {file.parent}; or leave out --resume."
+        way = f"Resume that run with its own recipe: spanwise train --resume {file.parent}; or leave out --resume."
         if changed(file, before):
             way = f"'{file}' was edited since: set it back there, or leave out --resume and give another --output."
         raise DataError(f"'{checkpoint}' is of a run of another recipe ({', '.join(different[:3])}). {way}")

@@ -59,8 +59,8 @@ def train(
     if names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
         which = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {HIDDEN} in the recipe, so"
         if [name for name in names if not name.startswith("trainer.")]:
-            raise RecipeError(f"{which} a reward would not get its secret. Set objectives with it again.")
-        say(console, f"{which} it is left out. Set trainer with it again, or log in to the hub, if it is needed.")
+            raise RecipeError(f"{which} a reward would run without its secret. Set objectives again, with the secret.")
+        say(console, f"{which} it is left out. If you need it, set trainer again with the secret, or log in to the hub.")
         recipe = recipe.model_copy(update={"trainer": _without_stand_ins(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
@@ -153,8 +153,8 @@ def check_recipe(recipe: Recipe) -> None:
         check_known("trainer option", name, SpanGRPOConfig.__dataclass_fields__)
         if name in _OWN_FIELD:
             raise RecipeError(
-                f"trainer: {{{name}: {recipe.trainer[name]}}} would part what the run counts from what it trains; the recipe's own "
-                f"field for it is {_OWN_FIELD[name]}."
+                f"trainer: {{{name}: {recipe.trainer[name]}}} would make the run's counts wrong. Use the "
+                f"recipe's own field instead: {_OWN_FIELD[name]}."
             )
 
 

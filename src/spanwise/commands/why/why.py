@@ -90,8 +90,8 @@ def _counts(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> 
     table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Tokens: each has one reason. Completions: none of whose tokens gets anything, and most of them for this reason. "
-        "Rows: the first of these, or the first with such a token; see one with --completion ROW.",
+        caption="Tokens: each counts under one reason. Completions: those without any credit, mostly for this reason. "
+        "Rows: the first such completions, or the first with such a token; show one with --completion ROW.",
     )  # fmt: skip
     for name, tally in zeros.items():
         for place, count in enumerate(tally.counts(examples)):

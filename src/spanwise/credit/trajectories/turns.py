@@ -236,8 +236,8 @@ class Trajectory:
             words = [_shown(ids, at, vocabulary) for ids in (prompt, whole[p])]
             raise AlignmentError(
                 f"Turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens, so they cannot be "
-                f"one sequence: token {at} is {words[0]} in its prompt, and was {words[1]}. Pass sampled tokens on as ids, not as "
-                f"text that is tokenised again; or merge without a vocabulary, and the turn opens a sequence of its own."
+                f"one sequence: token {at} was {words[1]}, in its prompt it is {words[0]}. Pass sampled tokens on as ids, "
+                f"not as text to tokenise again. Or merge without a vocabulary: then the turn starts its own sequence."
             )
 
     def branches(self) -> list[Branch]:

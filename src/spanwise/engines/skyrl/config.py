@@ -42,20 +42,20 @@ SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 #: Options that would change the credit or have no effect: their required value, and why.
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_estimator": ("spanwise", "the recipe names the method"),
-    "trainer.algorithm.gamma": (1.0, "a method takes its own in the recipe, as options: {gamma: ...}"),
-    "trainer.algorithm.lambd": (1.0, "a method takes its own in the recipe, as options: {lam: ...}"),
+    "trainer.algorithm.gamma": (1.0, "write it in the recipe, as options: {gamma: ...}"),
+    "trainer.algorithm.lambd": (1.0, "write it in the recipe, as options: {lam: ...}"),
     "trainer.algorithm.grpo_norm_by_std": (True, "it belongs to SkyRL's own GRPO; write method: dr_grpo in the recipe"),
     "trainer.algorithm.advantage_batch_normalize": (
         False,
-        "one mean would be taken over all tokens, padding and other blocks included",
+        "it takes one mean over all tokens, including padding and other blocks",
     ),
     "trainer.algorithm.use_kl_in_reward": (
         False,
-        "no block is paid by what it changes; set use_kl_loss=true instead",
+        "it changes a reward that pays no block; set use_kl_loss=true instead",
     ),
     "trainer.algorithm.zero_variance_filter": (
         False,
-        "blocks of such a group may differ; what does not differ gets credit 0",
+        "blocks in such a group may still differ; those that do not get credit 0",
     ),
 }
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm")
@@ -87,8 +87,8 @@ def check(cfg: Any) -> Scheme:
     critic, parts = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
     # Dynamic sampling reads the environment's reward of single rows.
     other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
-    why = f"'{other}' may differ where that does not" if other else "in step-wise training rows, not rollouts, are counted"
-    over = " generator.apply_overlong_filtering=true takes what was cut off out of the loss."
+    why = f"'{other}' may differ where that reward does not" if other else "step-wise training counts rows, not rollouts"
+    over = " generator.apply_overlong_filtering=true leaves cut-off rollouts out of the loss."
     critic_path, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
     refuse(
         {
@@ -101,7 +101,7 @@ def check(cfg: Any) -> Scheme:
             f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": (
                 scheme.entry.kind == "token" and by_row and not generator.merge_stepwise_output
             ),
-            f"trainer.algorithm.policy_loss_type is '{loss}', beside which no loss of a mode is there; use one of "
+            f"trainer.algorithm.policy_loss_type is '{loss}', which does not work with a mode's loss; use one of "
             f"{', '.join(LOSSES)}.": parts and loss not in LOSSES,
         }
     )

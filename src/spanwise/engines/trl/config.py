@@ -72,7 +72,7 @@ class SpanGRPOConfig(GRPOConfig):
 
     loss_type: str = _option(
         "dr_grpo",
-        "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo or luspo, its normaliser undone; dppo_tv or dppo_kl.",
+        "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo or luspo (spanwise undoes the normaliser), dppo_tv or dppo_kl.",
     )
     canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
     keep_rollouts: int = _option(
@@ -112,7 +112,7 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     parts = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
     taken = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
     if parts:
-        raise RecipeError(f"{' and '.join(parts)} of a run stand in its scheme, not beside it. Write {_SCHEME}.")
+        raise RecipeError(f"Set {' and '.join(parts)} in the scheme, not in the trainer. Write {_SCHEME}.")
     if not isinstance(scheme, Scheme):
         raise RecipeError(f"The scheme is {scheme!r}; it says what is read, rewarded and compared. Write {_SCHEME}.")
     faults: dict[str, Any] = {
@@ -152,7 +152,7 @@ def check_args(args: Any) -> None:
         if isinstance(values[name], int | float)
     }
     faults |= {
-        f"{name} is {values[name]}, and loss_type '{args.loss_type}' has no use for it: which tokens it leaves out is said by "
+        f"{name} is {values[name]}, and loss_type '{args.loss_type}' ignores it: the tokens it leaves out are chosen by "
         f"epsilon and epsilon_high. Leave it at {usual}, or use another loss_type.": args.loss_type in DPPO
         and values[name] != usual
         for name, usual in _NOT_UNDER_DPPO.items()
@@ -181,7 +181,7 @@ def check_use(
     named = isinstance(model, str) or adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
     version = Version(trl_version)
     faults = {
-        f"trl {version} normalises some losses otherwise than spanwise undoes them. Install trl 1.10 or newer.": (
+        f"trl {version} normalises some losses in a way that spanwise cannot undo. Install trl 1.10 or newer.": (
             version < Version("1.10")
         ),
         f"trl {version} cannot run GRPO without triton, as on CPU. Install trl 1.14.2, or 1.16 or newer.": (
@@ -191,7 +191,7 @@ def check_use(
         "blocks it pays.": reward_funcs,
         f"use_liger_kernel=True with trl {version} sends the advantages to a loss that takes one number per completion. Set it "
         "to False, or install trl 1.14 or newer.": args.use_liger_kernel and version < Version("1.14"),
-        f"beta is {args.beta}, and TRL loads the reference model by the name of the model, which this one does not have: it was "
+        f"beta is {args.beta}, so TRL must load the reference model by name, but your model has no name: it was "
         "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
             args.beta != 0.0 and not named
         ),
@@ -200,8 +200,8 @@ def check_use(
     for name, usual in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize")):
         if getattr(args, name) != usual:
             sentence = (
-                f"{name}={getattr(args, name)!r} changes nothing: it shapes TRL's own advantage of a completion, and what is "
-                "trained comes from the objectives (their baseline, scale and weight)."
+                f"{name}={getattr(args, name)!r} changes nothing: it shapes TRL's own advantage of a completion, but "
+                "spanwise takes advantages from the objectives (their baseline, scale and weight)."
             )
             warnings.warn(sentence, UserWarning, stacklevel=3)
 

@@ -26,7 +26,7 @@ _CANARY = (
     "Spans would not get their own credit. Use a TRL version that this release of spanwise lists, look at subclasses that "
     "override _compute_loss, or set canary=False in SpanGRPOConfig if you know better."
 )
-_ADVICE = "No weight has taken that in. Go on from the last checkpoint with a lower learning_rate, or look at"
+_ADVICE = "No weight was updated with it. Resume from the last checkpoint with a lower learning_rate, or look at"
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:

@@ -66,9 +66,9 @@ def steps_per_batch(args: GRPOConfig) -> int:
     passes, steps = args.num_iterations, args.steps_per_generation or 1
     if passes < 1 or (steps * passes) % args.gradient_accumulation_steps:
         raise RecipeError(
-            f"A generation batch of {steps} micro-batches (steps_per_generation) that is passed over {passes} times "
-            f"(num_iterations) is no whole number of optimizer steps of {args.gradient_accumulation_steps} of them "
-            "(gradient_accumulation_steps)."
+            f"{steps} micro-batches (steps_per_generation) times {passes} passes "
+            f"(num_iterations) must be a positive multiple of {args.gradient_accumulation_steps} "
+            "(gradient_accumulation_steps), so that a generation batch fills whole optimizer steps."
         )
     return steps * passes // args.gradient_accumulation_steps
 

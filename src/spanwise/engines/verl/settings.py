@@ -165,7 +165,7 @@ def _faults(config: Any) -> dict[str, Any]:
             by == "seq-mean-token-sum-norm" and not actor.get("loss_scale_factor")
         ),
         **fixed_faults(_FIXED, lambda name: OmegaConf.select(config, name)),
-        f"reward.reward_manager is {manager.name}, which carries no reading; leave it out, spanwise sets its own.": (
+        f"reward.reward_manager is {manager.name}, which passes on no blocks; leave it out, spanwise sets its own.": (
             (manager.source, manager.name) not in (("register", "naive"), (MANAGER[0], MANAGER[2]))
         ),
         f"policy_loss.loss_mode '{loss}' averages advantages, picks tokens by their size or adds a term that does not grow with "
@@ -181,7 +181,7 @@ def _faults(config: Any) -> dict[str, Any]:
         **{
             f"algorithm.spanwise.{name} is no option; there are {', '.join(_KNOWN)}.": name not in _KNOWN for name in section
         },
-        f"trainer.val_only=True trains nothing that could be kept; leave {OPTION} out.": folder and trainer.get("val_only"),
+        f"trainer.val_only=True trains nothing, so nothing is kept; leave {OPTION} out.": folder and trainer.get("val_only"),
         f"trainer.rollout_data_dir is '{dump}', where {OPTION} keeps rollouts of its own; leave it out, or give another folder.": (
             folder and dump and Path(dump).resolve() == (Path(str(folder)) / "rollouts").resolve()
         ),
@@ -201,7 +201,7 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
         "algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.": (
             (config.algorithm.get("filter_groups") or {}).get("enable")
         ),
-        "DPPO cuts importance weights at clip_ratio_c, which is 3, verl's default for PPO; DPPO's own is 20.": (
+        "DPPO cuts importance weights at clip_ratio_c. You have 3, verl's default for PPO; DPPO's own is 20.": (
             actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0
         ),
         f"{actor.loss_agg_mode} sums KL and entropy over tokens too, so kl_loss_coef and entropy_coeff weigh by length.": (

@@ -42,25 +42,25 @@ _EXPLAINED = Metric(
 #: The section of the critic on a page.
 _PAGE = Page(
     "Critic",
-    "GAE and SAE credit a token with what the critic expects after it minus what it expected before: they are worth what its "
-    "values are.",
+    "GAE and SAE credit a token with what the critic expects after it minus what it expected before: they are as good "
+    "as its values.",
     "Does the critic know anything?",
     (
         Chart(
             "Explained variance",
             {"explained_variance": "critic"},
             "share of the variance",
-            "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 knows all, 0 says the same "
-            "everywhere, below 0 is worse than that.",
+            "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 is perfect, 0 is no "
+            "better than a constant, below 0 is worse.",
             floor=-1.0,  # an untrained critic may begin at -1,000
         ),
         Chart(
             "Error of the critic",
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
-            "Together they are the error of a token: how far a completion's mean value is off, and how far the course of its "
-            "values is. Where all reward comes at the end, what was earned has no course: a flat critic then has no error within, "
-            "which is no merit.",
+            "They add up to the error of a token: how far a completion's mean value is off, and how far its values are off "
+            "around that mean. If all reward comes at the end, a critic that says one value everywhere has no error within: "
+            "that is no merit.",
         ),
         Chart(
             "Expected and earned",

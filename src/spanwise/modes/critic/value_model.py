@@ -106,7 +106,7 @@ class ValueModel(nn.Module):
             state_nlc = model.eval().base_model(input_ids=ids).last_hidden_state[:, :2]
         refuse(
             {
-                f"The critic '{place}' knows {size} token ids and the policy's tokenizer has {needed}: it reads other tokens. "
+                f"The critic '{place}' knows {size} token ids and the policy's tokenizer has {needed}, so they do not fit. "
                 "Use a critic of the policy's tokenizer.": size < needed,
                 f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
                 "would give away what the policy is about to write. Use a model that reads forwards only.": bool(

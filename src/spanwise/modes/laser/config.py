@@ -189,8 +189,8 @@ class Laser(Mode):
             return {}
         if table.score_n is None:
             raise RecipeError(
-                f"The recipe has laser, which mixes a score of its own into the credit of each completion, and '{table.path}' has "
-                f"no column 'self_reward' with it. Take the rollouts of a run with laser, or leave laser out."
+                f"The recipe has laser, which mixes the model's own score into each completion's credit. '{table.path}' "
+                f"has no column 'self_reward' with that score. Use the rollouts of a run with laser, or leave laser out."
             )
         mixed = len(rows) > 0 and bool(self.mixes_at(table.step_n[rows])[0])
         return {"score_n": table.score_n[rows]} if mixed else {}
@@ -213,8 +213,8 @@ class Laser(Mode):
         if file is None:
             if self.reference is None:
                 raise DataError(
-                    f"No score can be read of the model in '{places[0]}': its recipe has laser without a reference, and there is "
-                    f"no {FILE} of a run that has measured one. Set laser.reference in the recipe, or leave laser out."
+                    f"The model in '{places[0]}' cannot be scored: its recipe has laser without a reference, and there is "
+                    f"no {FILE} from a run that measured it. Set laser.reference in the recipe, or leave laser out."
                 )
             return self
         measured = read_measured(file)

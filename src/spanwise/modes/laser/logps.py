@@ -193,7 +193,7 @@ def _verl_faults(config: Any) -> dict[str, Any]:
     return {
         "algorithm.rollout_correction.bypass_mode=True takes the log-probabilities of the rollout, and laser's token was not "
         "sampled there; leave one of them out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
-        "distillation asks its teacher about what was sampled alone, and laser's token is one more; leave one of them out.": (
+        "the distillation teacher only scores sampled tokens, and laser's token is not sampled; leave one of them out.": (
             (config.get("distillation") or {}).get("enabled")
         ),
     }

@@ -196,8 +196,8 @@ def _listed(cell: Any) -> list[Any]:
     if cells.is_chat(cell):
         if len(cell) > 1 and all(message["role"] == "assistant" for message in cell):
             raise cells.FieldError(
-                "that may be one conversation or several completions; of one, write the text, of several a list of texts or of "
-                "lists of messages"
+                "that may be one conversation or several completions; for one, write its text; for several, a list of "
+                "texts or of lists of messages"
             )
         return [cell]
     entries = [[one] if cells.is_message(one) else one for one in (cell if isinstance(cell, (list, tuple)) else [cell])]

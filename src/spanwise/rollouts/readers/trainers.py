@@ -114,8 +114,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     traces, branched = sum(own["opens"]), int((rollout_n.bincount() > 1).sum())
     columns = cells.by_column(own["columns"])
     several = (
-        f"{branched} of {traces} traces have several branches; each is a row, and what it shares with an earlier one is its "
-        "prompt. The branches of a trace have one vote."
+        f"{branched} of {traces} traces have several branches; each is a row, whose prompt is the part that an earlier one "
+        "also has. All branches of a trace together have one vote."
     )
     table = RolloutTable.of(
         "verifiers",
