@@ -98,7 +98,7 @@ def test_sentences():
     with pytest.raises(AlignmentError, match="Datum 0 of rollout 0 has 2 target tokens and a mask of 1"):
         credit_datums([[short]], RLOO, VOCABULARY, rewards={"correct": [[1.0]]})
     with pytest.raises(
-        AlignmentError, match=r"Rewards 'correct' are of groups of \[1\] rollouts, and the groups hold \[2\]"
+        AlignmentError, match=r"Rewards 'correct' come in groups of \[1\], but the groups hold \[2\] rollouts"
     ):
         credit_datums([[good, good]], RLOO, VOCABULARY, rewards={"correct": [[1.0]]})
     with pytest.raises(AlignmentError, match="Column 'answer' has 2 values for 1 groups"):

@@ -58,9 +58,9 @@ def test_completions_that_were_cut_off_before_a_part_opens():
 @pytest.mark.parametrize(
     ("ids", "start"),
     [
-        ([WHOLE, SILENT, []], "1 of 3 completions leave out report, and objective 'brier' has no if_missing"),
-        ([WHOLE, VAGUE], "1 of 2 write there what cannot be read, and objective 'brier' has no if_missing"),
-        ([WHOLE, SILENT, VAGUE], "1 of 3 completions leave out report and 1 of 3 write there what cannot be read, and"),
+        ([WHOLE, SILENT, []], "1 of 3 completions leave out report, but objective 'brier' has no if_missing"),
+        ([WHOLE, VAGUE], "1 of 2 write there what cannot be read, but objective 'brier' has no if_missing"),
+        ([WHOLE, SILENT, VAGUE], "1 of 3 completions leave out report and 1 of 3 write there what cannot be read, but"),
     ],
 )
 def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, start):
@@ -164,7 +164,7 @@ def line(step, **shown):
         ("malformed", 0.51, 0.5, "of the completions are malformed: tags or fields are missing"),
         ("brier__reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'. Usually they leave its block out"),
         ("unanimous", 0.91, 0.9, "of the groups are unanimous: under no objective does a completion differ"),
-        ("brier__dead_strata", 0.96, 0.95, "of the strata that 'brier' is compared within are dead"),
+        ("brier__dead_strata", 0.96, 0.95, "of the strata of 'brier' are dead"),
         ("no_signal", 1.0, 0.0, "of the batches taught nothing: every advantage is 0."),
     ],
 )

@@ -189,7 +189,7 @@ def test_sentences():
         fixed_point(p, group_size=4, baseline="blended")
     with pytest.raises(RecipeError, match="group of 1 has nobody"):
         fixed_point(p, group_size=1, baseline="outcome")
-    with pytest.raises(RecipeError, match=r"10 batches would show the rarest outcome 20 times"):
+    with pytest.raises(RecipeError, match=r"In 10 batches the rarest outcome comes only 20 times"):
         simulated_fixed_point(p, group_size=4, baseline="blended", batches=10)
 
 

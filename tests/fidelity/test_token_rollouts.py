@@ -155,7 +155,7 @@ def test_long_completions_are_re_rolled_at_a_sample_of_tokens(tabular, monkeypat
 
 
 def test_no_critic_is_made_of_a_sample(tabular):
-    with pytest.raises(DataError, match="Completions of up to 6 tokens are re-rolled at a sample"):
+    with pytest.raises(DataError, match="Completions of up to 6 tokens are re-rolled at some"):
         collect_tokens(roller(tabular), ROWS, samples=6, rerolls=50, most=1, seed=1)
 
 

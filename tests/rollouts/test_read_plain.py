@@ -232,7 +232,7 @@ REFUSED = {
     "a step of words": ([{**ONE, "step": "x"}], {}, "Row 0 of '{}' has 'x' as 'step', which must be a whole number."),
     "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "has two columns for the reward 'acc', 'rewards/acc' is"),
     "one or several": (
-        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "that may be one conversation or several completions; of one, write"
+        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "that may be one conversation or several completions; for one, write"
     ),
     "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion is a text, or a list of messages"),
     "no chat": ([{"messages": "hi"}], {}, "without a column of completions it must hold a list of messages that ends with the"),

@@ -94,7 +94,7 @@ def test_marks_that_are_no_pair(mark, sentence):
 
 
 def test_two_marks_with_one_opening_sign():
-    with pytest.raises(LayoutError, match="opens as another mark does"):
+    with pytest.raises(LayoutError, match="starts with the opening sign of another mark"):
         Layout({"a": "delimiters:<a>...</a>", "b": "delimiters:<a>...</b>"})
 
 

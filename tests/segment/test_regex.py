@@ -58,10 +58,10 @@ def test_offsets_are_bytes_and_bytes_that_are_no_text_match_nothing(damage):
     [
         (
             r"(?<=a)b",
-            r"no pattern of RE2 \(invalid perl operator: \(\?<=\): it looks around, and .* put what is meant into a group",
+            r"no pattern of RE2 \(invalid perl operator: \(\?<=\): it uses lookaround, .* put the part you want into a group",
         ),
-        (r"a(?=b)", r"it looks around"),
-        (r"a(?!b)", r"it looks around"),
+        (r"a(?=b)", r"it uses lookaround"),
+        (r"a(?!b)", r"it uses lookaround"),
         (r"(a)\1", r"no back-reference, since no search with that is linear in time"),
         ("(a", r"^'\(a' is no pattern of RE2 \(missing \): \(a\)\.$"),
         ("a{2000}", r"invalid repetition size"),

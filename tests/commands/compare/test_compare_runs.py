@@ -213,7 +213,7 @@ def test_the_numbers_of_another_recipe_are_never_taken(finished, tmp_path):
         other.finished()
     # As a plain `spanwise train` into that folder leaves it, or a comparison whose record was deleted.
     other.file.unlink()
-    with pytest.raises(DataError, match="is not there to say which"):
+    with pytest.raises(DataError, match="which describes it, is missing"):
         other.finished()
     shutil.rmtree(other.folder)
     assert not other.finished()
@@ -296,11 +296,11 @@ def test_arms_that_cannot_be_compared_are_refused(tmp_path):
         mine.write_text(written + "\n")
         with pytest.raises(RecipeError) as error:
             planned(("group", str(mine)), (0, 1), {}, "out")
-        assert f"Arm 'group' has the {field} {here} and arm 'mine' {there}, so that their figures cannot" in str(error.value)
+        assert f"Arm 'group' has the {field} {here} but arm 'mine' has {there}, so their figures cannot" in str(error.value)
     shared = tmp_path / "shared.yaml"
     shared.write_text("{task: confidence, model: small, dataset: sums.jsonl}\n")
     mine.write_text("{task: confidence, model: large, dataset: sums.jsonl}\n")
-    with pytest.raises(RecipeError, match="Arm 'group' has the model small and arm 'mine' large"):
+    with pytest.raises(RecipeError, match="Arm 'group' has the model small but arm 'mine' has large"):
         planned(("group", str(mine)), (0,), {}, "out", shared=shared)
     mine.write_text("{start: hard, learning_rate: 0.001, steps: 7}\n")
     runs = planned(("group", str(mine)), (0,), {"start": "hard"}, "out")
@@ -311,7 +311,7 @@ def test_arms_and_seeds_that_cannot_be():
     for arms, seeds, match in (((), (0,), "each arm once, and at least one; got none"), (("group",), (1, 1), "got 1, 1")):
         with pytest.raises(RecipeError, match=match):
             planned(arms, seeds, {}, "out")
-    with pytest.raises(RecipeError, match="would make it another"):
+    with pytest.raises(RecipeError, match="would override that"):
         planned(("group", "bae"), (0,), {"baseline": "outcome"}, "out")
     (of_method,) = planned(("bae",), (0,), {"baseline": "batch"}, "out")  # the arm says the method only
     assert of_method.recipe.baseline == "batch"

@@ -126,7 +126,7 @@ def test_uneven_groups_of_a_step_are_pointed_out(tmp_path):
     options = {"methods": ["grpo"], "reward": {"correct": "score"}}
     columns = {"score": [1, 0] * 4, "prompts": prompts}
     uneven = credit_rollouts(verl_file(tmp_path / "1.jsonl", outputs, **columns), **options, overrides={"layout": LAYOUT})
-    assert "Groups hold 2 to 4 completions; a prompt drawn twice in a step is one group here" in uneven.note
+    assert "Groups hold 2 to 4 completions. A prompt drawn twice in a step counts as one group" in uneven.note
     advice = re.search(r"--set group_size=(\d+)", uneven.note)
     cut = {"layout": LAYOUT, "group_size": int(advice[1])}
     split = credit_rollouts(tmp_path / "1.jsonl", **options, overrides=cut)

@@ -97,7 +97,7 @@ VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, 
         ({"failed": {"mine": "KeyError: 'x'"}}, "The plug-in 'mine' is broken, and verl does not say so: KeyError: 'x'"),
         ({"plugins": {}}, "spanwise is not registered in this verl: there is no entry point 'spanwise'"),
         ({"switch": "none"}, "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise"),
-        ({"estimators": []}, "algorithm.adv_estimator=spanwise is not in verl's registry all the same"),
+        ({"estimators": []}, "algorithm.adv_estimator=spanwise is still not in verl's registry"),
         ({"faults": {"trainer": "AttributeError: y"}}, "'trainer' could not be attached to verl: AttributeError: y"),
     ],
 )

@@ -225,7 +225,7 @@ def test_a_checkpoint_of_before_is_taken_with_one_sentence(run, capsys):
     file.write_text(json.dumps({name: held[name] for name in ("files", "processes", "resumable", "estimator")}))
     recipe = load(None, SMALL)
     train(recipe, console=Console(width=500), resume=str(file.parent))
-    assert capsys.readouterr().out.count("was written by an earlier version, without digests of its files") == 1
+    assert capsys.readouterr().out.count("was written by an earlier version, without file digests") == 1
 
 
 def test_more_steps_may_be_asked_for(run):
@@ -334,9 +334,9 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(first, tmp
     again(**twice, resume="last")
     assert lines() == whole
     for wrong, said in (
-        ({"max_steps": 3}, r"the recipe's own field for it is steps"),
+        ({"max_steps": 3}, r"Use the recipe's own field instead: steps"),
         ({"num_iterations": 0}, r"num_iterations is 0; it must lie between 1 and"),
-        ({"gradient_accumulation_steps": 3}, r"is no whole number of optimizer steps of 3"),
+        ({"gradient_accumulation_steps": 3}, r"must be a positive multiple of 3"),
     ):
         with pytest.raises(RecipeError, match=said):
             again(output=str(tmp_path / "other"), trainer=wrong)

@@ -22,9 +22,9 @@ TEXT = "layout: {turn: []}\nmethod: rloo\nobjectives: [{reward: correct, pays: t
     ("change", "sentence"),
     [
         ({"advantage_estimator": "grpo"}, "the recipe names the method"),
-        ({"advantage_batch_normalize": True}, "padding and other blocks included"),
+        ({"advantage_batch_normalize": True}, "including padding and other blocks"),
         ({"use_kl_in_reward": True}, "use_kl_loss=true"),
-        ({"zero_variance_filter": True}, "what does not differ gets credit 0"),
+        ({"zero_variance_filter": True}, "those that do not get credit 0"),
         ({"gamma": 0.9}, r"options: \{gamma"),
         ({"lambd": 0.9}, r"options: \{lam"),
         ({"grpo_norm_by_std": False}, "method: dr_grpo"),

@@ -9,7 +9,7 @@ from spanwise.pipeline import advantages
 from spanwise.recipe import scheme_at
 
 #: A turn without a confidence that the environment pays all the same: that it is not used is what the definitions say.
-UNUSED = pytest.mark.filterwarnings("ignore:.*which is not used:UserWarning")
+UNUSED = pytest.mark.filterwarnings("ignore:.*That is ignored:UserWarning")
 #: Lists of different lengths, whose last element nobody is charged for.
 SHORT = pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")
 pytestmark = [*small.THIRD_PARTY, UNUSED, SHORT]

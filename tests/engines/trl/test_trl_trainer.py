@@ -335,7 +335,9 @@ def test_credit_that_cannot_work(tmp_path, credit, match):
 
 
 def test_options_without_effect_are_named(tmp_path):
-    with pytest.warns(UserWarning, match="scale_rewards='batch' changes nothing: .* comes from the objectives"):
+    with pytest.warns(
+        UserWarning, match="scale_rewards='batch' changes nothing: .* spanwise takes advantages from the objectives"
+    ):
         trainer(tmp_path, scale_rewards="batch")
 
 

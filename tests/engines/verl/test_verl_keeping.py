@@ -236,9 +236,7 @@ def test_what_nobody_would_do_is_refused(tmp_path):
 
 def test_an_estimator_of_one_reward_keeps_nothing_and_says_so(tmp_path):
     config = config_of(tmp_path, f"{OWN}folder={tmp_path / 'run'}", name="spanwise_rloo")
-    with pytest.raises(
-        RecipeError, match=r"algorithm\.spanwise\.folder is read under algorithm\.adv_estimator=spanwise alone"
-    ):
+    with pytest.raises(RecipeError, match=r"algorithm\.spanwise\.folder only works with algorithm\.adv_estimator=spanwise"):
         outcome_advantages("rloo", torch.ones(2, 1), torch.ones(2, 1), index=["a", "a"], config=config.algorithm)
 
 

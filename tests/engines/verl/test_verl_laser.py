@@ -250,7 +250,7 @@ REFUSED = {
     "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser reads .* nothing here gives it"),
     "V0": (("trainer.use_v1=False",), {}, r"laser reads .* or train with TRL"),
     "the rollout's log-probabilities": (("algorithm.rollout_correction.bypass_mode=True",), {}, r"bypass_mode=True takes"),
-    "distillation": (("distillation.enabled=True",), {}, r"distillation asks its teacher"),
+    "distillation": (("distillation.enabled=True",), {}, r"distillation teacher only scores sampled tokens"),
 }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def attach(kind: Any) -> None:
             self.spanwise, kind.latest = prepare(config), self
         elif (config.algorithm.get("spanwise") or {}).get("recipe"):
             raise RecipeError(
-                f"algorithm.spanwise.recipe is read under algorithm.adv_estimator=spanwise alone, and it is '{name}'; leave "
+                f"algorithm.spanwise.recipe only works with algorithm.adv_estimator=spanwise, and yours is '{name}'; leave "
                 f"the recipe out, or use adv_estimator=spanwise."
             )
         elif config.trainer.v1.trainer_mode == f"spanwise_{mode}":
