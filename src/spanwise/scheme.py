@@ -220,7 +220,7 @@ class Scheme:
             ['logp_nt']
             >>> scheme.check(["logp_nt"], at_read=[])
             Traceback (most recent call last):
-            spanwise.errors.RecipeError: The segmenter 'cuts' cuts by log-probabilities (logp_nt), which are not there...
+            spanwise.errors.RecipeError: The segmenter 'cuts' cuts by log-probabilities (logp_nt), but here completions are...
         """
         provided = {*provides, "mask_nt"}
         if self.reads - (provided if at_read is None else set(at_read)):

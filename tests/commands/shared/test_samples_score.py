@@ -123,7 +123,7 @@ def test_the_reference_is_that_of_the_run(place, tmp_path):
 
 
 def test_no_reference_another_token_or_out_of_reach(tmp_path):
-    with pytest.raises(DataError, match=r"there is no laser.json of a run .* Set laser.reference"):
+    with pytest.raises(DataError, match=r"there is no laser.json from a run .* Set laser.reference"):
         laser_of(tmp_path, recipe(token="<unk>"))
     write(tmp_path, MEASURED)
     with pytest.raises(DataError, match=r"off the token '<pad>', .* trained with '<unk>' \(id 2\)"):

@@ -178,7 +178,7 @@ def test_another_number_of_processes_is_said(run, tmp_path):
     class Args:
         world_size, output_dir = 1, str(tmp_path)
 
-    with pytest.warns(UserWarning, match=r"checkpoint-2' was written by 2 processes and 1 go on"):
+    with pytest.warns(UserWarning, match=r"checkpoint-2' was written by 2 processes and you resume with 1"):
         assert checkpoints.whole_checkpoint(Args, True) == str(place)
 
 

@@ -218,7 +218,7 @@ def test_a_critic_that_knows_fewer_ids_is_refused(tmp_path):
     settings = policy(dtype=torch.float32).config
     settings.vocab_size = 7
     AutoModelForTokenClassification.from_config(settings).save_pretrained(tmp_path / "small")
-    with pytest.raises(DataError, match=r"knows 7 token ids and the policy's tokenizer has 23: it reads other"):
+    with pytest.raises(DataError, match=r"knows 7 token ids and the policy's tokenizer has 23, so they do not fit"):
         with_critic(tmp_path / "a", fast(model=str(tmp_path / "small")))
 
 
