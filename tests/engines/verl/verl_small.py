@@ -3,7 +3,6 @@
 import warnings
 
 import numpy as np
-import torch
 
 from tokenizers_small import byte_level
 
@@ -105,7 +104,3 @@ def scored(config, outputs, manager=None, **row):
 def _one(value):
     """What a dataset's collate gives for one row: conversations are object arrays."""
     return np.array(value, dtype=object) if isinstance(value, list) else value
-
-
-def right_padded(rows, width):
-    return torch.tensor([[*row, *([0] * (width - len(row)))] for row in rows])

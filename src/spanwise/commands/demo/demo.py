@@ -144,9 +144,8 @@ def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
             "right at the end": curve[-1],
             "completions to 80 %": None if reached is None else reached * run.recipe.prompts * run.recipe.group_size,
             "format rate": run.summary["final"]["format_rate"],
-            "seconds of steps": run.summary[
-                "step_seconds"
-            ],  # without the warm start, which the first arm makes for both arms
+            # Without the warm start, which the first arm makes for both arms.
+            "seconds of steps": run.summary["step_seconds"],
         }
         curves[run.title] = curve
     return {"arms": figures, "curves": curves}

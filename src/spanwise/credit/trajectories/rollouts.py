@@ -262,9 +262,8 @@ def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objecti
             here_s = ~(_not_here(scores)[:, m] & value_s.isnan())
             total_j, here_j = line.totals(torch.where(here_s, value_s, 0.0)), line.added(here_s) > 0
             taken["reward_nm"][:, m] = torch.where(here_j, total_j, taken["reward_nm"][:, m])
-            failed_j = scores.status_nm[
-                line.last_with(here_s & value_s.isnan()), m
-            ]  # the sum would hide the failure of one turn
+            # The sum would hide the failure of one turn.
+            failed_j = scores.status_nm[line.last_with(here_s & value_s.isnan()), m]
             status_j = torch.where(total_j.isnan(), failed_j, int(Status.OK))
             taken["status_nm"][:, m] = torch.where(here_j, status_j, taken["status_nm"][:, m])
     outcome_jo = None

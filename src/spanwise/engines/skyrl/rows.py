@@ -75,9 +75,8 @@ class SampledRows:
         uids, size, width = [self.uids[s] for s in taken], len(taken), data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:size] > 0
         values, logp = data.get("values"), data.get("action_log_probs")
-        logp = (
-            data.get("rollout_logprobs") if logp is None else logp
-        )  # some losses start from the sampler's log-probabilities
+        # Some losses start from the sampler's log-probabilities.
+        logp = data.get("rollout_logprobs") if logp is None else logp
         left_out_n1 = ~trained_nt.any(dim=1, keepdim=True)
         steps = torch.tensor([self.trajectory_s[s] for s in taken]), torch.arange(size)
         return Batch(

@@ -124,9 +124,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         read_batch = ReadBatch(batch, reading, real, turns)
         result = self.step.finish(read_batch, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = read_batch.put(result.advantages_nt)
-        adv_nt = (
-            pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt
-        )  # rows that SkyRL left out of the loss, and its padding
+        # 0 in rows that SkyRL left out of the loss, and in its padding.
+        adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt
         metrics, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
         factor_n1 = fold_factor(
             data["loss_mask"],

@@ -44,10 +44,9 @@ class SpanRewardManager(RewardManagerBase):
         order = torch.arange(len(ids))  # the places of the outputs in their rollout
         steps = Steps(torch.zeros_like(order), order, columns.get("anchor")) if len(ids) > 1 else None
         rows = self.step.read(Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps))
-        anchor = columns.get("anchor") if rows.turns is None or rows.batch.steps is None else rows.batch.steps.anchor_s
-        anchor = (
-            anchor if "anchor_s" in self.scheme.entry.inputs else None
-        )  # other methods compare no states, whatever they are
+        anchor = None  # most methods compare no states, whatever they are
+        if "anchor_s" in self.scheme.entry.inputs:
+            anchor = columns.get("anchor") if rows.turns is None or rows.batch.steps is None else rows.batch.steps.anchor_s
         masked = all(mask is not None for mask in masks_given)
         packed = carry.pack(rows.reading, length_n, masked=masked, turns=rows.turns, anchor=anchor)
         # One number per objective of the last turn; a missing reward counts as `if_missing`.
