@@ -93,5 +93,5 @@ def test_turns_that_do_not_say_their_state_are_refused(tmp_path):
     recipe = "method: gigpo\nlayout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}]\n"
     config = config_of(tmp_path, "trainer.use_v1=False", "data.dataloader_num_workers=0", recipe=recipe)
     trainer_of(config)
-    with pytest.raises(DataError, match="no turn says its own"):
+    with pytest.raises(DataError, match="no turn names its state"):
         batch_of(manager_of(config), PROMPTS)
