@@ -64,7 +64,7 @@ def episode(one, *, step=3, group="g"):
     }  # fmt: skip
 
 
-OK, ABSENT, UNPARSABLE, _, ERROR, UNSCORED = (int(status) for status in Status)
+OK, ABSENT, UNPARSABLE, _, ERROR, UNSCORED, _ = (int(status) for status in Status)
 
 
 def verl_file(path, outputs, *, prompts=None, step=1, **columns):

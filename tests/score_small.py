@@ -3,7 +3,7 @@
 from spanwise.objective import Objective
 from spanwise.types import Status
 
-OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED = (int(status) for status in Status)
+OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED, BROKE = (int(status) for status in Status)
 
 
 def completion(answer="4", confidence="0.7"):

@@ -18,7 +18,13 @@ pytestmark = [
 
 
 def test_the_tutorials_are_there():
-    assert [page.stem for page in PAGES] == ["agent_turns", "calibrated_answers", "json_fields", "your_own_method"]
+    assert [page.stem for page in PAGES] == [
+        "a_judge",
+        "agent_turns",
+        "calibrated_answers",
+        "json_fields",
+        "your_own_method",
+    ]
 
 
 @pytest.mark.timeout(1800)

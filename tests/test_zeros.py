@@ -24,7 +24,7 @@ from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"], "c": ["z"]})
-OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED = Status
+OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED, BROKE = Status
 
 
 def reading_of(reward_nm, status_nm, length_nk, fault_n=None):

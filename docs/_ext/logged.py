@@ -40,6 +40,14 @@ CREDIT: Mapping[str, Logged] = {
         "Share of completions without this reward, because its block is missing or cannot be read, or its check failed.",
         "Above 0.5 in three batches in a row there is a warning.",
     ),
+    "credit/<objective>/broke": Logged(
+        "Share of completions that broke the check of this reward, twice, and count as wrong; only where there are any.",
+        "Above 0.1 in three batches in a row there is a warning: the policy may have learned to write what the check cannot bear.",
+    ),
+    "cost/<measure>": Logged(
+        "What a reward that asks a model has cost in this batch: requests, answers from the cache, failures, tokens, seconds.",
+        "Failures grow: the server is overloaded or down.",
+    ),
     "credit/<objective>/singletons": Logged(
         "Share of completions that have the reward and nobody to compare it with; they get 0.",
         "It is large: groups are too small for what the baseline is given.",

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from spanwise.credit.strata import group_index
 from spanwise.metric import Alarm, Metric
 from spanwise.scheme import Scheme
-from spanwise.types import Credit
+from spanwise.types import Credit, Scores, Status
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CreditedBatch:
     credit: Credit
     fault_n: Int[Tensor, " n"]
     present_nk: Bool[Tensor, "n k"]
-    reward_nm: Float[Tensor, "n m"]
+    scores: Scores
     scheme: Scheme
     group_n: Shaped[Tensor, " n"] | None = None  # prompt ids; None: no metrics of groups
 
@@ -36,7 +36,7 @@ class CreditedBatch:
         """For each objective compared in groups: which groups have only equal rewards, and which have several rewards."""
         if self.group_n is None or self.scheme.value_names:
             return {}
-        index_n, reward_nm = group_index(self.group_n).cpu(), self.reward_nm.cpu().double()
+        index_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu().double()
         shape, index_nm = (len(index_n.unique()), reward_nm.shape[1]), index_n[:, None].expand_as(reward_nm)
         low_gm, high_gm = (
             torch.full(shape, worst).double().scatter_reduce(0, index_nm, reward_nm.nan_to_num(nan=worst), end)
@@ -80,6 +80,20 @@ def _all_unanimous(batch: CreditedBatch) -> dict[str, float]:
         return {}
     same_mg, several_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))
     return {"": float(same_mg.all(dim=0)[several_mg.any(dim=0)].double().mean())}
+
+
+def _costs(batch: CreditedBatch) -> dict[str, float]:
+    """Sum what rewards measured of themselves over the batch."""
+    scores = batch.scores
+    return (
+        {} if scores.measured_nc is None else dict(zip(scores.measures, scores.measured_nc.sum(dim=0).tolist(), strict=True))
+    )
+
+
+def _broke(batch: CreditedBatch) -> dict[str, float]:
+    """Return the share of completions that broke their own check, for the objectives where there are any."""
+    broke_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
+    return {name: share for name, share in zip(batch.scores.names, broke_m.tolist(), strict=True) if share > 0}
 
 
 def _dead_strata(batch: CreditedBatch) -> dict[str, float]:
@@ -138,6 +152,15 @@ CREDIT = (
         ),
         overall=Alarm("at least", 1.0, "No completion of any training batch has the reward '{name}'."),
     ),
+    Metric(
+        "credit/<objective>/broke",
+        _broke,
+        lasting=Alarm(
+            "above", 0.1, "of the completions broke the check of '{name}' twice, and count as wrong.",
+            "The policy may have learned to write what the check cannot bear. Read some of them: `spanwise why` names them.",
+        ),
+    ),
+    Metric("cost/<measure>", _costs),
     Metric("credit/<objective>/singletons", lambda batch: _shares(batch, batch.credit.singleton_m)),
     Metric("credit/<objective>/coarser", _coarser),
     Metric("credit/<objective>/unanimous", _unanimous),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from spanwise.errors import RecipeError, check_known
 from spanwise.registry import entry_of
@@ -22,12 +22,22 @@ EARLIER, OWN = "earlier", "own"
 HIDDEN = "<hidden>"
 
 
+@runtime_checkable
+class Rubric(Protocol):
+    """A rubric as verifiers builds it: functions and their weights."""
+
+    funcs: list[Any]
+    weights: list[float]
+
+
 @dataclass(frozen=True, init=False)
 class Objective:
     """One reward, the blocks it pays, and the outcomes that its baseline is given.
 
     Args:
-        reward: the name of a built-in reward (`correct`, `brier`, ...) or a callable, see `spanwise.score.rewards`.
+        reward: the name of a built-in reward (`correct`, `brier`, ...) or a function, plain or async, as TRL, verl, verifiers or
+            inspect_ai call it, see `spanwise.score.rewards`. A rubric of verifiers becomes one objective per function.
+        key: of a function that returns a dict for each completion, the entry that is the reward. None: verl's `score`.
         pays: the blocks whose tokens this reward moves; one string is one name. `items[*]` is all blocks of that name with any
             index, `*` every block.
         each: instead of one objective, one per block that this name or pattern matches, called `<name>.<block>`. Each reads the
@@ -76,11 +86,12 @@ class Objective:
     name: str
     options: Mapping[str, Any]
     each: str | None
+    key: str | None
 
     # Written out, because an argument may be one name or a list, and the field holds a tuple.
     def __init__(
         self,
-        reward: str | Callable[..., Any],
+        reward: str | Callable[..., Any] | Rubric,
         pays: str | Sequence[str] = (),
         given: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None = None,
         baseline: BaselineName | None = None,
@@ -92,10 +103,11 @@ class Objective:
         name: str = "",
         options: Mapping[str, Any] | None = None,
         each: str | None = None,
+        key: str | None = None,
     ) -> None:
         values = {key: value for key, value in locals().items() if key != "self"}
         values |= {"pays": _several(pays), "given": _several(given), "options": {} if options is None else options}
-        values["name"] = name or (reward if isinstance(reward, str) else getattr(reward, "__name__", "reward"))
+        values["name"] = name or key or (reward if isinstance(reward, str) else getattr(reward, "__name__", "reward"))
         vars(self).update(values)
         self._check_types()
         self._check_baseline()
@@ -109,8 +121,12 @@ class Objective:
     def _check_types(self) -> None:
         rules: Mapping[str, tuple[bool, str]] = {
             "reward": (
-                isinstance(self.reward, str) or _is_plain(self.reward),
-                "write the name of a reward, or pass a function (no class, and not async)",
+                isinstance(self.reward, (str, Rubric)) or _is_function(self.reward),
+                "write the name of a reward, or pass a function (an instance, if it is a class)",
+            ),
+            "key": (
+                self.key is None or (isinstance(self.key, str) and not isinstance(self.reward, str)),
+                "a key is the name of an entry in the dict that a function of yours returns",
             ),
             "name": (isinstance(self.name, str), "a name is text"),
             "pays": (_all(self.pays, lambda x: isinstance(x, str) and x), "write names of blocks: 'pays: [solution]'"),
@@ -186,11 +202,19 @@ def _several(value: Any) -> Any:
     return tuple(value) if isinstance(value, Sequence) else value
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a function that returns its result at once: no class and not async."""
+def is_async(value: Any) -> bool:
+    """Whether a function is awaited."""
     call = getattr(value, "__call__", None)  # noqa: B004 - an instance may have an async __call__
-    waits = inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call)
-    return callable(value) and not inspect.isclass(value) and not waits
+    return inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call)
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not inspect.isclass(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a function that returns its result at once."""
+    return _is_function(value) and not is_async(value)
 
 
 def _all(values: Any, test: Callable[[Any], Any]) -> bool:

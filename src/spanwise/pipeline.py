@@ -63,7 +63,7 @@ class Reading(ByCompletion):
     def pack(self) -> Float[Tensor, "n c"]:
         """Pack scores, block lengths and faults into one float64 table, which other processes need in one gather per batch.
 
-        Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, K block lengths, 1 fault.
+        Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, C measures, K block lengths, 1 fault.
         """
         scores = self.scores
         nothing_nm = torch.full_like(scores.reward_nm, torch.nan)
@@ -73,6 +73,7 @@ class Reading(ByCompletion):
             scores.by_outcome_nmo.double().flatten(1),
             nothing_nm.double() if scores.stated_nm is None else scores.stated_nm.double(),
             *([] if scores.outcome_no is None else [scores.outcome_no.double()]),
+            *([] if scores.measured_nc is None else [scores.measured_nc]),
             self.length_nk.double(),
             self.fault_n.double()[:, None],
         ]
@@ -85,8 +86,8 @@ class Reading(ByCompletion):
         Raises:
             AlignmentError: the table was packed under another scheme.
         """
-        m, k, outcomes = len(scheme.objectives), len(scheme.layout.names), scheme.outcome_names
-        sizes = [m, m, 2 * m, m, len(outcomes), k, 1]
+        m, k, outcomes, measures = len(scheme.objectives), len(scheme.layout.names), scheme.outcome_names, scheme.measures
+        sizes = [m, m, 2 * m, m, len(outcomes), len(measures), k, 1]
         if len(table_nc) == 0:  # without a row the number of columns is unknown
             table_nc = table_nc.new_zeros(0, sum(sizes))
         if table_nc.shape[1] != sum(sizes):
@@ -94,7 +95,7 @@ class Reading(ByCompletion):
                 f"The packed table has {table_nc.shape[1]} columns and the scheme's objectives and blocks make {sum(sizes)}; "
                 f"pack and unpack with one scheme."
             )
-        value_nm, status_nm, by_outcome, stated_nm, outcome_no, length_nk, fault = table_nc.split(sizes, dim=1)
+        value_nm, status_nm, by_outcome, stated_nm, outcome_no, measured_nc, length_nk, fault = table_nc.split(sizes, dim=1)
         scores = Scores(
             scheme.names,
             value_nm,
@@ -103,6 +104,8 @@ class Reading(ByCompletion):
             outcome_names=outcomes,
             outcome_no=outcome_no if outcomes else None,
             stated_nm=stated_nm,
+            measured_nc=measured_nc if measures else None,
+            measures=measures,
         )
         return Reading(scores, length_nk.long(), fault.squeeze(1).long())
 
@@ -144,13 +147,7 @@ def read(
         >>> read(batch, Scheme.preset("grpo", Layout({"all": ["answer"]})), vocabulary).scores.reward_nm.flatten()
         tensor([1., 0.], dtype=torch.float64)
     """
-    if located is None:
-        if batch.ids_nt is None or batch.mask_nt is None:
-            raise RecipeError("This batch has no token ids and mask, so there is nothing to read; give ids_nt and mask_nt.")
-        located = find_blocks(
-            batch.ids_nt, batch.mask_nt, layout=scheme.layout, vocabulary=vocabulary, logp_nt=batch.logp_nt
-        )
-    spans, text = located
+    spans, text = locate(batch, scheme, vocabulary) if located is None else located
     scores = score_all(scheme.objectives, text, columns={**batch.columns, **batch.extras}, recorded=recorded)
     if batch.steps is not None:
         scores = keep_for_rollouts(
@@ -162,6 +159,13 @@ def read(
             scope="turn" if scheme.entry.kind == "step" else "rollout",
         )
     return Reading(scores, spans.length_nk, spans.fault_n, spans, text)
+
+
+def locate(batch: Batch, scheme: Scheme, vocabulary: Vocabulary) -> tuple[Spans, list[BlockText]]:
+    """Find the blocks of every completion; refuse a batch without token ids and mask."""
+    if batch.ids_nt is None or batch.mask_nt is None:
+        raise RecipeError("This batch has no token ids and mask, so there is nothing to read; give ids_nt and mask_nt.")
+    return find_blocks(batch.ids_nt, batch.mask_nt, layout=scheme.layout, vocabulary=vocabulary, logp_nt=batch.logp_nt)
 
 
 def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
@@ -315,7 +319,7 @@ def metrics(
         >>> logged["credit/malformed"], logged["credit/all/mean_abs"]
         (0.5, 1.0)
     """
-    batch = CreditedBatch(found, reading.fault_n, reading.present_nk, reading.scores.reward_nm, scheme, group_n)
+    batch = CreditedBatch(found, reading.fault_n, reading.present_nk, reading.scores, scheme, group_n)
     return {
         metric.key(part): value for metric in CREDIT if metric.of is not None for part, value in metric.of(batch).items()
     }

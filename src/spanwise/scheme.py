@@ -16,6 +16,7 @@ from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
 from spanwise.objective import BaselineName, Objective, function_name
 from spanwise.score import check_objectives, judge_of, written_out
+from spanwise.score.score import measures_of
 from spanwise.segment import SEGMENTERS
 
 #: The task in the `recipe.yaml` of a run that a user's script drives: the file holds the scheme (`Scheme.plain`) and no prompts.
@@ -252,6 +253,11 @@ class Scheme:
                 f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep this memory: "
                 f"a resumed run would start without it. Train with TRL or verl, or use a method without a memory."
             )
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What the rewards measure of themselves, "<objective>/<measure>"."""
+        return measures_of(self.objectives)
 
     def plain(self) -> dict[str, Any]:
         """Return the scheme as plain data for YAML; a recipe with these fields gives the same scheme."""

@@ -5,8 +5,9 @@ The engine fills in a batch before them, and puts the advantages where its train
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from spanwise.credit.spread import completed
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.errors import AlignmentError, DataError
 from spanwise.explain.remarks import Watch
-from spanwise.pipeline import Reading, advantages, credit_batch, metrics, read
+from spanwise.pipeline import Reading, advantages, credit_batch, locate, metrics, read
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
+from spanwise.score.score import await_rewards, waits
 from spanwise.segment import Vocabulary
 from spanwise.types import Credit, Spans
 
@@ -293,14 +295,33 @@ class Step:
             SpanwiseError: see `turn_rows` and `pipeline.read`.
         """
         assert self.vocabulary is not None, "a process that reads has a vocabulary"
-        completions, turns = len(batch.group_n), None
+        rows, turns = self._rows(batch)
+        read_batch = ReadBatch(rows, read(rows, self.scheme, self.vocabulary), len(batch.group_n), turns)
+        return read_batch if self.ranks is None else gathered(read_batch, self.scheme, self.ranks)
+
+    async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
+        """Read completions as `read` does, on the event loop that runs, where rewards of other batches wait as well.
+
+        Args:
+            batch: the completions.
+            in_thread: awaits a function and its arguments in a thread, for the work that does not wait.
+        """
+        assert self.vocabulary is not None, "a process that reads has a vocabulary"
+        waiting = [objective for objective in self.scheme.objectives if waits(objective)]
+        if not waiting:
+            return await in_thread(self.read, batch)
+        rows, turns = self._rows(batch)
+        located = await in_thread(locate, rows, self.scheme, self.vocabulary)
+        recorded = await await_rewards(waiting, located[1], {**rows.columns, **rows.extras})
+        rest = partial(read, rows, self.scheme, self.vocabulary, recorded=recorded, located=located)
+        return ReadBatch(rows, await in_thread(rest), len(batch.group_n), turns)
+
+    def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
+        """Return one row per turn if the scheme or the rollouts ask for it, else the completions."""
         described = batch.columns.get(TURNS)
         # A method over tokens credits a whole conversation as one sequence.
         by_turns = described is not None and self.scheme.entry.kind != "token" and all(map(says_turns, described))
-        if "steps" in self.scheme.needs or by_turns:
-            batch, turns = turn_rows(batch, self.scheme)
-        read_batch = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), completions, turns)
-        return read_batch if self.ranks is None else gathered(read_batch, self.scheme, self.ranks)
+        return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or by_turns else (batch, None)
 
     def finish(
         self,

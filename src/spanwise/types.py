@@ -11,6 +11,7 @@ from enum import IntEnum, IntFlag
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -44,7 +45,7 @@ class ByCompletion:
     def _parts(self) -> dict[str, Any]:
         """Return the fields with one row per completion: tensors, and nested tables."""
         of_n = (name for name in vars(self) if name.rpartition("_")[2].startswith("n"))
-        tensors = {name: getattr(self, name) for name in of_n if isinstance(getattr(self, name), Tensor)}
+        tensors = {name: getattr(self, name) for name in of_n if isinstance(getattr(self, name), Tensor | np.ndarray)}
         return tensors | {name: part for name, part in vars(self).items() if isinstance(part, ByCompletion)}
 
 
@@ -58,7 +59,10 @@ def join_rows(parts: Sequence[_Table]) -> _Table:
     joined = {}
     for name, first in parts[0]._parts().items():
         columns: list[Any] = [getattr(part, name) for part in parts]
-        joined[name] = join_rows(columns) if isinstance(first, ByCompletion) else torch.cat(columns)
+        if isinstance(first, np.ndarray):
+            joined[name] = np.concatenate(columns)
+        else:
+            joined[name] = join_rows(columns) if isinstance(first, ByCompletion) else torch.cat(columns)
     return replace(parts[0], **joined)
 
 
@@ -91,7 +95,7 @@ def whole_text(blocks: BlockText) -> str:
 
 
 class Status(IntEnum):
-    """Why a reward has its value, or has none. Only `OK` goes with a number; every other status goes with NaN."""
+    """Why a reward has its value, or has none. `OK` and `BROKE` go with a number; every other status goes with NaN."""
 
     OK = 0
     ABSENT = 1  # the block, or what the reward reads in it, is not there
@@ -99,6 +103,12 @@ class Status(IntEnum):
     TIMEOUT = 3  # the check was stopped at its deadline
     ERROR = 4  # the check raised or its process died
     UNSCORED = 5  # a file holds no number for it, and does not say why: no fault of the completion
+    BROKE = 6  # the completion made its own check fail, twice: it is wrong
+
+    @property
+    def has_number(self) -> bool:
+        """Whether a reward of this status is a number."""
+        return self in (Status.OK, Status.BROKE)
 
 
 class Fault(IntFlag):
@@ -225,7 +235,7 @@ class Scores(ByCompletion):
 
     Attributes:
         names: the M objective names, in order.
-        reward_nm: float64; NaN wherever `status_nm` is not `Status.OK`.
+        reward_nm: float64; NaN wherever `status_nm` is neither `Status.OK` nor `Status.BROKE`.
         status_nm: `Status` of each reward.
         by_outcome_nmo: float64; the reward the same text would have got had the outcome it is judged by been 0 (o=0) or
             1 (o=1); NaN where the reward is no known function of a binary outcome.
@@ -235,6 +245,9 @@ class Scores(ByCompletion):
             None: nobody kept it.
         unused_nm: float64; the number that came for a block which is not there, so that it is no reward; NaN elsewhere. None:
             nobody kept it (it stays in the process that scored).
+        measured_nc: float64; what rewards cost, by `measures`. None: nothing is measured.
+        measures: of its columns, "<objective>/<measure>".
+        note_nm: text; why a judge gave the reward, or why a check failed; None where nothing is said. None: nobody kept it.
 
     Raises:
         AlignmentError: names and columns of outcomes differ in number.
@@ -248,6 +261,9 @@ class Scores(ByCompletion):
     outcome_no: Float[Tensor, "n o"] | None = None
     stated_nm: Float[Tensor, "n m"] | None = None
     unused_nm: Float[Tensor, "n m"] | None = None
+    note_nm: np.ndarray | None = None
+    measured_nc: Float[Tensor, "n c"] | None = None
+    measures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         columns = 0 if self.outcome_no is None else self.outcome_no.shape[1]

@@ -70,8 +70,12 @@ class Judge:
         self.weight = weight
 
 
-async def asks_a_server(blocks):
-    return [1.0 for _ in blocks]
+async def compute_score(data_source, solution_str, ground_truth):
+    raise ConnectionError("no server")
+
+
+def two_scores(data_source, solution_str, ground_truth):
+    return {"score": 1.0, "form": 0.0}
 
 
 def misnamed(block):
@@ -131,13 +135,38 @@ CASES = [
     Case(
         "A class as a reward, not an object of it",
         lambda folder: scored(Judge),
-        "Objective 'Judge' has reward: <class ...Judge'>; write the name of a reward, or pass a function (no class, and not "
-        "async).",
+        "Objective 'Judge' has reward: <class ...Judge'>; write the name of a reward, or pass a function (an instance, if it is a "
+        "class).",
     ),
     Case(
-        "An `async def` as a reward",
-        lambda folder: scored(asks_a_server),
-        "Objective 'asks_a_server' has reward: ...; write the name of a reward, or pass a function (no class, and not async).",
+        "An `async def` reward that fails for every completion",
+        lambda folder: scored(compute_score),
+        "Objective 'compute_score': its reward function failed for all 2 completions. The first says: ConnectionError: no server. "
+        "It happened in ...test_border_rewards.py, line ...",
+    ),
+    Case(
+        "A `key` of a function that returns a list",
+        lambda folder: scored(of_blocks, key="format"),
+        "Objective 'format' has key: format, but its function returns a list for the whole batch. A key goes with a function for "
+        "one completion, such as verl's compute_score; leave it out.",
+    ),
+    Case(
+        "A `key` that the function does not return",
+        lambda folder: scored(two_scores, key="from"),
+        "Objective 'from': its reward function returned a dict; set key. There is no key 'from'. Did you mean 'form'? "
+        "Known: form, score.",
+    ),
+    Case(
+        "A function in verl's signature without the right answer",
+        lambda folder: score_all([Objective(two_scores, pays="solution")], [WHOLE], columns={}),
+        "A function in verl's signature needs the right answer, and the dataset has no column ground_truth, "
+        "reward_model.ground_truth, reward_spec.ground_truth, answer or reward_model with a ground_truth; its columns are none.",
+    ),
+    Case(
+        "`timeout` of a function that is not async",
+        lambda folder: scored(two_scores, options={"timeout": 5}),
+        "Objective 'two_scores' has timeout: 5, but its function is not async, so it runs for one completion after another and "
+        "nothing stops it. Leave timeout out, or write `async def`.",
     ),
     Case(
         'Layout({"solution": ["answer"]}, segmenter="tag")',

@@ -28,7 +28,7 @@ from spanwise.credit.spread import on_last_token, reward_streams, summed
 from spanwise.pipeline import metrics, streams
 from spanwise.types import Status
 
-OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED = (int(status) for status in Status)
+OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED, BROKE = (int(status) for status in Status)
 BLOCKS = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 PAIR = (
     Objective("correct", pays="solution"),

@@ -98,7 +98,7 @@ def test_f50_the_deadline_holds_off_the_main_thread(burst):
     """huggingface/trl#5281, Math-Verify#50, #55. The check crashed in a worker thread; the fix took its timeout away."""
 
     def check(status):
-        assert status() == Status.TIMEOUT
+        assert status() == Status.BROKE
 
     def without_a_deadline():
         threading.Event().wait(0.05)  # for as long as it takes
@@ -155,7 +155,7 @@ def test_f53_waiting_for_a_worker_is_not_the_answers_fault(burst):
     """PrimeIntellect-ai/verifiers#831. The timeout counted time in the queue: right answers scored 0 under load."""
 
     def check(statuses):
-        assert statuses == [Status.TIMEOUT, Status.OK, Status.OK, Status.OK]
+        assert statuses == [Status.BROKE, Status.OK, Status.OK, Status.OK]
 
     catches(check, burst[0], pool_that_gives_up([0, 1, 2, 3], {0}))
     assert burst[1][1:] == [1.0] * 3

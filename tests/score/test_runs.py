@@ -295,4 +295,4 @@ def test_a_verdict_that_the_code_writes_into_the_pipe_of_the_worker_is_none():
     """
     with CodeRunner(workers=1, deadline=5.0) as runner:
         forged, right = runner.check([(textwrap.dedent(code), "assert f() == 5"), ("f = lambda: 5", "assert f() == 5")])
-    assert (forged.status, right) == (Status.ERROR, Verdict(Status.OK, 1.0))
+    assert (forged.status, forged.value, right) == (Status.BROKE, 0.0, Verdict(Status.OK, 1.0))

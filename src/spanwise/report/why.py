@@ -204,7 +204,7 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
         "total": added(credit, terms) if exact and len(terms) > 1 else "",
         "terms": [
             {"objective": part.objective, "credit": shown(part.part, sign=True), "sum": equation(part),
-             "worth": _worth(row, rule, part), "note": _compared(row, rule, part)}
+             "worth": _worth(row, rule, part), "note": _compared(row, rule, part), "said": row.notes.get(part.objective) or ""}
             for part in parts if exact
         ],
         "warning": warning if parts and not exact else "",

@@ -117,6 +117,7 @@ class TokenRow:
         answer: the gold answer; None: there is none.
         stated: objective -> the number that the completion states and the reward read (a confidence).
         group: completions of one step with one number are compared; None: not known.
+        notes: objective -> why a judge gave the reward, or why a check failed; None where nothing is said.
 
     Example:
         >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
@@ -143,6 +144,7 @@ class TokenRow:
     answer: str | None = None
     stated: Mapping[str, float | None] = field(default_factory=dict)
     group: int | None = None
+    notes: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def token_rows(
@@ -209,6 +211,7 @@ def token_rows(
                 answer=None if row.get(schema.ANSWER) is None else str(row[schema.ANSWER]),
                 stated={name: row.get(schema.column("stated", name)) for name in objectives},
                 group=row.get(schema.GROUP),
+                notes={name: note for name in objectives if (note := row.get(schema.column("note", name)))},
             )
         )
     return rows

@@ -20,6 +20,7 @@ under the name of the method that made it. A run has one method, an export has t
 | `block` | list<int16> | the block of each token, by its place among the blocks, -1 for none; where blocks lie in several pieces |
 | `reward/<objective>` | double | null where there is none |
 | `status/<objective>` | string | why the reward has its value or has none: `Status` in lower case |
+| `note/<objective>` | string | why a judge gave the reward, or why a check failed; null where nothing is said |
 | `stated/<objective>` | double | the number that its text states and the reward read, as a confidence; null where there is none |
 | `values` | list<float> | what a critic expected before each token; null where it is not known |
 | `values/<stream>` | list<float> | the same of a critic with several values, by their names (`Scheme.value_names`) |
@@ -104,7 +105,7 @@ COLUMNS = {
     STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
     TOKENS: pa.list_(pa.string()), TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(),
     "start/": pa.int64(), "end/": pa.int64(), BLOCK: pa.list_(pa.int16()),
-    "reward/": pa.float64(), "status/": pa.string(), "stated/": pa.float64(),
+    "reward/": pa.float64(), "status/": pa.string(), "note/": pa.string(), "stated/": pa.float64(),
     VALUES: _NUMBERS, f"{VALUES}/": _NUMBERS, LOGP: _NUMBERS, SCORE: pa.float64(),
     "credit/": pa.float64(), "parts/": pa.list_(PART), "advantages/": _NUMBERS,
 }  # fmt: skip
@@ -265,6 +266,8 @@ def score_columns(scores: Scores) -> dict[str, Any]:
     for m, objective in enumerate(scores.names):
         columns[column("reward", objective)] = scores.reward_nm[:, m]
         columns[column("status", objective)] = [Status(value).name.lower() for value in scores.status_nm[:, m].tolist()]
+        note_n = None if scores.note_nm is None else scores.note_nm[:, m]
+        columns[column("note", objective)] = None if note_n is None or not any(note_n) else note_n.tolist()
         columns[column("stated", objective)] = None if scores.stated_nm is None else scores.stated_nm[:, m]
     return columns
 

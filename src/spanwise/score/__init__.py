@@ -2,6 +2,7 @@
 
 from spanwise.score.answers import MathVerifier, judge, shared_verifier
 from spanwise.score.fields import count, equals, json_schema, listed, near, one_of
+from spanwise.score.judges import ask_judge
 from spanwise.score.outcomes import (
     OUTCOMES,
     Outcome,
@@ -26,6 +27,7 @@ __all__ = [
     "Reward",
     "Verdict",
     "as_scores",
+    "ask_judge",
     "brier",
     "check_discrete",
     "check_objectives",

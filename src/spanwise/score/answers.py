@@ -49,6 +49,7 @@ class MathVerifier(Workers):
 
     kind = "math"
     what = "Math-Verify"
+    harmless = ("1/2", "1/2")
     advice = "Without it no answer can be compared; set verify: exact to compare text."
 
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:

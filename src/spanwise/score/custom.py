@@ -5,6 +5,8 @@ A reward has TRL's signature, or takes the blocks of each completion.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 import inspect
 import math
@@ -13,8 +15,8 @@ import random
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -35,26 +37,42 @@ from spanwise.types import whole_text
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
 #: Seconds after which a warning names a function that has not returned.
 SLOW = 60.0
+#: Where the frames between us and a user's function lie.
+_CALLERS = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__), contextlib.__file__)
 #: Types of immutable values: a list or dict of these alone is copied at once.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def called(function: partial[Any], *, what: str, text: Texts, advice: str) -> Any:
     """Call a user's function on copies of its arguments; name it if it raises or takes over a minute, and undo its side effects."""
-    guard: AbstractContextManager[None] = nullcontext()
-    if not f"{getattr(function.func, '__module__', '')}.".startswith("spanwise."):
-        function = partial(function.func, *own_copy(function.args), **own_copy(function.keywords))
-        guard = _process_kept(what, text)
-    size, advised = len(text), "Nothing stops it; set a timeout on what it waits for."
-    slow = f"{what} has been running for {SLOW:g} s on {size} completions. {advised}"
-    with guard, DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
+    guard = nullcontext() if _is_ours(function) else process_kept(what, text)
+    with guard, named_errors(what, len(text), advice):
+        return with_own_copies(function)()
+
+
+def _is_ours(function: partial[Any]) -> bool:
+    return f"{getattr(function.func, '__module__', '')}.".startswith("spanwise.")
+
+
+def with_own_copies(function: partial[Any]) -> partial[Any]:
+    """Return a call of a user's function on copies of its arguments; a call of ours as it is."""
+    if _is_ours(function):
+        return function
+    return partial(function.func, *own_copy(function.args), **own_copy(function.keywords))
+
+
+@contextmanager
+def named_errors(what: str, size: int, advice: str) -> Iterator[None]:
+    """Name the function that raises in the block, or warn of it if the block takes over a minute."""
+    slow = f"{what} has been running for {SLOW:g} s on {size} completions. Nothing stops it; set a timeout on what it waits for."
+    with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
         try:
-            return function()
+            yield
         except SpanwiseError:
             raise
         except (Exception, SystemExit) as error:  # SystemExit of a reward would look like the end of the run
             none = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
-            raise RewardError(f"{what} raised {type(error).__name__}: {error}. {advice}{none}{_place(error)}") from error
+            raise RewardError(f"{what} raised {type(error).__name__}: {error}. {advice}{none}{place_of(error)}") from error
 
 
 def own_copy(value: Any) -> Any:
@@ -93,7 +111,7 @@ _calls: Counter[int] = Counter()
 
 
 @contextmanager
-def _process_kept(what: str, text: Texts) -> Iterator[None]:
+def process_kept(what: str, text: Texts) -> Iterator[None]:
     """Undo a function's change of default dtype, gradients, a seed or the working directory, and warn of it."""
     python, legacy, state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -148,31 +166,52 @@ def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[A
     return result
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Say in which line of its own file the function failed; empty for a function without a file."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_CALLERS)]
     own_frames = [frame for frame in frames if frame.filename == frames[0].filename]
     return f" It happened in {own_frames[-1].filename}, line {own_frames[-1].lineno}." if own_frames else ""
 
 
+#: What to do about a function that raised.
+_ADVICE = "Return None for a completion that has no reward."
+
+
 def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
     """Call a user's reward function with the arguments that its parameters name, and check its result."""
-    name, what, size = objective.name, f"Objective '{objective.name}': its reward function", len(text)
+    what, function = _reward_call(objective, text, columns)
+    return _checked(called(function, what=what, text=text, advice=_ADVICE), objective, len(text))
+
+
+async def await_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
+    """Await a user's `async def` reward function in the same way; what it changes for the process is not undone here."""
+    what, function = _reward_call(objective, text, columns)
+    with named_errors(what, len(text), _ADVICE):
+        result = await with_own_copies(function)()
+    return _checked(result, objective, len(text))
+
+
+def _reward_call(objective: Objective, text: Texts, columns: Columns) -> tuple[str, partial[Any]]:
+    """Return the function's name in a sentence, and its call with the arguments that its parameters name."""
     named, takes_all = parameters_of(objective)
     # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
     offered = {**columns, **({"blocks": list(text)} if "blocks" in named else {}), **objective.options}
     for parameter, default in named.items():
         if parameter not in offered and default is inspect.Parameter.empty:
-            raise _missing(parameter, offered, name)
+            raise _missing(parameter, offered, objective.name)
     arguments = offered if takes_all else {key: value for key, value in offered.items() if key in named}
-    advice = "Return None for a completion that has no reward."
     function = partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - not the name of one
-    result = called(function, what=what, text=text, advice=advice)
+    return f"Objective '{objective.name}': its reward function", function
+
+
+def _checked(result: Any, objective: Objective, size: int) -> Reward:
+    """Return a function's result as a reward; refuse a result that holds no number or None for each completion."""
     if isinstance(result, Reward):
         return result
-    values: list[float | None] = []
+    name, values = objective.name, list[float | None]()
+    what = f"Objective '{name}': its reward function"
     for n, value in enumerate(listed_values(result, size, what=what, noun="number")):
-        number = None if value is None else _number(value)
+        number = None if value is None else as_number(value)
         if number is not None and not math.isfinite(number):
             raise RewardError(
                 f"Objective '{name}' gives completion {n} of {size} the reward {value!r}; return a finite number, or None for no "
@@ -182,7 +221,7 @@ def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
     return Reward.of(values)
 
 
-def _number(value: Any) -> float:
+def as_number(value: Any) -> float:
     """Return a number as a float; NaN for text, an array of several, 10**400."""
     try:
         return math.nan if isinstance(value, (str, bytes)) else float(value)
@@ -190,10 +229,10 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def check_reward_function(objective: Objective) -> None:
-    """Refuse a reward function that cannot be called by name, or that has no parameter for an option."""
+def check_reward_function(objective: Objective, more: Collection[str] = ()) -> None:
+    """Refuse a reward function that cannot be called by name, or that has no parameter for an option; `more` are not for it."""
     named, takes_all = parameters_of(objective)
-    lost = next((option for option in objective.options if option not in named and not takes_all), None)
+    lost = next((option for option in objective.options if option not in {*named, *more} and not takes_all), None)
     if lost is not None:
         raise RecipeError(
             f"Objective '{objective.name}' has the option '{lost}', but its reward function has no such parameter; it has "

@@ -347,6 +347,7 @@ class SchemaChecker(Workers):
 
     kind = "schema"
     what = "jsonschema"
+    harmless = ("{}", "{}")
     advice = "Without it no schema with a pattern, a $ref or uniqueItems can be checked."
 
 

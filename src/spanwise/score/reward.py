@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -32,7 +33,7 @@ class Reward(ByCompletion):
     """The rewards of N completions under one objective.
 
     Attributes:
-        value_n: float64; a finite number where `status_n` is OK, NaN everywhere else.
+        value_n: float64; a finite number where `status_n` is OK or BROKE, NaN everywhere else.
         status_n: `Status` of each reward.
         by_outcome_n2: float64; the reward the same text would get had the outcome it is judged by been 0 or 1; NaN where the
             reward is no known function of a binary outcome.
@@ -40,10 +41,12 @@ class Reward(ByCompletion):
             None where the reward reads nothing of the kind.
         unused_n: float64; the number that came for a block which is not there, so that it is no reward; NaN elsewhere. None: no
             such number.
+        note_n: text; why the reward is what it is (a judge's reason, an error), None where nothing is said. None: no notes.
+        measured_nc: float64; what each reward cost, a column for each of `BuiltIn.measures`. None: nobody measured it.
 
     Raises:
         AlignmentError: they differ in length.
-        RewardError: a value is NaN or infinite with status OK, or a number with any other status.
+        RewardError: a value is NaN or infinite with status OK or BROKE, or a number with any other status.
 
     Example:
         >>> Reward.of([1.0, None]).status_n
@@ -55,12 +58,15 @@ class Reward(ByCompletion):
     by_outcome_n2: Float[Tensor, "n 2"]
     stated_n: Float[Tensor, " n"] | None = None
     unused_n: Float[Tensor, " n"] | None = None
+    note_n: np.ndarray | None = None
+    measured_nc: Float[Tensor, "n c"] | None = None
 
     def __post_init__(self) -> None:
         for name, part in vars(self).items():
             if part is not None and len(part) != len(self.value_n):
                 raise AlignmentError(f"A reward has {len(self.value_n)} values, and its {name} has {len(part)}.")
-        wrong_n = torch.where(self.status_n == Status.OK, ~self.value_n.isfinite(), ~self.value_n.isnan())
+        number_n = (self.status_n == Status.OK) | (self.status_n == Status.BROKE)
+        wrong_n = torch.where(number_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
         if wrong_n.any():
             n = int(wrong_n.nonzero()[0])
             raise RewardError(
@@ -80,6 +86,8 @@ class Reward(ByCompletion):
             self.by_outcome_n2.masked_fill(~there_n[:, None], NAN),
             None if self.stated_n is None else self.stated_n.masked_fill(~there_n, NAN),
             self.value_n.masked_fill(there_n, NAN),
+            self.note_n,
+            self.measured_nc,
         )
 
     @staticmethod
@@ -89,14 +97,18 @@ class Reward(ByCompletion):
         status: Sequence[Status] | None = None,
         by_outcome: Sequence[tuple[float, float] | None] | None = None,
         stated: Sequence[float | None] | None = None,
+        notes: Sequence[str | None] | None = None,
+        measured: Sequence[Sequence[float]] | None = None,
     ) -> Reward:
         """Build a reward from plain lists; None means that there is no reward (`status`, ABSENT if not given).
 
         Args:
             values: one number or None per completion.
-            status: why a value is missing; read where the value is None, OK elsewhere.
+            status: why a value is missing; read where the value is None or the status is BROKE, OK elsewhere.
             by_outcome: (reward had the outcome been 0, had it been 1) or None; all None if not given.
             stated: what the text states, or None; not given where the reward reads nothing of the kind.
+            notes: why each reward is what it is, or None.
+            measured: what each reward cost.
 
         Raises:
             RewardError: a value is NaN or infinite.
@@ -110,12 +122,15 @@ class Reward(ByCompletion):
         rows = [None] * size if by_outcome is None else by_outcome
         if not size == len(reasons) == len(rows):
             raise AlignmentError(f"{size} values, {len(reasons)} statuses and {len(rows)} rows by outcome.")
-        codes = [int(reason if value is None else Status.OK) for value, reason in zip(values, reasons, strict=True)]
+        pairs = zip(values, reasons, strict=True)
+        codes = [int(reason if value is None or reason == Status.BROKE else Status.OK) for value, reason in pairs]
         return Reward(
             _numbers(values),
             torch.tensor(codes, dtype=torch.long),
             torch.tensor([(NAN, NAN) if row is None else row for row in rows], dtype=torch.float64).reshape(-1, 2),
             None if stated is None else _numbers(stated),
+            note_n=None if notes is None else as_notes(notes),
+            measured_nc=None if measured is None else torch.tensor(measured, dtype=torch.float64).reshape(size, -1),
         )
 
 
@@ -171,6 +186,13 @@ def judged(
     return Reward.of(values, status=status)
 
 
+def as_notes(notes: Sequence[str | None]) -> np.ndarray:
+    """Return one note, or None, per completion as a column of objects."""
+    note_n = np.empty(len(notes), dtype=object)
+    note_n[:] = notes
+    return note_n
+
+
 def _numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:
     return torch.tensor([NAN if value is None else float(value) for value in values], dtype=torch.float64)
 
@@ -187,6 +209,8 @@ class BuiltIn:
         blocks: the options that name a block.
         segmenters: the segmenters whose parts it understands; none: any.
         check: refuses options that cannot work (RecipeError); called before training with all of them.
+        measures: what it measures of itself for each completion (requests, tokens), summed over a batch in the log as
+            `cost/<objective>/<measure>`.
         judged_by: the option that names the objective whose reward is the outcome, see `judge_of`; None if there is none.
 
     Example:
@@ -204,6 +228,7 @@ class BuiltIn:
     tags: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     segmenters: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
     judged_by: str | None = None
     check: Callable[[Mapping[str, Any]], object] | None = None
 

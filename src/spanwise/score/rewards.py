@@ -262,6 +262,7 @@ class CodeRunner(Workers):
 
     kind = "code"
     what = "Python"
+    harmless = ("", None)
     advice = "Without it no code can be run."
 
 

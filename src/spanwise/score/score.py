@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from spanwise.errors import RecipeError, RewardError, check_known, unknown
 from spanwise.layout import Layout
-from spanwise.objective import EARLIER, HIDDEN, OWN, Objective, hidden_names
+from spanwise.objective import EARLIER, HIDDEN, OWN, Objective, Rubric, hidden_names, is_async
 from spanwise.registry import is_registered
-from spanwise.score.custom import call_reward, called, check_reward_function, parameters_of
+from spanwise.score.custom import (
+    await_reward,
+    call_reward,
+    called,
+    check_reward_function,
+    named_errors,
+    parameters_of,
+    process_kept,
+)
+from spanwise.score.event_loop import run
+from spanwise.score.foreign.verifiers import rubric_functions
+from spanwise.score.items import (
+    CALL_OPTIONS,
+    as_reward,
+    await_items,
+    call_items,
+    check_call,
+    has_part,
+    item_calls,
+    item_convention,
+    prepared,
+)
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
-from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts
+from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, as_notes
 from spanwise.types import Scores, Status
 
 #: The largest reward: squares of a batch stay finite in float64, and float32 has eight more powers of ten for weights and sums.
@@ -46,15 +69,34 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
         tensor([[ 1.0000, -0.0900]], dtype=torch.float64)
     """
     _check_order(objectives)
+    recorded = recorded or {}
+    early = _score_early([one for one in objectives if one.name not in recorded], text, columns)
     scored: dict[str, Reward] = {}
     for objective in objectives:
-        recorded_reward = (recorded or {}).get(objective.name)
+        recorded_reward = recorded.get(objective.name)
         if recorded_reward is None:
-            reward = score_one(objective, text, columns=columns, scored=scored)
+            reward = _score_one(objective, text, columns, scored, early)
         else:
             reward = taken_as_recorded(objective, recorded_reward, text, columns=columns, scored=scored)
         scored[objective.name] = reward
-    return as_scores(scored, *read_outcomes(objectives, text, columns=columns))
+    scores = as_scores(scored, *read_outcomes(objectives, text, columns=columns))
+    measures = measures_of(objectives)
+    if not measures:
+        return scores
+    tables = [_measured(scored[objective.name], len(measures_of([objective]))) for objective in objectives]
+    return replace(scores, measured_nc=torch.cat(tables, dim=1), measures=measures)
+
+
+def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
+    """Return what the rewards of objectives measure of themselves, as "<objective>/<measure>"."""
+    named = [(one.name, REWARDS.find(one.reward).measures) for one in objectives if isinstance(one.reward, str)]
+    return tuple(f"{name}/{measure}" for name, measures in named for measure in measures)
+
+
+def _measured(reward: Reward, size: int) -> Float[Tensor, "n c"]:
+    """Return what a reward measured; nothing for a recorded one."""
+    nothing_nc = torch.zeros(len(reward.value_n), size, dtype=torch.float64)
+    return nothing_nc if reward.measured_nc is None else reward.measured_nc
 
 
 def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None) -> Scores:
@@ -87,7 +129,9 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
     stated_nm, unused_nm = map(side_by_side, ("stated_n", "unused_n"))
     known_no = outcome_no if outcome_names else None
     names = tuple(outcome_names)
-    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, names, known_no, stated_nm, unused_nm)
+    notes = [as_notes([None] * len(reward_nm)) if one.note_n is None else one.note_n for one in scored.values()]
+    note_nm = np.stack(notes, axis=1) if any(one.note_n is not None for one in scored.values()) else None
+    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, names, known_no, stated_nm, unused_nm, note_nm)
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
@@ -115,6 +159,42 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
         tensor([1., nan], dtype=torch.float64)
     """
     _check_given(objective, scored)
+    return _score_one(objective, text, columns, scored, _score_early([objective], text, columns))
+
+
+def _score_one(objective: Objective, text: Texts, columns: Columns, scored: Scored, early: Scored) -> Reward:
+    """Score every completion by one objective, whose reward may have been computed early."""
+    if objective.name in early:
+        reward = early[objective.name]
+    elif isinstance(objective.reward, str):
+        what, function = _built_in_call(objective, text, columns, scored)
+        reward = called(function, what=what, text=text, advice=_ADVICE)
+    else:
+        _check_callable(objective, text)
+        reward = call_reward(objective, text, columns)
+    if len(reward.value_n) != len(text):
+        size = len(reward.value_n)
+        raise RewardError(f"Objective '{objective.name}': its reward returned {size} numbers for {len(text)} completions.")
+    return reward.only_where(_has_blocks(objective, text))
+
+
+#: What to do about a built-in reward that raised.
+_ADVICE = "Look at its options and at the columns that it reads."
+
+
+def _built_in_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[str, partial[Any]]:
+    """Return a built-in reward's name in a sentence, and its call."""
+    entry = REWARDS.find(str(objective.reward))
+    _check_callable(objective, text)
+    _check_options(objective, entry)
+    judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
+    options = {"columns": columns, "scored": scored, **objective.options, **judged}
+    what = f"Objective '{objective.name}': the reward '{objective.reward}'"
+    return what, partial(entry.function, text, pays=objective.pays, **options)
+
+
+def _check_callable(objective: Objective, text: Texts) -> None:
+    """Refuse an option that is a stand-in for a secret, and a paid block that the text does not know."""
     if secrets := hidden_names(objective.options):
         raise RecipeError(
             f"Objective '{objective.name}' has the option '{secrets[0]}' with {HIDDEN} in the place of a secret, and its reward "
@@ -122,21 +202,74 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
         )
     if text:
         _check_pays(objective, text[0])
+
+
+def waits(objective: Objective) -> bool:
+    """Return whether an objective's reward is awaited."""
+    reward = objective.reward
+    return is_async(
+        REWARDS.find(reward).function if isinstance(reward, str) else prepared(reward, item_convention(objective))
+    )
+
+
+async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
+    """Await the rewards of all objectives at once, on the loop that runs; every objective `waits`.
+
+    Args:
+        objectives: those whose rewards are awaited.
+        text, columns: see `score_all`, which takes the result as `recorded`.
+    """
+    tasks = [asyncio.ensure_future(_await_one(group, text, columns)) for group in _by_call(objectives)]
+    try:
+        rewards = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return {name: reward for group in rewards for name, reward in group.items()}
+
+
+async def _await_one(group: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
+    """Await one function for the objectives that read its results."""
+    objective = group[0]
     if isinstance(objective.reward, str):
-        entry = REWARDS.find(objective.reward)
-        _check_options(objective, entry)
-        judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
-        options = {"columns": columns, "scored": scored, **objective.options, **judged}
-        function = partial(entry.function, text, pays=objective.pays, **options)
-        advice = "Look at its options and at the columns that it reads."
-        what = f"Objective '{objective.name}': the reward '{objective.reward}'"
-        reward = called(function, what=what, text=text, advice=advice)
-    else:
-        reward = call_reward(objective, text, columns)
-    if len(reward.value_n) != len(text):
-        size = len(reward.value_n)
-        raise RewardError(f"Objective '{objective.name}': its reward returned {size} numbers for {len(text)} completions.")
-    return reward.only_where(_has_blocks(objective, text))
+        what, function = _built_in_call(objective, text, columns, {})
+        with named_errors(what, len(text), _ADVICE):
+            return {objective.name: await function()}
+    _check_callable(objective, text)
+    convention = item_convention(objective)
+    if convention is None:
+        return {objective.name: await await_reward(objective, text, columns)}
+    results = await await_items(objective, item_calls(objective, convention, text, columns))
+    return {one.name: as_reward(one, convention, results, len(text)) for one in group}
+
+
+def _score_early(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
+    """Score the objectives that are awaited, all at once, and those whose functions take one completion at a time."""
+    waiting = [objective for objective in objectives if waits(objective)]
+    rewards: dict[str, Reward] = {}
+    if waiting:
+        names = ", ".join(f"'{objective.name}'" for objective in waiting)
+        with process_kept(f"A reward function that is awaited ({names})", text):
+            rewards |= run(await_rewards(waiting, text, columns))
+    for group in _by_call([objective for objective in objectives if objective not in waiting]):
+        convention = item_convention(group[0])
+        if convention is not None:
+            _check_callable(group[0], text)
+            what = f"Objective '{group[0].name}': its reward function"
+            with process_kept(what, text), named_errors(what, len(text), _ADVICE):
+                results = call_items(item_calls(group[0], convention, text, columns))
+            rewards |= {one.name: as_reward(one, convention, results, len(text)) for one in group}
+    return rewards
+
+
+def _by_call(objectives: Sequence[Objective]) -> list[list[Objective]]:
+    """Group the objectives that read different keys of what one call of a function returns."""
+    groups: dict[Any, list[Objective]] = {}
+    for objective in objectives:
+        one_by_one = item_convention(objective) is not None
+        call = (id(objective.reward), repr(objective.options), objective.pays) if one_by_one else objective.name
+        groups.setdefault(call, []).append(objective)
+    return list(groups.values())
 
 
 def taken_as_recorded(objective: Objective, known: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
@@ -148,13 +281,13 @@ def taken_as_recorded(objective: Objective, known: Reward, text: Texts, *, colum
         left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
         omitted_n = (status_n >= int(Status.ERROR)) & left_out_n  # the completion left it out, whatever the file records
         status_n = torch.where(omitted_n, read.status_n, status_n)
-    return Reward(known.value_n, status_n, by_outcome_n2, stated_n).only_where(_has_blocks(objective, text))
+    kept = Reward(known.value_n, status_n, by_outcome_n2, stated_n, note_n=known.note_n, measured_nc=known.measured_nc)
+    return kept.only_where(_has_blocks(objective, text))
 
 
 def _has_blocks(objective: Objective, text: Texts) -> Bool[Tensor, " n"]:
     """Return the completions that have one of the blocks an objective pays."""
-    has_block = [any(blocks.get(block) is not None for block in objective.pays) for blocks in text]
-    return torch.tensor(has_block, dtype=torch.bool)
+    return torch.tensor([has_part(blocks, objective) for blocks in text], dtype=torch.bool)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
@@ -186,7 +319,8 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
                 f"have its like. Give it the outcome behind that score, '{reports[fine]}', or use baseline: group."
             )
         if not isinstance(objective.reward, str):
-            check_reward_function(objective)
+            check_reward_function(objective, CALL_OPTIONS if item_convention(objective) else ())
+            check_call(objective)
             continue
         entry = REWARDS.find(objective.reward)
         _check_options(objective, entry)
@@ -212,10 +346,21 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
         >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
         [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
     """
+    single = chain.from_iterable(_of_rubric(objective) for objective in objectives)
     plain = (
-        [_with_blocks(objective, layout)] if objective.each is None else _each(objective, layout) for objective in objectives
+        [_with_blocks(objective, layout)] if objective.each is None else _each(objective, layout) for objective in single
     )
     return tuple(chain.from_iterable(plain))
+
+
+def _of_rubric(objective: Objective) -> list[Objective]:
+    """Return an objective for each function of a rubric, weighted as there; any other objective as it is."""
+    if not isinstance(objective.reward, Rubric):
+        return [objective]
+    return [
+        replace(objective, reward=function, name=function.__name__, weight=objective.weight * weight)
+        for function, weight in rubric_functions(objective.reward)
+    ]
 
 
 def _with_blocks(objective: Objective, layout: Layout) -> Objective:
@@ -243,6 +388,8 @@ def _each(objective: Objective, layout: Layout) -> list[Objective]:
 def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
     """Return the option by which a reward names the part it reads, or a function the block."""
     if not isinstance(objective.reward, str):
+        if item_convention(objective) is not None and objective.options.get("sees") == "part":
+            return {"block": block}
         named, takes_all = parameters_of(objective)
         if "block" not in objective.options and "block" not in named and not takes_all:
             raise RecipeError(

@@ -248,6 +248,8 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
     """Return the reply to one request; an exception becomes an `error` entry."""
     try:
         value = check(*request, **limits)
+    except MemoryError:
+        os._exit(1)  # the answer has used up what a check may take: it broke this process
     except Exception as error:
         return json.dumps({"error": f"{type(error).__name__}: {error}"[:300]})
     return json.dumps({"error": "the gold answer cannot be read as mathematics"} if value is None else {"value": value})

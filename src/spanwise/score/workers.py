@@ -34,8 +34,8 @@ _START_SECONDS = 120.0
 #: How often a start is tried before the request fails, and the pause between two tries.
 _STARTS = 3
 _PAUSE_SECONDS = 0.5
-#: Signals of a system without memory and of users who end processes: the answer has not caused them.
-_FROM_OUTSIDE = (-9, -15)
+#: Held while a check is repeated whose process died: two that need much memory do not meet again.
+_ALONE = threading.Lock()
 #: A request to a worker.
 Request = tuple[str | None, ...]
 #: Seconds of processor time that a check may take.
@@ -91,7 +91,7 @@ DEADLINES = Deadlines()
 
 
 class Verdict(NamedTuple):
-    """The verdict of one check: 1.0 or 0.0 with status OK, NaN with any other status and the reason in `why`.
+    """The verdict of one check: 1.0 or 0.0 with status OK, 0.0 with BROKE, NaN with any other status; the reason in `why`.
 
     Example:
         >>> Verdict(Status.OK, 1.0).value
@@ -110,15 +110,32 @@ class Verdict(NamedTuple):
 class Worker:
     """One worker process, started on first use and again after every kill."""
 
-    def __init__(self, kind: str, what: str, deadline: float, memory: int) -> None:
-        self.what, self.deadline = what, deadline
+    def __init__(self, kind: str, what: str, harmless: Request, deadline: float, memory: int) -> None:
+        self.what, self.harmless, self.deadline = what, harmless, deadline
         self.patience = 4 * deadline + 10.0  # by the clock: workers may share a core
         self.command = [kind, str(deadline), str(self.patience + 5.0), str(memory)]
         self.process: subprocess.Popen[str] | None = None
-        self.started = self.failed = False
+        self.started = self.failed = self.answered = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """Return the verdict, and whether the answer itself caused it, so that it would be the same again."""
+        """Return the verdict, and whether it would be the same again.
+
+        A check that hangs or dies is repeated in a fresh process. If it fails again where a harmless check succeeds, the answer
+        itself broke it: then it is wrong.
+        """
+        verdict, failed = self._check_once(request)
+        if failed:
+            with _ALONE if verdict.status == Status.ERROR else contextlib.nullcontext():  # memory may be short
+                verdict, failed = self._check_once(request)
+                if failed and self._check_once(self.harmless)[0].status == Status.OK:
+                    verdict = Verdict(Status.BROKE, 0.0, f"{verdict.why}, twice")
+                elif failed:
+                    self.answered = False
+        return verdict, verdict.status.has_number or self.answered
+
+    def _check_once(self, request: Request) -> tuple[Verdict, bool]:
+        """Return the verdict, and whether the check hung, or its process died."""
+        self.answered = False
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # died while idle, for instance by the out-of-memory killer: not caused by a request
         if self.process is None and (fault := self.start()):
@@ -129,13 +146,11 @@ class Worker:
             code = self.stop()
             if late or code == -getattr(signal, "SIGPROF", 0):
                 return Verdict(Status.TIMEOUT, math.nan, f"stopped after {self.deadline:g} s"), True
-            return Verdict(
-                Status.ERROR, math.nan, f"the checking process died with exit code {code}"
-            ), code not in _FROM_OUTSIDE
-        reply = json.loads(line.removeprefix(secret))
+            return Verdict(Status.ERROR, math.nan, f"the checking process died with exit code {code}"), True
+        reply, self.answered = json.loads(line.removeprefix(secret)), True
         if "error" in reply:
-            return Verdict(Status.ERROR, math.nan, reply["error"]), True
-        return Verdict(Status.OK, float(reply["value"])), True
+            return Verdict(Status.ERROR, math.nan, reply["error"]), False
+        return Verdict(Status.OK, float(reply["value"])), False
 
     def start(self) -> str | None:
         """Start the process, several times if need be, and return the reason of a failure; after a failure try once."""
@@ -200,9 +215,11 @@ class Workers:
 
     # Verdicts of requests that hang or crash are cached too, so that each costs its deadline once. Verdicts of a process that was
     # killed from outside, or did not start, are not.
-    #: The kind of check for `worker.py`, its name in a sentence, and the advice if the workers cannot start.
+    #: The kind of check for `worker.py`, its name in a sentence, a check that succeeds unless the workers themselves are broken,
+    #: and the advice if the workers cannot start.
     kind: str
     what: str
+    harmless: Request
     advice: str
 
     def __init__(
@@ -217,7 +234,7 @@ class Workers:
             )
         self._cache: OrderedDict[Request, Verdict] = OrderedDict()
         self._cache_size = cache
-        self._workers = [Worker(self.kind, self.what, deadline, memory) for _ in range(workers)]
+        self._workers = [Worker(self.kind, self.what, self.harmless, deadline, memory) for _ in range(workers)]
         self._reset()
         _all.add(self)
 
@@ -307,7 +324,9 @@ def close() -> None:
 
 def _after_fork() -> None:
     # A forked child holds the pipes of its parent's workers and none of its threads: it must start its own.
+    global _ALONE
     DEADLINES.__init__()
+    _ALONE = threading.Lock()
     for workers in list(_all):
         for worker in workers._workers:
             if worker.process is not None:

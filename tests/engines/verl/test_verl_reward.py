@@ -2,10 +2,12 @@
 
 import asyncio
 import math
+import sys
+import time
 
 import numpy as np
 import pytest
-from verl_small import TEXT, config_of, manager_of, outputs_of, scored
+from verl_small import TEXT, config_of, manager_of, outputs_of, scored, scoring
 
 from spanwise import DataError, RecipeError, Status
 from spanwise.engines.verl import carry
@@ -184,3 +186,34 @@ def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
     reading = carry.unpack([packed, packed], manager.scheme, 80, [0, 1]).reading
     assert reading.scores.status_nm[:, 0].tolist() == [Status.ABSENT, Status.OK]
     assert reading.scores.reward_nm[1, 0] == 1.0
+
+
+def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypatch):
+    """More requests in flight than reward workers have threads, and each worker its share of `max_concurrent`."""
+    (tmp_path / "waiting.py").write_text(
+        "import asyncio\nnow = most = 0\n\n"
+        "async def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    global now, most\n    now += 1\n    most = max(most, now)\n    await asyncio.sleep(0.2)\n    now -= 1\n"
+        "    return {'score': float('<answer>4<' in solution_str), 'length': len(solution_str)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    entries = "".join(
+        f"  - {{reward: waiting.py:compute_score, key: {key}, pays: [all], options: {{max_concurrent: 48}}}}\n"
+        for key in ("score", "length")
+    )
+    config = config_of(tmp_path, recipe=f"layout: {{all: [answer]}}\nmethod: gdpo\nobjectives:\n{entries}per: completion\n")
+    prepare(config)
+    manager = manager_of(config)
+    texts = [TEXT.format(4 if n % 2 else 5, 0.9) for n in range(30)]
+    started = time.monotonic()
+
+    async def all_at_once():
+        await asyncio.gather(*[scoring(manager, outputs) for outputs in rollouts])
+
+    rollouts = [outputs_of(manager.tokenizer, [text]) for text in texts]
+    manager.loop.run_until_complete(all_at_once())
+    infos = [info_of(outputs[-1]) for outputs in rollouts]
+    assert [info["score"] for info in infos] == [float(n % 2) for n in range(30)]
+    assert infos[0]["length"] == len(texts[0])
+    assert sys.modules["waiting.py"].most == 6  # 48 requests of 8 workers
+    assert time.monotonic() - started < 0.2 * 30 / 2

@@ -89,16 +89,20 @@ def outputs_of(tokenizer, turns, masks=None, **extra):
 
 def scored(config, outputs, manager=None, **row):
     """verl's own `AgentLoopWorker._compute_score` on the outputs of one rollout."""
+    manager = manager or manager_of(config)
+    manager.loop.run_until_complete(scoring(manager, outputs, **row))
+    return outputs
+
+
+async def scoring(manager, outputs, **row):
+    """The same on a loop that runs."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
-    manager = manager or manager_of(config)
     worker = AgentLoopWorker.__new__(AgentLoopWorker)
     worker.reward_loop_worker_handles = [Handle(manager)]
     worker.processor, worker.mm_processor_kwargs = None, {}
     fields = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}, "raw_prompt": "2+2", **row}
-    kwargs = {name: _one(value) for name, value in fields.items()}
-    manager.loop.run_until_complete(worker._compute_score(outputs, kwargs=kwargs))
-    return outputs
+    await worker._compute_score(outputs, kwargs={name: _one(value) for name, value in fields.items()})
 
 
 def _one(value):

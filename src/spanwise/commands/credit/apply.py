@@ -166,9 +166,11 @@ def _scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Sc
     rewards: dict[str, Reward] = {}
     for name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = readings[name].scores
-        tables = (scores.reward_nm, scores.status_nm, scores.by_outcome_nmo, scores.stated_nm)
+        tables = {"value_n": scores.reward_nm, "status_n": scores.status_nm, "by_outcome_n2": scores.by_outcome_nmo,
+                  "stated_n": scores.stated_nm, "note_n": scores.note_nm}  # fmt: skip
         for m, objective in enumerate(scores.names):
-            rewards.setdefault(objective, Reward(*(table[:, m] for table in tables if table is not None)))
+            column: dict[str, Any] = {name: table[:, m] for name, table in tables.items() if table is not None}
+            rewards.setdefault(objective, Reward(**column))
     if not rewards:  # only the recorded credit is shown
         return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
     return as_scores(rewards)

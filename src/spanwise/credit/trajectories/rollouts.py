@@ -254,7 +254,7 @@ def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objecti
     """Return one row per rollout: the last turn that has the reward, or with `add_turns` the sum of turns' rewards."""
     rows_jm = torch.stack([line.last_with(~gone_s) for gone_s in _not_here(scores).T], dim=1)
     columns = torch.arange(len(objectives), device=rows_jm.device)
-    taken = {name: table[rows_jm, columns] for name, table in _tables(scores).items()}
+    taken: dict[str, Any] = {name: table[rows_jm, columns] for name, table in _tables(scores).items()}
     whole_sm = completed(scores, objectives)
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":

@@ -27,8 +27,9 @@ from spanwise.batch import Batch
 from spanwise.engines.checkpoints import MANIFEST, read_manifest, restore_estimator, whole_checkpoint, write_manifest
 from spanwise.engines.shared import reward_means
 from spanwise.engines.trl import config, fold
+from spanwise.engines.trl.environment import environment_rewards, taken_from
 from spanwise.engines.trl.keeping import Keeping, few_in, log_credit
-from spanwise.errors import DataError, refuse
+from spanwise.errors import DataError
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences, sequences
@@ -143,13 +144,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             processing_class=processing_class,
             **options,
         )
-        environments = ", ".join(self.reward_func_names[len(scheme.objectives) :])
-        refuse(
-            {
-                f"The environment {environments} has a get_reward method, and no block is paid by it. Rename the method and call "
-                "it from an objective: a reward function gets the environments as its argument 'environments'.": environments
-            }
-        )
+        self._environment_rewards = taken_from(self, scheme.objectives)
         if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
             template = bool(getattr(self.processing_class, "chat_template", None))
             config.check_prompts(train_dataset["prompt"], template=template)
@@ -277,6 +272,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         started, columns = time.perf_counter(), self._told
         extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
+        if self._environment_rewards:
+            columns["environment"] = environment_rewards(self._environment_rewards, extras["environments"])
         # TRL puts the completions of a prompt together, and those of a process.
         count, size = len(completion_ids_list), self.num_generations if self.model.training else self.num_generations_eval
         group_n = (self.accelerator.process_index * count + torch.arange(count)) // size

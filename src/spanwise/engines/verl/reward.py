@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +17,8 @@ from spanwise.credit.spread import completed
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import scheme_in
-from spanwise.step import Step
+from spanwise.score.items import shared_by
+from spanwise.step import ReadBatch, Step
 
 
 class SpanRewardManager(RewardManagerBase):
@@ -29,11 +31,18 @@ class SpanRewardManager(RewardManagerBase):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score one rollout, whose outputs are the rows of `data`."""
-        return await self.loop.run_in_executor(self._thread, self.scored, data)
+        """Score one rollout, whose outputs are the rows of `data`; what waits for a server shares the loop with other rollouts."""
 
-    def scored(self, data: Any) -> dict[str, Any]:
-        """Score one rollout without the event loop; returns the same as `run_single`."""
+        def in_thread(function: Any, *arguments: Any) -> Any:
+            return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+        batch, length_n, masked = await in_thread(self._batch, data)
+        with shared_by(int(self.config.reward.num_workers)):
+            rows = await self.step.read_waiting(batch, in_thread)
+        return await in_thread(self._packed, rows, batch, length_n, masked)
+
+    def _batch(self, data: Any) -> tuple[Batch, list[int], bool]:
+        """Return the outputs of a rollout as a batch, their lengths, and whether all of them say which tokens were sampled."""
         ids_nt = data.batch["responses"]
         length_n = data.batch["attention_mask"][:, -ids_nt.shape[1] :].sum(dim=1).tolist()
         fields = [data[n].non_tensor_batch for n in range(len(data))]
@@ -43,11 +52,16 @@ class SpanRewardManager(RewardManagerBase):
         columns = self._columns(fields, ids)
         order = torch.arange(len(ids))  # the places of the outputs in their rollout
         steps = Steps(torch.zeros_like(order), order, columns.get("anchor")) if len(ids) > 1 else None
-        rows = self.step.read(Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps))
+        batch = Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps)
+        return batch, length_n, all(mask is not None for mask in masks_given)
+
+    def _packed(self, rows: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
+        """Pack what was read, with one number per objective for verl's own metrics."""
         anchor = None  # most methods compare no states, whatever they are
         if "anchor_s" in self.scheme.entry.inputs:
-            anchor = columns.get("anchor") if rows.turns is None or rows.batch.steps is None else rows.batch.steps.anchor_s
-        masked = all(mask is not None for mask in masks_given)
+            anchor = batch.columns.get("anchor")
+            if rows.turns is not None and rows.batch.steps is not None:
+                anchor = rows.batch.steps.anchor_s
         packed = carry.pack(rows.reading, length_n, masked=masked, turns=rows.turns, anchor=anchor)
         # One number per objective of the last turn; a missing reward counts as `if_missing`.
         objectives, names = self.scheme.objectives, self.scheme.names

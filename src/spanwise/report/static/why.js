@@ -108,6 +108,7 @@ window.spanwiseWhy = ({ view, data, make, show, decode, rewards, outcomes, hints
       else line.append(hinted(make("span", "token-credit", each.credit), `what ${each.objective} credits the block with`));
       const parts = [each.worth && make("span", "token-worth", `where ${each.worth}`), note(each.note)].filter(Boolean);
       line.append(...parts.flatMap((part) => [" · ", part]));
+      if (each.said) line.append(" · ", show(make("q", "token-said"), each.said));
       box.append(line);
     }
     if (found.share) box.append(make("p", "token-share", term("token share"), " ", show(make("span"), found.share)));

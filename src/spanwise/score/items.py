@@ -1,0 +1,241 @@
+"""Call reward functions that judge one completion at a time, one after another or many at once.
+
+Of one completion whose call fails, the reward is an ERROR or a TIMEOUT; if all calls fail, the run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known
+from spanwise.objective import Objective, is_async, is_number
+from spanwise.score.custom import as_number, own_copy, parameters_of, place_of
+from spanwise.score.foreign import Convention, Item, convention_of
+from spanwise.score.reward import Columns, Reward, Texts
+from spanwise.types import BlockText, Status, whole_text
+
+#: Options of an objective that say how its function is called; the function gets all others.
+CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 600.0, "max_concurrent": 64}
+_END = re.compile(r"<\|[^<>|\n]{1,64}\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\n]{1,64}\uff5c>")
+_SEMAPHORES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
+#: Across how many processes the requests of a run are shared.
+_SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
+
+
+@contextmanager
+def shared_by(processes: int) -> Iterator[None]:
+    """Let each of several processes send its share of `max_concurrent` requests while the block lasts."""
+    token = _SHARERS.set(processes)
+    try:
+        yield
+    finally:
+        _SHARERS.reset(token)
+
+
+def own_share(max_concurrent: int) -> int:
+    """Return how many requests this process may have in flight; the processes of a training share the number."""
+    sharers = _SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1"))
+    return max(1, -(-max_concurrent // sharers))
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """What became of one call: a result, or why there is none."""
+
+    value: Any = None
+    status: Status = Status.OK
+    error: BaseException | None = None
+
+
+def semaphore(key: object, limit: int) -> asyncio.Semaphore:
+    """Return the semaphore of this loop for one function or server, which batches in flight at a time share."""
+    of_loop = _SEMAPHORES.setdefault(asyncio.get_running_loop(), {})
+    return of_loop.setdefault((key, limit), asyncio.Semaphore(limit))
+
+
+async def gathered(
+    calls: Sequence[Callable[[], Awaitable[Any]]], free: asyncio.Semaphore, timeout: float
+) -> list[CallResult]:
+    """Await all calls, as many at a time as the semaphore lets through; each has `timeout` seconds once it has begun."""
+
+    async def one(call: Callable[[], Awaitable[Any]]) -> CallResult:
+        async with free:
+            try:
+                return CallResult(await asyncio.wait_for(call(), timeout))
+            except SpanwiseError:
+                raise
+            except TimeoutError as error:
+                return CallResult(status=Status.TIMEOUT, error=error)
+            except Exception as error:
+                return CallResult(status=Status.ERROR, error=error)
+
+    tasks = [asyncio.ensure_future(one(call)) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:  # after an error of ours, or Ctrl-C, nothing stays in flight
+        for task in tasks:
+            task.cancel()
+
+
+def without_end(text: str) -> str:
+    """Return a text without the tokens that end a sequence: other libraries decode without them.
+
+    >>> without_end("so 4<|im_end|><|endoftext|>"), without_end("a <|b|> c</s>")
+    ('so 4', 'a <|b|> c')
+    """
+    end = len(text)
+    while (start := text.rfind("<", 0, end)) >= 0 and _END.fullmatch(text, start, end):
+        end = start
+    return text[:end]
+
+
+def part_seen(blocks: BlockText, objective: Objective) -> str:
+    """Return the text of the block that the option `block` names, else of all paid blocks."""
+    own = objective.options.get("block")
+    parts = (blocks.get(name) for name in ([own] if own else objective.pays))
+    return without_end("".join(part[""] or "" for part in parts if part is not None))
+
+
+def has_part(blocks: BlockText, objective: Objective) -> bool:
+    """Return whether the completion has one of the blocks that the objective pays."""
+    return any(blocks.get(name) is not None for name in objective.pays)
+
+
+def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
+    """Return the cells of each completion by column; other entries are the trainer's and stay out."""
+    tables = {
+        name: values for name, values in columns.items() if hasattr(values, "__getitem__") and hasattr(values, "__len__")
+    }
+    fitting = {
+        name: values for name, values in tables.items() if not isinstance(values, (str, Mapping)) and len(values) == size
+    }
+    return [{name: values[n] for name, values in fitting.items()} for n in range(size)]
+
+
+def item_convention(objective: Objective) -> Convention | None:
+    """Return how an objective's function for one completion is called; None for any other reward."""
+    if isinstance(objective.reward, str):
+        return None
+    named, _ = parameters_of(objective)
+    return convention_of(objective.reward, frozenset(named))
+
+
+def prepared(function: Any, convention: Convention | None) -> Any:
+    """Return what is called: an inspect_ai scorer is made by its factory, everything else is itself."""
+    return function if convention is None else convention.prepare(function)
+
+
+def check_call(objective: Objective) -> None:
+    """Refuse call options that cannot work, and a key where the function returns one number for each completion."""
+    options = objective.options
+    if item_convention(objective) is None:
+        if objective.key is not None:
+            raise RecipeError(
+                f"Objective '{objective.name}' has key: {objective.key}, but its function returns a list for the whole batch. A "
+                f"key goes with a function for one completion, such as verl's compute_score; leave it out."
+            )
+        return
+    check_known(
+        f"value of the option 'sees' of objective '{objective.name}'", options.get("sees", "whole"), ("whole", "part")
+    )
+    for name in ("timeout", "max_concurrent"):
+        value = options.get(name, CALL_OPTIONS[name])
+        whole = name == "max_concurrent"
+        if not is_number(value) or value <= 0 or (whole and not isinstance(value, int)):
+            kind = "a whole number" if whole else "a number of seconds"
+            raise RecipeError(f"Objective '{objective.name}' has {name}: {value!r}; write {kind} above 0.")
+        if name in options and not is_async(prepared(objective.reward, item_convention(objective))):
+            raise RecipeError(
+                f"Objective '{objective.name}' has {name}: {value!r}, but its function is not async, so it runs for one completion "
+                f"after another and nothing stops it. Leave {name} out, or write `async def`."
+            )
+
+
+def item_calls(objective: Objective, convention: Convention, text: Texts, columns: Columns) -> dict[int, Callable[[], Any]]:
+    """Return the call for each completion that has a paid block."""
+    named, takes_all = parameters_of(objective)
+    function = prepared(objective.reward, convention)
+    names = frozenset(named) if function is objective.reward else frozenset(inspect.signature(function).parameters)
+    further = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
+    part = objective.options.get("sees", CALL_OPTIONS["sees"]) == "part"
+    calls: dict[int, Callable[[], Any]] = {}
+    for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
+        if has_part(blocks, objective):
+            seen = part_seen(blocks, objective) if part else without_end(whole_text(blocks))
+            offered = convention.arguments(Item(seen, row)) | further
+            missing = [name for name in names - offered.keys() if named.get(name) is inspect.Parameter.empty]
+            if missing:
+                known = ", ".join(sorted(row)) or "none"
+                raise DataError(f"Objective '{objective.name}' needs the column '{missing[0]}'; the dataset has {known}.")
+            taken = offered if takes_all else {name: value for name, value in offered.items() if name in names}
+            calls[n] = partial(function, **own_copy(taken))
+    return calls
+
+
+def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
+    """Call a plain function for one completion after another."""
+    results: dict[int, CallResult] = {}
+    for n, call in calls.items():
+        try:
+            results[n] = CallResult(call())
+        except SpanwiseError:
+            raise
+        except (Exception, SystemExit) as error:
+            results[n] = CallResult(status=Status.ERROR, error=error)
+    return results
+
+
+async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
+    """Await an asynchronous function for many completions at once, within the objective's limits."""
+    limits = {**CALL_OPTIONS, **objective.options}
+    free = semaphore(id(objective.reward), own_share(limits["max_concurrent"]))
+    return dict(zip(calls, await gathered(list(calls.values()), free, limits["timeout"]), strict=True))
+
+
+def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
+    """Return the rewards of all completions from the results of their calls; end the run if every one of several failed."""
+    who = f"Objective '{objective.name}': its reward function"
+    refuse_if_all_failed(results, who)
+    values: list[float | None] = [None] * size
+    status, notes = [Status.ABSENT] * size, list[str | None]([None] * size)
+    for n, result in results.items():
+        if result.error is not None:
+            status[n], notes[n] = result.status, failure_of(result)
+            continue
+        value, notes[n] = convention.number(result.value, objective.key, who)
+        values[n] = None if value is None else as_number(value)
+        if values[n] is not None and not is_number(values[n]):
+            raise RewardError(
+                f"{who} gives completion {n} of {size} the reward {value!r:.60}; return a finite number or None."
+            )
+    return Reward.of(values, status=status, notes=notes)
+
+
+def failure_of(result: CallResult) -> str:
+    """Say why a call gave no result."""
+    if result.status == Status.TIMEOUT:
+        return "no answer in time"
+    sort = type(result.error)
+    named = "" if sort.__module__.startswith("spanwise.") else f"{sort.__name__}: "
+    return f"{named}{result.error}"[:300]
+
+
+def refuse_if_all_failed(results: Mapping[int, CallResult], who: str) -> None:
+    """Raise RewardError if every one of several calls failed: then the fault lies in the function, and not in a completion."""
+    failed = [result for result in results.values() if result.error is not None]
+    if len(failed) > 1 and len(failed) == len(results):
+        first = failed[0]
+        place = place_of(first.error) if first.error is not None else ""
+        raise RewardError(
+            f"{who} failed for all {len(failed)} completions. The first says: {failure_of(first)}.{place}"
+        ) from first.error

@@ -1,0 +1,275 @@
+"""The reward `judge`: a model behind an HTTP endpoint reads one part of a completion and chooses a word, which has a number."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from itertools import cycle
+from typing import Any
+
+from spanwise.errors import RecipeError, RewardError, check_known
+from spanwise.objective import is_number
+from spanwise.registry import register
+from spanwise.score.items import CallResult, failure_of, gathered, own_share, rows_of, semaphore, without_end
+from spanwise.score.judges.cache import Cache, digest
+from spanwise.score.judges.prompt import Prompt
+from spanwise.score.judges.verdict import Judgement, asked_for, form_of, read_verdict
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
+from spanwise.types import BlockText, Status, whole_text
+
+CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
+#: What a judge costs, one number per completion: requests that were sent, answers from the cache, failures, tokens, seconds.
+MEASURES = ("calls", "cached", "failed", "tokens", "seconds")
+_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
+#: Connections of one client: its pool looks at all of them for each request.
+_CONNECTIONS = 8
+#: The servers that have answered: one that falls silent later costs its questions, and not the run.
+_answered: set[Any] = set()
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    if not isinstance(options["model"], str) or not options["model"]:
+        raise RecipeError(
+            "The reward 'judge' asks no model; name it as the server does: options: {model: NAME, base_url: URL}."
+        )
+    choices = options["choices"]
+    if not isinstance(choices, Mapping) or len(choices) < 2 or not all(map(is_number, choices.values())):
+        raise RecipeError(
+            f"The judge's choices are {choices!r}; write two or more words with their numbers: {{no: 0, yes: 1}}."
+        )
+    lowered = [str(name).lower() for name in choices]
+    if not all(isinstance(name, str) and name.strip() for name in choices) or len(set(lowered)) < len(lowered):
+        raise RecipeError(
+            f"The judge's choices are {list(choices)}; write different words, in quotes where YAML reads no or yes."
+        )
+    check_known("value of the judge's option 'constrain'", options["constrain"], ("schema", "choice", "none"))
+    for name, least in (("max_concurrent", 1), ("retries", 0), ("max_tokens", 1)):
+        if not isinstance(options[name], int) or isinstance(options[name], bool) or options[name] < least:
+            raise RecipeError(f"The judge's option '{name}' is {options[name]!r}; write a whole number of at least {least}.")
+    for name in ("timeout", "deadline"):
+        if not is_number(options[name]) or options[name] <= 0:
+            raise RecipeError(f"The judge's option '{name}' is {options[name]!r}; write a number of seconds above 0.")
+    if find_spec("openai") is None:
+        raise RecipeError("The reward 'judge' asks through the package openai: install 'spanwise[judge]'.")
+    if options["base_url"] is None and not os.environ.get(options["key"]):
+        raise RecipeError(
+            f"The judge has no key: set the environment variable {options['key']}, or name another with key: NAME. A server of "
+            f"your own needs none: set base_url."
+        )
+    Prompt.of(options["prompt"]).check()
+
+
+@register("judge", kind="reward", check=_check, measures=MEASURES)
+async def ask_judge(
+    text: Texts,
+    *,
+    pays: Pays,
+    columns: Columns,
+    scored: Scored,
+    model: str = "",
+    base_url: str | None = None,
+    prompt: str | None = None,
+    criterion: str = "",
+    choices: Mapping[str, float | int] = CHOICES,
+    reasons: bool = True,
+    expected: bool = False,
+    constrain: str = "schema",
+    block: str | None = None,
+    max_concurrent: int = 64,
+    timeout: float | int = 60.0,
+    retries: int = 6,
+    deadline: float | int = 600.0,
+    temperature: float | int = 0.0,
+    max_tokens: int = 512,
+    cache: str | None = None,
+    key: str = "OPENAI_API_KEY",
+) -> Reward:
+    """The number of the choice that a model makes about a part of the completion.
+
+    Rule: each completion with a paid block is one question, asked through the chat completions API; equal questions are asked once.
+    No paid block: ABSENT. No answer before `deadline`: TIMEOUT. Any other failure, a reply without one of the choices
+    among them: ERROR, with the reason as its note. A failure is never 0. What the completion says stands in a fence that it cannot
+    close (`spanwise.score.judges.prompt`).
+
+    Args:
+        text, pays, columns, scored: see `spanwise.score.rewards`.
+        model: as the server calls it.
+        base_url: of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; None: OpenAI's own.
+        prompt: a file with a Jinja template, or a template; it sees question, completion, part, name, criterion and the dataset's
+            columns. None: `spanwise.score.judges.prompt.DEFAULT`.
+        criterion: what is asked about the part.
+        choices: word -> number.
+        reasons: ask for a sentence of evidence before the verdict; it stands beside the part in the token view.
+        expected: the mean of the numbers under the probabilities of the choices, in place of the number of the word.
+        constrain: "schema": the server writes JSON by a schema; "choice": one of the words and no reason (vLLM's structured
+            outputs); "none": it writes what it likes, and the verdict is looked for.
+        block: the block that is the part; None: all paid blocks. With `each` it is each block in turn.
+        max_concurrent: requests in flight, shared by all processes of a training.
+        timeout: seconds for one request; `retries` more follow with growing pauses, or when the server says (Retry-After).
+        deadline: seconds for one question, with its retries.
+        temperature, max_tokens: of the judge's sampling.
+        cache: a file that keeps verdicts, shared by runs and processes.
+        key: the environment variable that holds the server's key, which is written nowhere.
+
+    Raises:
+        RecipeError: options that cannot work.
+        DataError: the template names a column that is not there.
+        RewardError: the server refuses the key or the model, has never answered, or all of several questions failed.
+
+    Source: chat completions as OpenAI and vLLM serve them.
+    """
+    ask = _Questions(
+        template := Prompt.of(prompt), criterion, dict(choices), reasons, expected, constrain, model, temperature, max_tokens
+    )
+    template.check_columns(columns)
+    questions: dict[int, str] = {}
+    requests: dict[str, dict[str, Any]] = {}
+    for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
+        names = [name for name in pays if blocks.get(name) is not None]
+        if names:
+            request = ask.request(blocks, row, [block] if block else names)
+            requests.setdefault(digest(request), request)
+            questions[n] = digest(request)
+    kept = None if cache is None else opened(cache, ask.digest)
+    answers: dict[str, Judgement] = {}
+    if kept is not None:
+        answers = {name: Judgement(*row) for name, row in kept.get(requests).items()}
+    known, asked = frozenset(answers), [name for name in requests if name not in answers]
+    limit, seconds = own_share(max_concurrent), dict[str, float]()
+    clients = cycle(_clients_of(base_url, key, timeout, retries, -(-limit // _CONNECTIONS)))
+
+    async def one(name: str) -> Judgement:
+        started = time.monotonic()
+        try:
+            answer = await ask.judgement(next(clients), requests[name], base_url)
+        finally:
+            seconds[name] = time.monotonic() - started
+        if kept is not None:
+            kept.put(name, answer.value, answer.reason, answer.tokens)
+        return answer
+
+    free = semaphore((base_url, model), limit)
+    outcomes = dict(zip(asked, await gathered([partial(one, name) for name in asked], free, deadline), strict=True))
+    failed = {name: outcome for name, outcome in outcomes.items() if outcome.error is not None}
+    if len(failed) > 1 and len(failed) == len(requests):
+        first = next(iter(failed.values()))
+        raise RewardError(
+            f"The judge failed for all {len(failed)} questions. The first: {failure_of(first)}."
+        ) from first.error
+    answers |= {name: outcome.value for name, outcome in outcomes.items() if outcome.error is None}
+    return _as_reward(len(text), questions, answers, failed, known, seconds)
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """How a question is put: all that two runs must share for a verdict of one to be true in the other."""
+
+    template: Prompt
+    criterion: str
+    choices: dict[str, float | int]
+    reasons: bool
+    expected: bool
+    constrain: str
+    model: str
+    temperature: float
+    max_tokens: int
+
+    @property
+    def digest(self) -> str:
+        return digest({**vars(self), "template": self.template.source})
+
+    def request(self, blocks: BlockText, row: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+        """Return the arguments of the request about these blocks of a completion."""
+        part = without_end("".join(part[""] or "" for name in names if (part := blocks.get(name)) is not None))
+        seen = {"part": part, "row": row, "name": ", ".join(names), "criterion": self.criterion}
+        messages = self.template.messages(completion=without_end(whole_text(blocks)), **seen)
+        messages[-1]["content"] += "\n" + asked_for(list(self.choices), self.constrain, reasons=self.reasons)
+        logprobs = {"logprobs": True, "top_logprobs": 20} if self.expected else {}
+        form = form_of(list(self.choices), self.constrain, reasons=self.reasons)
+        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {"model": self.model, "messages": messages, **sampling, **logprobs, **form}
+
+    async def judgement(self, client: Any, request: dict[str, Any], base_url: str | None) -> Judgement:
+        """Send one request; end the run if the server can answer none."""
+        import openai
+
+        server = base_url or "OpenAI"
+        try:
+            # Plain JSON both ways: the client's own classes would cost more time than the rest of the request.
+            reply = await client.post("/chat/completions", cast_to=object, body=request)
+        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+            raise RewardError(
+                f"The judge '{self.model}' at {server} refuses: {_message(error)}. Look at model, base_url and key."
+            ) from error
+        except openai.APITimeoutError as error:
+            raise TimeoutError from error
+        except openai.APIConnectionError as error:
+            if server not in _answered:
+                raise RewardError(
+                    f"The judge's server {server} does not answer ({error.__cause__ or error}). Start it, or correct base_url."
+                ) from error
+            raise
+        _answered.add(server)
+        return read_verdict(reply, self.choices, expected=self.expected)
+
+
+def _as_reward(
+    size: int,
+    questions: Mapping[int, str],
+    answers: Mapping[str, Judgement],
+    failed: Mapping[str, CallResult],
+    known: frozenset[str],
+    seconds: Mapping[str, float],
+) -> Reward:
+    values, notes = list[float | None]([None] * size), list[str | None]([None] * size)
+    status = [Status.ABSENT] * size
+    table = [[0.0] * len(MEASURES) for _ in range(size)]
+    counted: set[str] = set()
+    for n, name in questions.items():
+        answer, failure = answers.get(name), failed.get(name)
+        if answer is not None:
+            values[n], notes[n] = answer.value, answer.reason
+        elif failure is not None:
+            status[n], notes[n] = failure.status, failure_of(failure)
+        if name not in counted:  # equal questions cost what one costs
+            asked = name not in known
+            tokens = answer.tokens if asked and answer is not None else 0
+            table[n] = [float(asked), float(not asked), float(failure is not None), float(tokens), seconds.get(name, 0.0)]
+        counted.add(name)
+    return Reward.of(values, status=status, notes=notes, measured=table)
+
+
+@lru_cache(maxsize=64)
+def opened(path: str, prompt: str) -> Cache:
+    """Return the open cache of a file, one for each process and way of asking."""
+    return Cache(path, prompt)
+
+
+if hasattr(os, "register_at_fork"):  # a connection of SQLite must not be used by a child
+    os.register_at_fork(after_in_child=opened.cache_clear)
+
+
+def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, count: int) -> list[Any]:
+    """Return the clients of this loop for a server."""
+    import openai
+
+    of_loop = _clients.setdefault(asyncio.get_running_loop(), {})
+    name = (base_url, key, timeout, retries, count)
+    if name not in of_loop:
+        secret = os.environ.get(key) or "none"  # a server of one's own asks for none
+        settings: dict[str, Any] = {"base_url": base_url, "api_key": secret, "timeout": timeout, "max_retries": retries}
+        of_loop[name] = [openai.AsyncOpenAI(**settings) for _ in range(count)]
+    return of_loop[name]
+
+
+def _message(error: Any) -> str:
+    """Return what the server says, without the rest of its reply."""
+    body = getattr(error, "body", None)
+    said = body.get("message") if isinstance(body, Mapping) else None
+    return str(said or getattr(error, "message", None) or error)[:300].rstrip(".")

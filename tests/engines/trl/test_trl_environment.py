@@ -1,0 +1,104 @@
+"""A TRL environment that owns its reward: `get_reward`, called by TRL's own trainer after real generations, pays a block."""
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM
+from trl.chat_template_utils import qwen3_chat_template
+
+import trl_small as small
+from spanwise import Layout, Objective, Scheme
+from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.errors import RecipeError
+from tokenizers_small import byte_level
+
+pytestmark = [*small.THIRD_PARTY, pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")]
+LAYOUT = Layout({"all": []})
+
+
+class Room:
+    """Counts the rollouts that it has been through, and pays them by their place."""
+
+    made = 0
+
+    def reset(self, **kwargs):
+        self.number = Room.made % 4
+        Room.made += 1
+
+    def look(self) -> str:
+        """Look around.
+
+        Returns:
+            What is there.
+        """
+        return "a door"
+
+    def get_reward(self):
+        return float(self.number)
+
+
+class SlowRoom(Room):
+    async def get_reward(self):
+        return float(self.number)
+
+
+def len_of(completions):
+    return [float(len(str(one))) for one in completions]
+
+
+def trainer(folder, environment, objectives):
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template = "<|im_end|>", "<|im_end|>", qwen3_chat_template
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=1024,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    args = SpanGRPOConfig(
+        str(folder),
+        num_generations=4,
+        per_device_train_batch_size=4,
+        max_steps=1,
+        max_completion_length=6,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        keep_rollouts=0,
+        report=False,
+    )
+    return SpanGRPOTrainer(
+        model,
+        args=args,
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "Go."}]}] * 4),
+        processing_class=tokenizer,
+        scheme=Scheme.preset("rloo", LAYOUT, objectives=objectives, per="completion"),
+        environment_factory=environment,
+    )
+
+
+@pytest.mark.parametrize("environment", [Room, SlowRoom])
+def test_get_reward_pays_the_blocks_of_the_objective_environment(tmp_path, environment):
+    Room.made = 0
+    run = trainer(tmp_path, environment, [Objective("environment", pays="all")])
+    run.train()
+    rewards = run.last_rollouts.reading.scores.reward_nm[:, 0].tolist()
+    assert sorted(rewards) == [0.0, 1.0, 2.0, 3.0]
+    expected = [reward - (6.0 - reward) / 3 for reward in rewards]  # minus the mean of the three others
+    assert run.last_rollouts.credit.block_nk[:, 0].tolist() == pytest.approx(expected)
+    assert run.reward_func_names == ["environment"]
+    assert run.state.log_history[0]["rewards/environment/mean"] == 1.5
+
+
+def test_get_reward_that_pays_no_block_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="Room has a get_reward"):
+        trainer(tmp_path, Room, [Objective(len_of, pays="all")])

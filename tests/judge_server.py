@@ -1,0 +1,89 @@
+"""A judge's server made with aiohttp, on a port of its own: it answers chat completions, and can be slow, broken or down."""
+
+import asyncio
+import json
+import re
+import threading
+from contextlib import contextmanager
+
+from aiohttp import web
+
+#: What a judge is shown, as the default prompt writes it.
+PART = re.compile(r"<part (\w+)>\n(.*)\n</part \1>", re.DOTALL)
+
+
+def reply(content, **more):
+    """A chat completion as OpenAI's API returns it."""
+    message = {"role": "assistant", "content": content}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", **more}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    return {"id": "x", "object": "chat.completion", "created": 0, "model": "judge", "choices": [choice], "usage": usage}
+
+
+def verdict(word, reason="it says so"):
+    return reply(json.dumps({"reason": reason, "verdict": word}))
+
+
+def part_of(request):
+    return PART.search(request["messages"][-1]["content"])[2]
+
+
+class Server:
+    """Answers by `answer(part, request, times asked)`: a dict, a `web.Response`, or None to close the connection."""
+
+    def __init__(self, answer, delay=0.0):
+        self.answer, self.delay = answer, delay
+        self.requests, self.keys, self.now, self.most = [], [], 0, 0
+        self.times = {}
+
+    async def complete(self, request):
+        body = await request.json()
+        self.requests.append(body)
+        self.keys.append(request.headers.get("Authorization"))
+        part = part_of(body)
+        self.times[part] = self.times.get(part, 0) + 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(self.delay)
+            answer = self.answer(part, body, self.times[part])
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+        finally:
+            self.now -= 1
+        if answer is None:
+            request.transport.abort()
+            return web.Response()
+        return web.json_response(answer) if isinstance(answer, dict) else answer
+
+    @contextmanager
+    def serving(self, port=0):
+        """Serve in a thread; `url` is where."""
+        loop, ready = asyncio.new_event_loop(), threading.Event()
+
+        async def start():
+            app = web.Application()
+            app.router.add_post("/v1/chat/completions", self.complete)
+            self.runner = web.AppRunner(app, shutdown_timeout=0.1)
+            await self.runner.setup()
+            site = web.TCPSite(self.runner, "127.0.0.1", port)
+            await site.start()
+            self.port = self.runner.addresses[0][1]
+            self.url = f"http://127.0.0.1:{self.port}/v1"
+            ready.set()
+
+        def serve():
+            asyncio.set_event_loop(loop)
+            loop.run_until_complete(start())
+            loop.run_forever()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert ready.wait(10)
+        try:
+            yield self
+        finally:
+            asyncio.run_coroutine_threadsafe(self.runner.cleanup(), loop).result(10)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+            loop.close()

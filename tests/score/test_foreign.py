@@ -1,0 +1,78 @@
+"""Reward functions of real libraries, as their own code calls them. Run where the library is installed."""
+
+import importlib.util
+
+import pytest
+
+from spanwise import Layout, Objective, Scheme, score_all
+
+LAYOUT = Layout({"solution": ["answer"]})
+COLUMNS = {"answer": ["4", "5", "4"], "prompt": [[{"role": "user", "content": "2+2"}]] * 3, "info": [{"size": 3}] * 3}
+TEXT = [{"solution": {"": f"<answer>{said}</answer>", "answer": said}} for said in ("4", "4", "no")]
+
+
+def rewards(reward, columns=COLUMNS, **fields):
+    scheme = Scheme("gdpo", LAYOUT, [Objective(reward, pays="solution", **fields)])
+    return scheme.objectives, score_all(scheme.objectives, TEXT, columns=columns)
+
+
+def test_verifiers_rubric_is_an_objective_per_function():
+    """`verifiers.Rubric` scores the same states to the same numbers."""
+    verifiers = pytest.importorskip("verifiers")
+    if not hasattr(verifiers, "Rubric"):
+        pytest.skip("verifiers 0.4 has no Rubric")
+    import asyncio
+
+    parser = verifiers.XMLParser(["answer"], answer_field="answer")
+
+    def correct(parser, completion, answer, **kwargs):
+        return 1.0 if parser.parse_answer(completion) == answer else 0.0
+
+    async def short(completion, info):
+        return info["size"] / len(completion[0]["content"])
+
+    rubric = verifiers.Rubric(funcs=[correct, short], weights=[1.0, 0.2], parser=parser)
+    objectives, scores = rewards(rubric)
+    assert [(one.name, one.weight) for one in objectives] == [("correct", 1.0), ("short", 0.2)]
+    for n, text in enumerate(TEXT):
+        completion = [{"role": "assistant", "content": text["solution"][""]}]
+        state = verifiers.State(
+            prompt=COLUMNS["prompt"][n], completion=completion, answer=COLUMNS["answer"][n], info={"size": 3}
+        )
+        state["task"] = "sum"
+        theirs = [asyncio.run(rubric._call_individual_reward_func(function, state)) for function in rubric.funcs]
+        assert scores.reward_nm[n].tolist() == pytest.approx(theirs)
+
+
+def test_inspect_ai_scorers_and_what_they_explain():
+    scorer = pytest.importorskip("inspect_ai.scorer")
+
+    @scorer.scorer(metrics=[scorer.mean()])
+    def lengths():
+        async def score(state, target):
+            return scorer.Score(
+                value={"said": len(state.output.completion), "right": target.text in state.output.completion}
+            )
+
+        return score
+
+    objectives, scores = rewards(scorer.includes)  # theirs: "C" or "I"
+    assert objectives[0].name == "includes"
+    assert scores.reward_nm.flatten().tolist() == [1.0, 0.0, 0.0]
+    assert scores.note_nm[0, 0] == "<answer>4</answer>"  # Score.explanation
+    assert rewards(scorer.includes())[1].reward_nm.flatten().tolist() == [1.0, 0.0, 0.0]
+    both = [Objective(lengths, pays="solution", key=key) for key in ("said", "right")]
+    assert score_all(both, TEXT, columns=COLUMNS).reward_nm[0].tolist() == [18.0, 1.0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl")
+def test_verls_own_score_of_gsm8k():
+    from verl.utils.reward_score import default_compute_score
+
+    columns = {"data_source": ["openai/gsm8k"] * 3, "reward_model": [{"ground_truth": gold} for gold in ("4", "5", "4")]}
+    text = [{"solution": {"": f"so #### {said}", "answer": None}} for said in ("4", "4", "no")]
+    objective = Objective(default_compute_score, pays="solution")
+    theirs = [
+        default_compute_score("openai/gsm8k", f"so #### {said}", gold) for said, gold in zip("44n", "454", strict=True)
+    ]
+    assert score_all([objective], text, columns=columns).reward_nm.flatten().tolist() == theirs == [1.0, 0.0, 0.0]
