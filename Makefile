@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser screenshots test test-long test-verl test-skyrl check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser screenshots test test-long test-verl test-skyrl test-foreign check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -61,6 +61,9 @@ test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an 
 
 test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; needs a Python >= 3.12
 	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl src/spanwise/engines/skyrl
+
+test-foreign: .venv-foreign/stamp  ## reward functions of verifiers and inspect_ai, called by us and by their own code; half a minute
+	.venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_rewards.py
 
 check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
 	$(BIN)/ruff check .
@@ -119,6 +122,12 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 
 .venv-skyrl/stamp: .venv-skyrl/deps.stamp pyproject.toml
 	.venv-skyrl/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	touch $@
+
+.venv-foreign/stamp: pyproject.toml  # their pins conflict with those of the test environment
+	$(PYTHON) -m venv .venv-foreign
+	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check -e ".[cli]" "verifiers==0.1.14" "inspect-ai==0.3.285" \
+	  pytest pytest-timeout pytest-xdist hypothesis beartype
 	touch $@
 
 .venv/pip.stamp:

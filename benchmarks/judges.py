@@ -1,4 +1,4 @@
-"""How long 1,000 questions to a server of 200 ms take: in files and TRL (one process), and in verl's reward workers, beside the bound.
+"""How long 1,000 questions to a server that takes 200 ms take, beside the bound, and the same again from the cache.
 
     python benchmarks/judges.py [--items 1000] [--delay 0.2] [--concurrent 64]
 
@@ -15,7 +15,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from judge_server import Server, verdict
-
 from spanwise import Objective, score_all
 
 

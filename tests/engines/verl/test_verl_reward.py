@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from verl_small import TEXT, config_of, manager_of, outputs_of, scored, scoring
 
-from spanwise import DataError, RecipeError, Status
+from spanwise import DataError, Objective, RecipeError, Status, score_all
 from spanwise.engines.verl import carry
 from spanwise.engines.verl.reward import SpanRewardManager as RewardManager
 from spanwise.engines.verl.settings import prepare, scheme_in
@@ -217,3 +217,15 @@ def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypat
     assert infos[0]["length"] == len(texts[0])
     assert sys.modules["waiting.py"].most == 6  # 48 requests of 8 workers
     assert time.monotonic() - started < 0.2 * 30 / 2
+
+
+def test_verls_own_score_of_gsm8k():
+    from verl.utils.reward_score import default_compute_score
+
+    columns = {"data_source": ["openai/gsm8k"] * 3, "reward_model": [{"ground_truth": gold} for gold in ("4", "5", "4")]}
+    text = [{"solution": {"": f"so #### {said}", "answer": None}} for said in ("4", "4", "no")]
+    objective = Objective(default_compute_score, pays="solution")
+    theirs = [
+        default_compute_score("openai/gsm8k", f"so #### {said}", gold) for said, gold in zip("44n", "454", strict=True)
+    ]
+    assert score_all([objective], text, columns=columns).reward_nm.flatten().tolist() == theirs == [1.0, 0.0, 0.0]

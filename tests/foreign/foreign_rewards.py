@@ -1,6 +1,6 @@
-"""Reward functions of real libraries, as their own code calls them. Run where the library is installed."""
+"""Reward functions of verifiers and inspect_ai, in an environment that has them: `make test-foreign`."""
 
-import importlib.util
+import asyncio
 
 import pytest
 
@@ -18,10 +18,7 @@ def rewards(reward, columns=COLUMNS, **fields):
 
 def test_verifiers_rubric_is_an_objective_per_function():
     """`verifiers.Rubric` scores the same states to the same numbers."""
-    verifiers = pytest.importorskip("verifiers")
-    if not hasattr(verifiers, "Rubric"):
-        pytest.skip("verifiers 0.4 has no Rubric")
-    import asyncio
+    import verifiers
 
     parser = verifiers.XMLParser(["answer"], answer_field="answer")
 
@@ -45,7 +42,7 @@ def test_verifiers_rubric_is_an_objective_per_function():
 
 
 def test_inspect_ai_scorers_and_what_they_explain():
-    scorer = pytest.importorskip("inspect_ai.scorer")
+    from inspect_ai import scorer
 
     @scorer.scorer(metrics=[scorer.mean()])
     def lengths():
@@ -63,16 +60,3 @@ def test_inspect_ai_scorers_and_what_they_explain():
     assert rewards(scorer.includes())[1].reward_nm.flatten().tolist() == [1.0, 0.0, 0.0]
     both = [Objective(lengths, pays="solution", key=key) for key in ("said", "right")]
     assert score_all(both, TEXT, columns=COLUMNS).reward_nm[0].tolist() == [18.0, 1.0]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="needs verl")
-def test_verls_own_score_of_gsm8k():
-    from verl.utils.reward_score import default_compute_score
-
-    columns = {"data_source": ["openai/gsm8k"] * 3, "reward_model": [{"ground_truth": gold} for gold in ("4", "5", "4")]}
-    text = [{"solution": {"": f"so #### {said}", "answer": None}} for said in ("4", "4", "no")]
-    objective = Objective(default_compute_score, pays="solution")
-    theirs = [
-        default_compute_score("openai/gsm8k", f"so #### {said}", gold) for said, gold in zip("44n", "454", strict=True)
-    ]
-    assert score_all([objective], text, columns=columns).reward_nm.flatten().tolist() == theirs == [1.0, 0.0, 0.0]
