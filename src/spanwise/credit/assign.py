@@ -141,13 +141,14 @@ def assign(
                 where = block_names, data["block_nt"], mask_nt
                 streams = reward_streams(scores, objectives, *where, values=values, dtype=dtype)
             token_nt, stop_n = _over_tokens(ask, data, streams, stop_n)
-            inside_knt = [data["block_nt"] == k for k in range(len(block_names))]
+            in_block_knt = [data["block_nt"] == k for k in range(len(block_names))]
             means = [
-                torch.where(in_nt, token_nt.double(), 0.0).sum(dim=1) / in_nt.sum(dim=1).clamp(min=1) for in_nt in inside_knt
+                torch.where(in_nt, token_nt.double(), 0.0).sum(dim=1) / in_nt.sum(dim=1).clamp(min=1)
+                for in_nt in in_block_knt
             ]
             block_nk = torch.stack(means, dim=1)
-            moved_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
-            adv_nm = moved_n.double()[:, None]  # no single reward was compared
+            has_credit_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
+            adv_nm = has_credit_n.double()[:, None]  # no single reward was compared
         else:
             adv_n, comparison = ask(data, group_n.shape)
             adv_nm = adv_n.double()[:, None]
@@ -158,12 +159,12 @@ def assign(
         weight_m, names = adv_nm.new_ones(1), (" + ".join(names),) if chosen.kind == "completion" else ()
         grouped = not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
         explained = sum_reasons(comparison, scores, objectives, group_n, grouped=grouped, truncated_n=truncated_n)
-    alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~value_nm.isnan()
+    is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~value_nm.isnan()
     coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~value_nm.isnan()
     return Credit(
         torch.where(present_nk, block_nk, 0.0),
         stop_n,
-        alone_nm.sum(dim=0).expand(len(objectives)) * int(grouped),
+        is_alone_nm.sum(dim=0).expand(len(objectives)) * int(grouped),
         scores.reward_nm.isnan().sum(dim=0),
         adv_nm=adv_nm,
         comparison=explained,

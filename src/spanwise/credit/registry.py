@@ -200,7 +200,7 @@ class Method:
                 is_of_objective = name in ("baseline", "scale", "back_off") and "baseline" in self.inputs
                 raise RecipeError(
                     f"Method '{self.name}' has no option '{name}'; it has {', '.join(sorted(self.options)) or 'none'}."
-                    f"{' Objectives say it.' if is_of_objective else ''}"
+                    f"{' Set this option in the objectives.' if is_of_objective else ''}"
                 )
 
     def check_options(self, options: Mapping[str, Any], **says: list[Any]) -> None:
@@ -214,12 +214,12 @@ class Method:
         for name, value in options.items():
             is_valid, advice = _VALUES.get(name, (lambda _: True, ""))
             if not is_valid(value):
-                raise RecipeError(f"{name} is {value!r}; {advice}.")
+                raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other, values = self.only_with[name]
                 if not any(chosen in values for chosen in says.get(other, [options.get(other, self.options.get(other))])):
                     raise RecipeError(
-                        f"Option '{name}' of method '{self.name}' does something only where {other.removesuffix('_k')} is "
+                        f"Option '{name}' of method '{self.name}' has an effect only if {other.removesuffix('_k')} is "
                         f"{' or '.join(map(str, values))}; here it would change nothing."
                     )
 

@@ -208,7 +208,7 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     if not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) and "content" in one for one in messages):
         return "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
     if not template:
-        return "that is a conversation, and the tokenizer of the model has no chat template. Give texts, or another model."
+        return "this prompt is a conversation, and the model's tokenizer has no chat template. Give texts, or another model."
     return None
 
 

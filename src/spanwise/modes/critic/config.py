@@ -181,13 +181,13 @@ def critic_faults(
     own: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
     """Return the sentences on a method and a critic that do not fit each other."""
-    names, cause = scheme.value_names, f"method '{scheme.method}' reads no values"
+    names, why = scheme.value_names, f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
         f"such as 'bae' or 'grpo'.": names and not there,
-        f"{option.split('=')[0]} asks for a critic, but {cause}, so it would train on nothing. Leave it out, or use method 'gae' or "
+        f"{option.split('=')[0]} asks for a critic, but {why}, so it would train on nothing. Leave it out, or use method 'gae' or "
         f"'sae'.": there and not names,
-        f"The recipe has a critic section, but {cause}. Leave it out, or use method 'gae' or 'sae'.": (
+        f"The recipe has a critic section, but {why}. Leave it out, or use method 'gae' or 'sae'.": (
             own != CriticConfig() and not names
         ),
         f"Each objective has a value of its own here ({', '.join(names)}), and {engine}'s critic gives one per token; write "
