@@ -274,7 +274,7 @@ PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given
         ("no option 'leave_one_out'", "grpo", {"leave_one_out": True}),
         ("no option 'leave_one_out'", "maxrl", {"leave_one_out": True}),
         ("no option 'leave_one_out'", "gdpo", {"leave_one_out": True}),
-        ("Objectives say it", "bae", {"scale": "std"}),
+        ("Set this option in the objectives", "bae", {"scale": "std"}),
         ("calibration is", "grpo", {"calibration": "log_score"}),
         ("baseline is 'blended'", "rlcr", {"baseline": "blended"}),
         ("objectives are given", "bae", {"baseline": "group", "objectives": [Objective("correct", "solution")]}),

@@ -78,12 +78,12 @@ class Batch:
         shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
         dims = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
         for name, value in ((name, getattr(self, name)) for name in dims if getattr(self, name) is not None):
-            beside = shape if dims[name] == 2 else None
+            shape_nt = shape if dims[name] == 2 else None
             streams = int(name in ("value_nt", "bootstrap_n"))  # value_nt may have one value per stream
             fits = dims[name] <= value.dim() <= dims[name] + streams and len(value) == n
-            if not fits or (beside is not None and tuple(value.shape[:2]) != beside):
+            if not fits or (shape_nt is not None and tuple(value.shape[:2]) != shape_nt):
                 raise AlignmentError(
-                    f"{name} is {tuple(value.shape)} for {n} group ids{'' if beside is None else f' and token ids {beside}'}."
+                    f"{name} is {tuple(value.shape)} for {n} group ids{'' if shape_nt is None else f' and token ids {shape_nt}'}."
                 )
         for name, column in self.columns.items():
             if len(column) != n:
@@ -153,11 +153,11 @@ def by_turn(
     turns = split_turns(batch.mask_nt.bool(), turn_nt)
     if anchor_s is not None and len(anchor_s) != len(turns.row_s):
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
-    behind_s = None
-    if batch.bootstrap_n is not None:  # only a row's last turn was cut off
+    bootstrap_s = None
+    if batch.bootstrap_n is not None:  # only the last turn of a row can be cut off
         last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
         value_s = batch.bootstrap_n[turns.row_s]
-        behind_s = torch.where(last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)
+        bootstrap_s = torch.where(last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)
     return Batch(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),
@@ -166,7 +166,7 @@ def by_turn(
         extras=batch.extras,
         value_nt=None if batch.value_nt is None else turns.take(batch.value_nt),
         logp_nt=None if batch.logp_nt is None else turns.take(batch.logp_nt),
-        bootstrap_n=behind_s,
+        bootstrap_n=bootstrap_s,
         steps=Steps(turns.row_s, turns.step_s, anchor_s),
     ), turns
 

@@ -29,7 +29,7 @@ class CreditedBatch:
     present_nk: Bool[Tensor, "n k"]
     scores: Scores
     scheme: Scheme
-    group_n: Shaped[Tensor, " n"] | None = None  # prompt ids; None: no metrics of groups
+    group_n: Shaped[Tensor, " n"] | None = None  # prompt ids; None leaves out the metrics of groups
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -39,8 +39,8 @@ class CreditedBatch:
         index_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu().double()
         shape, index_nm = (len(index_n.unique()), reward_nm.shape[1]), index_n[:, None].expand_as(reward_nm)
         low_gm, high_gm = (
-            torch.full(shape, worst).double().scatter_reduce(0, index_nm, reward_nm.nan_to_num(nan=worst), end)
-            for end, worst in (("amin", torch.inf), ("amax", -torch.inf))
+            torch.full(shape, start).double().scatter_reduce(0, index_nm, reward_nm.nan_to_num(nan=start), end)
+            for end, start in (("amin", torch.inf), ("amax", -torch.inf))
         )
         count_gm = torch.zeros(shape).index_add(0, index_n, (~reward_nm.isnan()).float())
         return {
@@ -66,20 +66,20 @@ def _shares(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _coarser(batch: CreditedBatch) -> dict[str, float]:
-    several = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
-    return {name: share for name, share in _shares(batch, batch.credit.coarser_m).items() if name in several}
+    names_with_levels = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
+    return {name: share for name, share in _shares(batch, batch.credit.coarser_m).items() if name in names_with_levels}
 
 
 def _unanimous(batch: CreditedBatch) -> dict[str, float]:
-    return {name: float(same_g[several_g].double().mean()) for name, (same_g, several_g) in batch.agreement.items()}
+    return {name: float(same_g[compared_g].double().mean()) for name, (same_g, compared_g) in batch.agreement.items()}
 
 
 def _all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     # An objective of another baseline may have credit although all rewards of the group agree.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
-    same_mg, several_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))
-    return {"": float(same_mg.all(dim=0)[several_mg.any(dim=0)].double().mean())}
+    is_unanimous_mg, is_compared_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))
+    return {"": float(is_unanimous_mg.all(dim=0)[is_compared_mg.any(dim=0)].double().mean())}
 
 
 def _costs(batch: CreditedBatch) -> dict[str, float]:
@@ -105,13 +105,13 @@ def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] 
     """Count the strata of each comparison, and those in which no completion has any credit."""
     if found.adv_nm is None or found.comparison is None:
         return {}
-    compared = {" + ".join(scheme.names): 0}
+    column_of = {" + ".join(scheme.names): 0}
     if scheme.entry.kind == "block" and group_n is None:
-        compared = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
+        column_of = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
     stratum_nm, counts = found.comparison.stratum_nm if group_n is None else group_n[:, None], {}
-    for name, m in compared.items():
-        there_n, moved_n = stratum_nm[:, m] >= 0, found.adv_nm[:, m] != 0
-        strata, alive = (len(stratum_nm[rows_n, m].unique()) for rows_n in (there_n, there_n & moved_n))
+    for name, m in column_of.items():
+        placed_n, credited_n = stratum_nm[:, m] >= 0, found.adv_nm[:, m] != 0
+        strata, alive = (len(stratum_nm[rows_n, m].unique()) for rows_n in (placed_n, placed_n & credited_n))
         counts[name] = strata, strata - alive
     return counts
 

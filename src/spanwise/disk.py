@@ -12,41 +12,41 @@ from pathlib import Path
 
 from spanwise.errors import DataError, SpanwiseError
 
-#: What a system says that has no room (left for this user, in one file), or does not let anybody write.
+#: The error numbers of a full disk, a full quota and a file that is too large.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNITS = ((10**9, "GB"), (10**6, "MB"))
-#: How torch's writer of archives says that a file could not be written to its end, and not why.
+#: Words in the errors of torch's archive writer, which says that a file is incomplete and not why.
 _TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return why the system refused to write, if an error or one of its causes says so; None for any other error.
+    """Return why the system refused to write, from an error or one of its causes; None for any other error.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """
     causes: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in causes:
-        causes.append(link)
-        link = link.__cause__ or link.__context__
+    current: BaseException | None = error
+    while current is not None and current not in causes:
+        causes.append(current)
+        current = current.__cause__ or current.__context__
     for cause in causes:
-        written = re.search(r"\(os error (\d+)\)", str(cause))
-        number = cause.errno if isinstance(cause, OSError) else int(written[1]) if written else None
+        os_error = re.search(r"\(os error (\d+)\)", str(cause))
+        number = cause.errno if isinstance(cause, OSError) else int(os_error[1]) if os_error else None
         if number in (*_NO_ROOM, errno.EROFS):
             return os.strerror(number)
-    torch_said = any(isinstance(cause, RuntimeError) and word in str(cause) for cause in causes for word in _TORCH)
-    return "a file ended before all of it was written" if torch_said else None
+    is_torch_error = any(isinstance(cause, RuntimeError) and phrase in str(cause) for cause in causes for phrase in _TORCH)
+    return "a file ended before all of it was written" if is_torch_error else None
 
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
-    """Build the sentence for a place that the system did not write."""
-    why = refusal(error)
+    """Build the sentence for a file or folder that the system did not write."""
+    reason = refusal(error)
     name = f"'{place}'" if what is None else what
-    sentence = f"{name} cannot be written: {why or getattr(error, 'strerror', None) or error}"
-    if why in (None, os.strerror(errno.EROFS)):
+    sentence = f"{name} cannot be written: {reason or getattr(error, 'strerror', None) or error}"
+    if reason in (None, os.strerror(errno.EROFS)):
         return f"{sentence}."
-    with suppress(OSError, StopIteration):  # where the system does not say how much is free
-        free = shutil.disk_usage(next(part for part in (place, *place.absolute().parents) if part.exists())).free
+    with suppress(OSError, StopIteration):  # some systems do not say how much space is free
+        free = shutil.disk_usage(next(folder for folder in (place, *place.absolute().parents) if folder.exists())).free
         size, unit = next(((size, unit) for size, unit in _UNITS if free >= size / 10), (1, "bytes"))
         sentence += f"; {free / size:.{int(size > 1)}f} {unit} are free there"
     return f"{sentence}. Make room there."
@@ -71,16 +71,16 @@ def whole_file(file: Path) -> Iterator[Path]:
 
     Whatever goes wrong leaves the file that was there, and nothing else.
     """
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            yield beside
-            if beside.exists():
-                beside.replace(file)
+            yield temporary
+            if temporary.exists():
+                temporary.replace(file)
     finally:
-        with suppress(OSError):  # in a folder that cannot be reached there is none of ours
-            beside.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that cannot be reached holds no temporary file
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -96,17 +96,17 @@ def whole_folder(folder: Path) -> Iterator[None]:
 
 def write_text(file: Path, text: str) -> None:
     """Write a text file whole or not at all; a DataError if it cannot be written."""
-    with whole_file(file) as beside:
-        beside.write_text(text, encoding="utf-8")
+    with whole_file(file) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def add_line(file: Path, text: str) -> None:
     """Append one whole line to a text file, or nothing; a DataError if it cannot be written."""
     with writing(file):
-        before = file.stat().st_size if file.exists() else 0
+        size_before = file.stat().st_size if file.exists() else 0
         try:
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(f"{text}\n")
         except OSError:
-            os.truncate(file, before)
+            os.truncate(file, size_before)
             raise

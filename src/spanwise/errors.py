@@ -115,8 +115,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     hint = f" Did you mean '{near[0]}'?" if near else ""
     if len(names) <= _MOST:
         return f"There is no {kind} '{name}'.{hint} Known: {', '.join(names)}."
-    close = f"Of {len(names)} the closest are: {', '.join(near)}." if near else f"None of {len(names)} is close to it."
-    return f"There is no {kind} '{name}'.{hint} {close}"
+    hints = f"Of {len(names)} the closest are: {', '.join(near)}." if near else f"None of {len(names)} is close to it."
+    return f"There is no {kind} '{name}'.{hint} {hints}"
 
 
 def check_known(kind: str, name: Any, known: Iterable[str]) -> None:
@@ -135,14 +135,14 @@ def check_number(
     whole: bool = False,
 ) -> None:
     """Refuse a value that is not a finite number within the bounds, or not whole if it must be."""
-    fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not fits or not value > above or not least <= value <= most:
+    is_valid = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_valid or not value > above or not least <= value <= most:
         bound = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
-        must = f"lie between {least:g} and {most:g}" if most < math.inf else f"be a {'whole ' * whole}number{bound}"
-        raise RecipeError(f"{called} is {value!r}; it must {must}.")
+        requirement = f"lie between {least:g} and {most:g}" if most < math.inf else f"be a {'whole ' * whole}number{bound}"
+        raise RecipeError(f"{called} is {value!r}; it must {requirement}.")
 
 
-#: The smallest extra that brings a package, by the name it is imported under.
+#: The smallest extra that installs a package, by the package's import name.
 EXTRAS = {
     **dict.fromkeys(("cyclopts", "rich", "pydantic", "pydantic_core", "yaml", "pyarrow", "filelock"), "cli"),
     **dict.fromkeys(("jinja2", "markupsafe", "altair", "vl_convert"), "report"),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from spanwise.errors import LayoutError, RecipeError, unknown
 from spanwise.registry import entry_of, is_registered
 
-#: Stands for every index, in the name of a block and in a mark.
+#: The text that stands for every index in the name of a block and in a mark.
 EACH = "[*]"
 _INDEX = re.compile(r"\[\d+\]")
 _T = TypeVar("_T")
@@ -22,10 +22,10 @@ class Part:
     """One mark of a block; two parts are never equal, even with the same mark."""
 
     block: int  # the number of the block
-    segmenter: str  # the name of the segmenter that finds it
+    segmenter: str  # the name of the segmenter that finds the mark
     mark: str  # a tag, path or pattern, as written in the layout
-    key: str  # its name in the text of the block
-    index: int | None = None  # which match of the mark it is, in a repeated block; None: every match
+    key: str  # the key of the part in the text of the block
+    index: int | None = None  # the number of the match in a repeated block; None: every match
 
 
 @dataclass(frozen=True, init=False)
@@ -131,8 +131,8 @@ class Layout:
         """
         if pattern == "*":
             return tuple(name for block, name in enumerate(self.names) if block != self.rest or len(self.names) == 1)
-        wanted = re.compile(re.escape(pattern).replace(re.escape(EACH), _INDEX.pattern))
-        names = tuple(name for name in self.names if wanted.fullmatch(name))
+        name_pattern = re.compile(re.escape(pattern).replace(re.escape(EACH), _INDEX.pattern))
+        names = tuple(name for name in self.names if name_pattern.fullmatch(name))
         if not names:
             raise RecipeError(unknown("block", pattern, self.names))
         return names
@@ -144,12 +144,12 @@ class Layout:
 
     @cached_property
     def segmenters(self) -> tuple[str, ...]:
-        """The segmenters that find its blocks, in the order in which it names them."""
+        """The segmenters that find the layout's blocks, in the order of the layout."""
         return tuple(dict.fromkeys(part.segmenter for part in self.parts)) or (self.segmenter,)
 
     @property
     def _single(self) -> list[tuple[str, tuple[str, ...], int | None]]:
-        """The blocks with repeated ones written out: name, marks, index."""
+        """The blocks as (name, marks, index), with a repeated block written out once per index."""
         return [
             (name if index is None else name.replace(EACH, f"[{index}]", 1), marks, index)
             for name, marks in self.blocks
@@ -158,9 +158,9 @@ class Layout:
 
     def _part(self, block: int, name: str, written: str, index: int | None) -> Part:
         """Build the part that a written mark stands for; a mark may name its own segmenter."""
-        head, colon, tail = written.partition(":")
-        names_segmenter = bool(colon) and is_registered(head, kind="segmenter")
-        segmenter, mark = (head, tail) if names_segmenter else (self.segmenter, written)
+        prefix, colon, remainder = written.partition(":")
+        names_segmenter = bool(colon) and is_registered(prefix, kind="segmenter")
+        segmenter, mark = (prefix, remainder) if names_segmenter else (self.segmenter, written)
         if index is None:
             return Part(block, segmenter, mark, mark or name)
         return Part(block, segmenter, mark, mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name, index)
@@ -175,23 +175,23 @@ class Layout:
             )
         for name, marks in self.blocks:
             _check_block(name, marks)
-        empty = [position for position, (_, marks) in enumerate(self.blocks) if not marks]
+        unmarked_blocks = [position for position, (_, marks) in enumerate(self.blocks) if not marks]
         only_tags = self.segmenters == ("tags",)
-        if empty and (len(empty) > 1 or (only_tags and empty != [0])):
-            name = self.blocks[empty[-1]][0]
-            rule = "every block after the first needs at least one tag" if only_tags else "one block may be the rest"
-            raise LayoutError(f"No tag opens block '{name}': {rule}, for example {name}: [{name}].")
+        if unmarked_blocks and (len(unmarked_blocks) > 1 or (only_tags and unmarked_blocks != [0])):
+            name = self.blocks[unmarked_blocks[-1]][0]
+            requirement = "every block after the first needs at least one tag" if only_tags else "one block may be the rest"
+            raise LayoutError(f"No tag opens block '{name}': {requirement}, for example {name}: [{name}].")
         if len(set(self.names)) != len(self.names):
-            twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise LayoutError(f"Two blocks are called '{twice}'; give each a name of its own.")
-        first = [part.mark for part in self.parts if part.block == 0]
-        if self.prefilled is not None and first[:1] != [self.prefilled]:
+            doubled_name = next(name for name in self.names if self.names.count(name) > 1)
+            raise LayoutError(f"Two blocks are called '{doubled_name}'; give each a name of its own.")
+        first_tags = [part.mark for part in self.parts if part.block == 0]
+        if self.prefilled is not None and first_tags[:1] != [self.prefilled]:
             raise LayoutError(
                 f"The prefilled tag '{self.prefilled}' must be the first tag of the first block, which is "
-                f"'{first[0] if first else 'none'}'."
+                f"'{first_tags[0] if first_tags else 'none'}'."
             )
         for segmenter in self.segmenters:
-            # Making a finder checks the marks, so that a mark that cannot work is refused with its layout.
+            # A segmenter checks the marks when it builds a finder, so a mark that cannot work is refused with the layout.
             entry_of(segmenter, kind="segmenter").function(self.parts_of(segmenter), layout=self)
 
 
@@ -214,9 +214,7 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
     if name == "stop":
         raise LayoutError("No block can be called 'stop': metrics and files keep the decision to stop under that name.")
     if name.count(EACH) > 1:
-        raise LayoutError(
-            f"Block '{name}' is repeated twice over; write one of the two as a number, such as items[0].parts[*]."
-        )
+        raise LayoutError(f"Block '{name}' has [*] twice; write one of the two as a number, such as items[0].parts[*].")
     if len(set(marks)) != len(marks):
         raise LayoutError(f"Block '{name}' names a tag twice: {', '.join(marks)}. Give each attempt its own block.")
     if EACH in name and not marks:

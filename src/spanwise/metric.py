@@ -28,7 +28,7 @@ class Alarm:
     unknown: str = ""
 
     def holds(self, value: float) -> bool:
-        """Whether a value of the metric is beyond the threshold."""
+        """Return whether a value of the metric is beyond the threshold."""
         return _BEYOND[self.side](value, self.threshold)
 
 

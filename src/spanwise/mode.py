@@ -22,10 +22,10 @@ class Chart:
     """Curves of a mode's metrics on the page of a run: one curve for all values together, or several for each value."""
 
     title: str
-    series: Mapping[str, str]  # end of a metric's name -> the name of its curve
+    series: Mapping[str, str]  # maps the end of a metric's name to the name of the curve
     y: str  # the name of the axis
-    note: str = ""  # under the chart
-    floor: float | None = None  # lower values are drawn here
+    note: str = ""  # the text under the chart
+    floor: float | None = None  # lower values are drawn at this bound
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    headline: tuple[str, str, str]  # end of the metric's name, its name in words, the sentence if `Metric.at_end` holds
+    headline: tuple[str, str, str]  # the end of the metric's name, the title, the sentence if `Metric.at_end` holds
 
 
 class Mode:
@@ -88,18 +88,18 @@ class Mode:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for option in fields(self):  # type: ignore[arg-type]
-            called, value, kind = f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name]
+            setting, value, kind = f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name]
             kinds = get_args(kind) or (kind,)
             if get_origin(kind) is Literal:
-                check_known(called, value, kinds)
+                check_known(setting, value, kinds)
             if kind is bool and not isinstance(value, bool):
-                raise RecipeError(f"{called} is {value!r}; write true or false.")
+                raise RecipeError(f"{setting} is {value!r}; write true or false.")
             if option.metadata and not (value is None and NoneType in kinds):
-                check_number(called, value, whole=int in kinds, **option.metadata)
+                check_number(setting, value, whole=int in kinds, **option.metadata)
 
     @property
     def compares(self) -> bool:
-        """Whether the mode's credit compares completions, so that it needs whole groups."""
+        """True if the mode's credit compares completions and therefore needs whole groups."""
         return type(self).credit is not Mode.credit
 
     def check_scheme(self, scheme: Any) -> None:
@@ -120,7 +120,7 @@ class Mode:
 
     @property
     def readable(self) -> bool:
-        """Whether the mode's part "model" can read scores of completions now."""
+        """True if the mode's part "model" can read scores of completions now."""
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
@@ -164,13 +164,13 @@ def setting(default: Any, **bounds: float) -> Any:
 
 def check_modes(modes: Any) -> None:
     """Refuse anything but a list of modes, and two modes of one name."""
-    wrong = next((mode for mode in modes if not isinstance(mode, Mode)), None) if isinstance(modes, Sequence) else modes
-    if wrong is not None or isinstance(modes, str):
-        raise RecipeError(f"The modes are a list of modes, such as [Laser(token='<|vision_start|>')]; there is {wrong!r}.")
+    entry = next((mode for mode in modes if not isinstance(mode, Mode)), None) if isinstance(modes, Sequence) else modes
+    if entry is not None or isinstance(modes, str):
+        raise RecipeError(f"The modes are a list of modes, such as [Laser(token='<|vision_start|>')]; there is {entry!r}.")
     names = [mode.name for mode in modes]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise RecipeError(f"There are two modes '{twice}'; give one.")
+    doubled_name = next((name for name in names if names.count(name) > 1), None)
+    if doubled_name is not None:
+        raise RecipeError(f"There are two modes '{doubled_name}'; give only one of them.")
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:

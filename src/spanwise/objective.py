@@ -144,8 +144,8 @@ class Objective:
             "scope": (self.scope in (None, "rollout", "turn"), "write 'rollout' or 'turn', or leave it out"),
             "options": (isinstance(self.options, Mapping), "write 'options: {name: value}'"),
         }
-        for key, (right, advice) in rules.items():
-            if not right:
+        for key, (is_valid, advice) in rules.items():
+            if not is_valid:
                 raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
         if isinstance(self.reward, str):
             entry_of(self.reward, kind="reward")
@@ -153,9 +153,9 @@ class Objective:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         if EARLIER in self.outcomes and self.each is None:
             raise RecipeError(f"Objective '{self.name}' is given '{EARLIER}', which only objectives with 'each' know.")
-        twice = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
-        if twice is not None:
-            raise RecipeError(f"Objective '{self.name}' is given '{twice}' twice; name each outcome once.")
+        doubled_name = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
+        if doubled_name is not None:
+            raise RecipeError(f"Objective '{self.name}' is given '{doubled_name}' twice; name each outcome once.")
 
     def _check_baseline(self) -> None:
         check_known("baseline", self.baseline or "none", BASELINES)
@@ -166,9 +166,9 @@ class Objective:
                 f"add 'given: correct' (the name of an earlier objective) or use 'baseline: group'."
             )
         if self.scope == "turn" and (self.baseline == "blended" or self.scale == "std"):
-            word = "baseline: blended" if self.baseline == "blended" else "scale: std"
+            fields = "baseline: blended" if self.baseline == "blended" else "scale: std"
             raise RecipeError(
-                f"Objective '{self.name}' has scope: turn and {word}, which only whole rollouts know; leave one of them out."
+                f"Objective '{self.name}' has scope: turn and {fields}, which only whole rollouts know; leave one of them out."
             )
         if self.back_off is not None and self.baseline != "outcome":
             raise RecipeError(
@@ -182,7 +182,7 @@ def hidden_names(value: Any, before: str = "") -> list[str]:
     if value == HIDDEN:
         return [before]
     pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    return [place for name, field in pairs for place in hidden_names(field, f"{before}.{name}".lstrip("."))]
+    return [path for name, field in pairs for path in hidden_names(field, f"{before}.{name}".lstrip("."))]
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -222,5 +222,5 @@ def _all(values: Any, test: Callable[[Any], Any]) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number and no bool."""
+    """Return whether a value is a finite number and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -57,7 +57,7 @@ class Reading(ByCompletion):
 
     @property
     def present_nk(self) -> Bool[Tensor, "n k"]:
-        """Whether the completion has the block, that is, at least one trainable token of it."""
+        """True for each block that the completion has, that is, with at least one trainable token."""
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:
@@ -88,7 +88,7 @@ class Reading(ByCompletion):
         """
         m, k, outcomes, measures = len(scheme.objectives), len(scheme.layout.names), scheme.outcome_names, scheme.measures
         sizes = [m, m, 2 * m, m, len(outcomes), len(measures), k, 1]
-        if len(table_nc) == 0:  # without a row the number of columns is unknown
+        if len(table_nc) == 0:  # a table without rows does not know the number of columns
             table_nc = table_nc.new_zeros(0, sum(sizes))
         if table_nc.shape[1] != sum(sizes):
             raise AlignmentError(
@@ -190,8 +190,8 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     """
     if len(reading) != len(batch.group_n):
         raise AlignmentError(f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids.")
-    later = {name for mode in scheme.modes for name in mode.adds}  # a mode may add its fields only in later batches
-    scheme.check({*batch.provides, *later}, at_read=scheme.reads)  # the completions are read already
+    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # a mode may add its fields only in later batches
+    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # the completions are read already
     inputs: dict[str, Any] = {
         "length_n": reading.length_nk.sum(dim=1),
         "truncated_n": (reading.fault_n & int(Fault.TRUNCATED)) != 0,
@@ -209,9 +209,9 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         **scheme.options,
     }
     if batch.steps is not None:
-        where = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
+        turn_inputs = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         inputs["anchor_s"] = batch.steps.anchor_s
-        credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **where, inputs=inputs, **rule)
+        credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **turn_inputs, inputs=inputs, **rule)
     else:
         credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
         credit = replace(credit, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
@@ -227,8 +227,8 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
     if reading.spans is None or batch.mask_nt is None:
         raise RecipeError("A critic learns token by token; give the batch with its mask and the reading with its spans.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
-    where = reading.spans.block_nt, batch.mask_nt
-    return reward_streams(reading.scores, scheme.objectives, scheme.layout.names, *where, values=scheme.values, dtype=dtype)
+    tables = reading.spans.block_nt, batch.mask_nt
+    return reward_streams(reading.scores, scheme.objectives, scheme.layout.names, *tables, values=scheme.values, dtype=dtype)
 
 
 def advantages(

@@ -80,7 +80,7 @@ def registered(kind: str) -> Registry[Any]:
 
 
 def is_registered(name: str, *, kind: str) -> bool:
-    """Whether a name is registered, by us or by a plug-in."""
+    """Return whether a name is registered, by us or by a plug-in."""
     registry = registered(kind)
     if name not in registry and entry_points(group=registry.group):
         registry.load_plugins()
@@ -132,24 +132,24 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if file is None:
             if sys.modules.get(module) in _FILES.values():
-                del sys.modules[module]  # the file that was run under this name lies elsewhere
+                del sys.modules[module]  # another file was run under this name
             with _first(Path.cwd()):
-                loaded = import_module(module)
-            if getattr(loaded, "__file__", None) is None and loaded.__spec__ is not None and loaded.__spec__.origin is None:
-                raise ModuleNotFoundError(name=module)  # a folder of that name
+                code = import_module(module)
+            if getattr(code, "__file__", None) is None and code.__spec__ is not None and code.__spec__.origin is None:
+                raise ModuleNotFoundError(name=module)  # the module is a folder
         else:
-            loaded = _run(file, module)
+            code = _run(file, module)
     except (Exception, SystemExit) as error:  # whatever a stranger's module raises, the user must learn which one it was
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and file is None and f"{module}.".startswith(f"{error.name}."):
-            sort = "file" if module.endswith(".py") else "module"
-            reason = f"there is no {sort} '{module}' in the current folder '{Path.cwd()}', beside the recipe or installed"
+            file_or_module = "file" if module.endswith(".py") else "module"
+            reason = f"there is no {file_or_module} '{module}' in the current folder '{Path.cwd()}', beside the recipe or installed"
         raise RecipeError(f"{what} '{path}' cannot be imported: {reason}.") from error
     try:
-        return attrgetter(name)(loaded)
+        return attrgetter(name)(code)
     except AttributeError as error:
-        functions = [key for key, value in vars(loaded).items() if callable(value) and not key.startswith("_")]
-        place = f"'{getattr(loaded, '__file__', module)}'"
+        functions = [key for key, value in vars(code).items() if callable(value) and not key.startswith("_")]
+        place = f"'{getattr(code, '__file__', module)}'"
         raise RecipeError(
             f"{what} '{path}' cannot be imported: {unknown(f'function in {place} called', name, functions)}"
         ) from error
@@ -158,16 +158,16 @@ def imported(path: str, *, what: str) -> Any:
 def _show(path: str, place: Path | None) -> None:
     """Say once per process, and on the first rank only, whose code is about to run."""
     if place is not None and (path, place) not in _SHOWN and os.environ.get("RANK", "0") == "0":
-        sort = "folder" if place.is_dir() else "file"
-        print(f"The recipe runs code: {path!r}, from the {sort} {str(place)!r}.", file=sys.stderr)
+        file_or_folder = "folder" if place.is_dir() else "file"
+        print(f"The recipe runs code: {path!r}, from the {file_or_folder} {str(place)!r}.", file=sys.stderr)
     _SHOWN.add((path, place))
 
 
 def _origin(module: str) -> Path | None:
     """Find the file or folder of a module's package without running it; None if there is none."""
-    top = module.partition(".")[0]
+    package = module.partition(".")[0]
     with _first(Path.cwd()), suppress(ValueError):
-        spec = find_spec(top)
+        spec = find_spec(package)
         if spec is not None:
             places = [*(spec.submodule_search_locations or ()), spec.origin or ""]
             return next((Path(place) for place in places if Path(place).exists() and place), None)
@@ -184,14 +184,14 @@ def seen_from_here(path: str, folder: Path) -> str:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether a module, or its package, can be imported; a file that was run here under that name does not count."""
-    top, _, part = module.partition(".")
-    loaded = sys.modules.get(top)
-    if loaded is not None:
-        return loaded not in _FILES.values()
+    """Return whether a module or its package is installed; a file of this name that was run here does not count."""
+    top, _, child = module.partition(".")
+    imported_module = sys.modules.get(top)
+    if imported_module is not None:
+        return imported_module not in _FILES.values()
     spec = find_spec(top)
     # A folder without __init__.py counts as a package only through its modules.
-    return (spec is not None and (spec.origin is not None or bool(part))) or (bool(part) and (Path.cwd() / top).is_dir())
+    return (spec is not None and (spec.origin is not None or bool(child))) or (bool(child) and (Path.cwd() / top).is_dir())
 
 
 def _file(module: str) -> Path | None:
@@ -202,15 +202,15 @@ def _file(module: str) -> Path | None:
 
 def _run(file: Path, name: str) -> ModuleType:
     """Run a file as a module, once per process, whatever else has its name."""
-    loaded = sys.modules.get(name)
-    if loaded is not None and Path(getattr(loaded, "__file__", None) or ".").resolve() == file.resolve():
-        return loaded
+    imported_module = sys.modules.get(name)
+    if imported_module is not None and Path(getattr(imported_module, "__file__", None) or ".").resolve() == file.resolve():
+        return imported_module
     if file.resolve() not in _FILES:
         spec = spec_from_file_location(name, file)
         assert spec is not None, "a file ending in .py has a loader"
         assert spec.loader is not None, "a file ending in .py has a loader"
         module = module_from_spec(spec)
-        sys.modules.setdefault(name, module)  # dataclasses and pickle look there
+        sys.modules.setdefault(name, module)  # dataclasses and pickle look modules up in sys.modules
         try:
             with _first(file.parent):
                 spec.loader.exec_module(module)

@@ -123,34 +123,34 @@ class Scheme:
             RecipeError: a change that would have no effect; see `Scheme`.
         """
         _check_layout(layout)
-        chosen = method(name)
-        if chosen.kind == "refinement":
+        entry = method(name)
+        if entry.kind == "refinement":
             raise RecipeError(
                 f"Method '{name}' refines the advantages of another method. Write refine: {name} beside one, such as method: grpo."
             )
-        if chosen.preset is None:
+        if entry.preset is None:
             raise RecipeError(
-                f"Method '{name}' is a function to call from Python (spanwise.credit.{chosen.estimator.__name__}): no engine here "
-                f"has what it needs ({', '.join(chosen.needs)}). Use 'bae' or another method of `spanwise methods`."
+                f"Method '{name}' is a function to call from Python (spanwise.credit.{entry.estimator.__name__}): no engine here "
+                f"has what it needs ({', '.join(entry.needs)}). Use 'bae' or another method of `spanwise methods`."
             )
         if objectives is None:
-            layout, objectives = preset_rule(chosen, layout, calibration, baseline)
+            layout, objectives = preset_rule(entry, layout, calibration, baseline)
         elif calibration is not None or baseline is not None:
             name, value = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
             raise RecipeError(
                 f"{name} is '{value}', but the objectives are given, so it would change nothing; set it in the objectives."
             )
-        share = chosen.preset.per if per is None else per
-        if share == "length":
+        divisor = entry.preset.per if per is None else per
+        if divisor == "length":
             if longest is None:
                 raise RecipeError(
                     f"Method '{name}' divides by the longest completion there may be; give it as longest=, or per='completion'."
                 )
-            share = longest
+            divisor = longest
         modes = (*modes, *(value for value in options.values() if isinstance(value, Mode)))
         options = {key: value for key, value in options.items() if not isinstance(value, Mode)}
         refinement = None if refine is None else Refinement.of(refine)
-        return Scheme(name, layout, objectives, share, options, _names(recorded), values, modes, refinement)
+        return Scheme(name, layout, objectives, divisor, options, _names(recorded), values, modes, refinement)
 
     @property
     def stages(self) -> tuple[Any, ...]:
@@ -195,9 +195,9 @@ class Scheme:
     @property
     def needs(self) -> frozenset[str]:
         """The fields of a `Batch` that the scheme needs beside token ids, mask and groups."""
-        turns = any(objective.scope == "turn" for objective in self.objectives)
-        refining = frozenset() if self.refine is None else self.refine.entry.fields
-        return self.entry.fields | refining | self.reads | (frozenset({"steps"}) if turns else frozenset())
+        turn_fields = any(objective.scope == "turn" for objective in self.objectives)
+        refine_fields = frozenset() if self.refine is None else self.refine.entry.fields
+        return self.entry.fields | refine_fields | self.reads | (frozenset({"steps"}) if turn_fields else frozenset())
 
     @property
     def reads(self) -> frozenset[str]:
@@ -226,17 +226,17 @@ class Scheme:
         provided = {*provides, "mask_nt"}
         if self.reads - (provided if at_read is None else set(at_read)):
             name = next(filter(_reads_logp, self.layout.segmenters))
-            others = ", ".join(sorted(other for other in SEGMENTERS if not _reads_logp(other)))
+            segmenters = ", ".join(sorted(other for other in SEGMENTERS if not _reads_logp(other)))
             raise RecipeError(
                 f"The segmenter '{name}' cuts by log-probabilities (logp_nt), but here completions are read without them. "
-                f"Use a segmenter that needs none: {others}."
+                f"Use a segmenter that needs none: {segmenters}."
             )
         for stage in self.stages:
             stage.check_provided(provided)
-        if missing := self.entry.lacking(provided):
+        if missing_words := self.entry.lacking(provided):
             runnable = [name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(provided)]
             raise RecipeError(
-                f"Method '{self.method}' needs {missing}, which is not there. Methods that can be run: {', '.join(runnable)}."
+                f"Method '{self.method}' needs {missing_words}, which is not there. Methods that can be run: {', '.join(runnable)}."
             )
         if "steps" not in provided:
             _refuse(
@@ -284,11 +284,11 @@ def _check_layout(layout: Any) -> None:
 
 def _check_parts(objectives: Any, options: Any) -> None:
     """Refuse `objectives` that are no list of `Objective`, and `options` that are no mapping."""
-    listed = isinstance(objectives, Sequence) and not isinstance(objectives, str)
-    wrong = next((entry for entry in objectives if not isinstance(entry, Objective)), None) if listed else objectives
-    if wrong is not None or not listed:
+    is_list = isinstance(objectives, Sequence) and not isinstance(objectives, str)
+    bad_entry = next((entry for entry in objectives if not isinstance(entry, Objective)), None) if is_list else objectives
+    if bad_entry is not None or not is_list:
         raise RecipeError(
-            f"The objectives are a list of Objective(...), such as [Objective('correct', pays='solution')]; there is {wrong!r}."
+            f"The objectives are a list of Objective(...), such as [Objective('correct', pays='solution')]; there is {bad_entry!r}."
         )
     if not isinstance(options, Mapping):
         raise RecipeError(f"The method's options are {options!r}; write them by name, such as {{'ddof': 0}}.")
@@ -321,18 +321,18 @@ def _reads_logp(segmenter: str) -> bool:
     return SEGMENTERS.find(segmenter).reads_logp
 
 
-def _refuse(objectives: Sequence[Objective], wrong: Callable[[Objective], Any], sentence: str) -> None:
+def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], Any], sentence: str) -> None:
     """Refuse the first objective for which `wrong` is true; the sentence may use {o}, the objective, and {wrong}, the result."""
     for objective in objectives:
-        if fault := wrong(objective):
+        if fault := find_fault(objective):
             raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, wrong=fault)}")
 
 
 def _check_objectives_used(scheme: Scheme) -> None:
     """Refuse a field of an objective that the method would ignore."""
     chosen, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
-    for fact, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
-        if fact not in chosen.inputs:
+    for input_name, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
+        if input_name not in chosen.inputs:
             _refuse(
                 objectives,
                 lambda o, name=name: getattr(o, name) is not None,
@@ -353,13 +353,13 @@ def _check_objectives_used(scheme: Scheme) -> None:
                 f"Method '{chosen.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
                 f"'{other.name}' pays {', '.join(other.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
             )
-    turns = {
+    reasons = {
         "token": "runs over the tokens of whole rollouts, with one reward at the end. Leave it out, or use method 'gigpo'.",
         "block": "does not know whose rows it compares: a rollout of many turns would have many votes. Leave it out, or use method "
         "'bae'.",
     }
     if chosen.kind == "token" or (chosen.kind == "block" and "voter_n" not in chosen.inputs):
-        _refuse(objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {turns[chosen.kind]}")
+        _refuse(objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {reasons[chosen.kind]}")
     if chosen.kind != "block" and "reward_nm" in chosen.inputs and "weight_m" not in chosen.inputs:
         _refuse(
             objectives,
@@ -382,10 +382,10 @@ def _check_values(scheme: Scheme) -> None:
 
 def _named(options: Mapping[str, Any], chosen: Method) -> dict[str, Any]:
     """Translate option names of other libraries into ours; refuse an option that is given under both names."""
-    named = dict(options)
+    our_options = dict(options)
     for other, name in _OTHER_NAMES.items():
-        if other in named and name in chosen.options:
-            if name in named:
+        if other in our_options and name in chosen.options:
+            if name in our_options:
                 raise RecipeError(f"'{other}' is another name of '{name}', and both are given; write one of them.")
-            named[name] = named.pop(other)
-    return named
+            our_options[name] = our_options.pop(other)
+    return our_options

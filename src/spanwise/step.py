@@ -133,7 +133,7 @@ def with_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     if whole.batch.steps is not None or "mask_nt" not in scheme.needs:
         return own
     tokens = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-    parts = ranks.gather((own.spans.block_nt + 1, tokens))  # 0: padding, or a token of no block
+    parts = ranks.gather((own.spans.block_nt + 1, tokens))  # block number 0 stands for padding and for tokens of no block
     block_nt = _wide([block_nt for block_nt, _ in parts]) - 1
     shared = {name: _wide([fields[name] for _, fields in parts]) for name, value in tokens.items() if value is not None}
     spans = Spans.of_blocks(scheme.layout.names, block_nt, whole.reading.fault_n)
@@ -153,7 +153,7 @@ def wider(value_nt: Tensor, width: int, *, fill: float = 0.0) -> Tensor:
 
 
 def says_turns(entry: Any) -> bool:
-    """Whether an entry of the column `turns` is a list with one mapping per turn."""
+    """Return whether an entry of the column `turns` is a list with one mapping per turn."""
     return isinstance(entry, list | tuple) and all(isinstance(turn, Mapping) for turn in entry)
 
 
@@ -319,7 +319,7 @@ class Step:
     def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
         """Return one row per turn if the scheme or the rollouts ask for it, else the completions."""
         described = batch.columns.get(TURNS)
-        # A method over tokens credits a whole conversation as one sequence.
+        # A method that runs over tokens credits a whole conversation as one sequence.
         by_turns = described is not None and self.scheme.entry.kind != "token" and all(map(says_turns, described))
         return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or by_turns else (batch, None)
 

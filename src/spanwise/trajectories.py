@@ -53,20 +53,20 @@ def turn_batch(
             f"Trajectory {silent.id!r} has no turn, so no row could carry its vote; give it one without tokens, or leave it out."
         )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    places = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
-    of_row_s, step_s = torch.tensor(places, dtype=torch.long).reshape(-1, 2).unbind(1)
-    wide: dict[str, Sequence[Any]] = {"truncated": [turn.truncated for turn in turns]}
+    turn_places = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
+    of_row_s, step_s = torch.tensor(turn_places, dtype=torch.long).reshape(-1, 2).unbind(1)
+    column_rows: dict[str, Sequence[Any]] = {"truncated": [turn.truncated for turn in turns]}
     for name, values in (columns or {}).items():
         if len(values) != len(trajectories):
             raise AlignmentError(
                 f"Column '{name}' has {len(values)} values for {len(trajectories)} trajectories; give one to each."
             )
-        wide[name] = [values[j] for j, _ in places]
+        column_rows[name] = [values[j] for j, _ in turn_places]
     anchors = [turn.anchor for turn in turns]
     steps = Steps(of_row_s, step_s, anchors if any(anchor is not None for anchor in anchors) else None)
     group_s = group_index([trajectory.group for trajectory in trajectories])[of_row_s]
     ids, sampled = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
-    batch = Batch.jagged(ids, group_s, sampled=sampled, columns=wide, steps=steps)
+    batch = Batch.jagged(ids, group_s, sampled=sampled, columns=column_rows, steps=steps)
     return batch, _recorded(trajectories)
 
 
@@ -74,9 +74,9 @@ def _recorded(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
     """Collect the rewards of turns, and of outcomes at the last turn, by objective."""
     rows: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
-        last = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
+        last_turn = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
         for t, turn in enumerate(trajectory.turns):
-            rows.append({**turn.rewards, **(trajectory.rewards if t == last else {})})
+            rows.append({**turn.rewards, **(trajectory.rewards if t == last_turn else {})})
     rewards = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name, Status.UNSCORED) for row in rows]
@@ -105,15 +105,15 @@ def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Te
         {'advantages': (0.5, 0.0, -1.0)}
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    longest = max((len(turn.response_ids) for turn in turns), default=0)
-    if len(turns) != len(value_st) or longest > value_st.shape[1]:
+    width = max((len(turn.response_ids) for turn in turns), default=0)
+    if len(turns) != len(value_st) or width > value_st.shape[1]:
         raise AlignmentError(
-            f"'{name}' is {tuple(value_st.shape)} for {len(turns)} turns of up to {longest} tokens; give a row to each turn."
+            f"'{name}' is {tuple(value_st.shape)} for {len(turns)} turns of up to {width} tokens; give a row to each turn."
         )
-    credited = iter(
+    credited_turns = iter(
         [
             replace(turn, per_token={**turn.per_token, name: tuple(row[: len(turn.response_ids)])})
             for turn, row in zip(turns, value_st.tolist(), strict=True)
         ]
     )
-    return [replace(one, turns=tuple(islice(credited, len(one.turns)))) for one in trajectories]
+    return [replace(one, turns=tuple(islice(credited_turns, len(one.turns)))) for one in trajectories]

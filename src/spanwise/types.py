@@ -37,10 +37,10 @@ class ByCompletion:
         >>> scores.take(slice(1, 2)).reward_nm
         tensor([[2.]])
         """
-        taken = {
+        fields = {
             name: part.take(rows) if isinstance(part, ByCompletion) else part[rows] for name, part in self._parts().items()
         }
-        return replace(self, **taken)
+        return replace(self, **fields)
 
     def _parts(self) -> dict[str, Any]:
         """Return the fields with one row per completion: tensors, and nested tables."""
@@ -98,11 +98,11 @@ class Status(IntEnum):
     """Why a reward has its value, or has none. `OK` and `BROKE` go with a number; every other status goes with NaN."""
 
     OK = 0
-    ABSENT = 1  # the block, or what the reward reads in it, is not there
-    UNPARSABLE = 2  # it is there and cannot be read (a confidence of "high")
+    ABSENT = 1  # the block is missing, or the part of the block that the reward reads
+    UNPARSABLE = 2  # the part exists and cannot be read (a confidence of "high")
     TIMEOUT = 3  # the check was stopped at its deadline
     ERROR = 4  # the check raised or its process died
-    UNSCORED = 5  # a file holds no number for it, and does not say why: no fault of the completion
+    UNSCORED = 5  # a file holds no number and no reason; the completion is not at fault
     BROKE = 6  # the completion made its own check fail, twice: it is wrong
 
     @property
@@ -115,23 +115,23 @@ class Fault(IntFlag):
     """The faults in the form of one completion; they add up, and 0 is well-formed."""
 
     NONE = 0
-    MISSING = 1  # a part of the layout is not there: its tag never opens, its path has no value
-    DUPLICATE = 2  # a part comes again: a tag inside its block, a key of one object
+    MISSING = 1  # a part of the layout is missing: the tag never opens, or the path has no value
+    DUPLICATE = 2  # a part occurs twice: a tag inside its block, or a key of one object
     ORDER = 4  # a tag stands outside the order of the layout
-    NESTED = 8  # a part opens while another one is open, or is closed by what does not belong to it
+    NESTED = 8  # a part opens inside another part, or another part's sign closes the part
     TRUNCATED = 16  # a part opens and never closes
     EMPTY = 32  # no trainable token at all
     MORE = 64  # a repeated block has more matches than the layout counts
-    STRADDLED = 128  # a part has no token of its own: the one that writes it began before it
+    STRADDLED = 128  # a part has no token of its own: its text lies inside a token that began earlier
 
 
 class Zero(IntEnum):
-    """Why a token has the advantage 0. If several reasons hold, the first in this order counts."""
+    """The reason why a token has the advantage 0. If several reasons hold, the first in this order counts."""
 
     words: str
 
     def __new__(cls, number: int, words: str) -> Zero:
-        """Make a member that knows its reason in plain words."""
+        """Make a member with a number and the reason in plain words."""
         member = int.__new__(cls, number)
         member._value_, member.words = number, words
         return member
@@ -144,9 +144,9 @@ class Zero(IntEnum):
     TIMEOUT = 5, "timeout: the check was stopped at its deadline"
     ERROR = 6, "error: the check raised or its process died"
     UNSCORED = 7, "unscored: the file holds no number"
-    TRUNCATED = 8, "truncated: what the reward reads never closes"
-    UNPARSABLE = 9, "unparsable: what the reward reads is there and says nothing"
-    ABSENT = 10, "absent: what the reward reads is not there"
+    TRUNCATED = 8, "truncated: the part that the reward reads never closes"
+    UNPARSABLE = 9, "unparsable: the part that the reward reads has no readable value"
+    ABSENT = 10, "absent: the part that the reward reads is missing"
     SINGLETON = 11, "singleton: nobody to be compared with"
     ALL_RIGHT = 12, "unanimous: all right"
     ALL_WRONG = 13, "unanimous: all wrong"
@@ -160,7 +160,7 @@ class Zero(IntEnum):
 
 @dataclass(frozen=True)
 class Spans:
-    """Where each block of each completion lies, in tokens.
+    """The place of each block of each completion, in tokens.
 
     Attributes:
         names: the K block names, in order.
@@ -195,9 +195,9 @@ class Spans:
         for first in range(0, len(block_nt) if width else 0, _ROWS):
             rows = slice(first, first + _ROWS)
             for k in range(len(names)):
-                here_nt = (block_nt[rows] == k).view(torch.uint8)
-                start_nk[rows, k] = here_nt.argmax(dim=1)
-                end_nk[rows, k] = (width - here_nt.flip(dims=(1,)).argmax(dim=1)) * here_nt.amax(dim=1)
+                in_block_nt = (block_nt[rows] == k).view(torch.uint8)
+                start_nk[rows, k] = in_block_nt.argmax(dim=1)
+                end_nk[rows, k] = (width - in_block_nt.flip(dims=(1,)).argmax(dim=1)) * in_block_nt.amax(dim=1)
         fault_n = torch.zeros(len(block_nt), dtype=torch.long, device=block_nt.device) if fault_n is None else fault_n
         return Spans(tuple(names), start_nk, end_nk, block_nt, fault_n)
 
@@ -220,7 +220,7 @@ class Spans:
         """Whether a block of some completion lies in several pieces, with tokens of other blocks between them."""
         for block_nt in self.block_nt.split(_ROWS):
             before_nt = torch.cat([torch.full_like(block_nt[:, :1], -1), block_nt], dim=1)
-            before_nt = before_nt.cummax(dim=1).values  # a block behind a later one is out of order, or comes again
+            before_nt = before_nt.cummax(dim=1).values  # a lower block number after a higher one
             back_n = ((block_nt >= 0) & (block_nt < before_nt[:, :-1])).any(dim=1)
             for row in back_n.nonzero().flatten().tolist():
                 blocks = block_nt[row][block_nt[row] >= 0].unique_consecutive()
@@ -289,7 +289,7 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """What each reward was compared with: `(worth - baseline) / divisor` is the advantage, if there is a baseline.
+    """The comparison behind each advantage: `(worth - baseline) / divisor` is the advantage, if there is a baseline.
 
     Attributes:
         worth_nm: float64 reward, or what stands for one that the completion left out; NaN where nothing does.
@@ -401,9 +401,9 @@ class Credit(ByCompletion):
 
     @property
     def has_signal(self) -> bool:
-        """Whether any block, any token or any decision to stop has a credit other than 0."""
-        moved = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n, self.refined_nt)
-        return any(bool((part != 0).any()) for part in moved if part is not None)
+        """True if any block, any token or any decision to stop has a credit other than 0."""
+        tables = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n, self.refined_nt)
+        return any(bool((table != 0).any()) for table in tables if table is not None)
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:

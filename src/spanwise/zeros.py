@@ -21,7 +21,7 @@ _OBJECTIVES = 4096
 
 
 def key_of(reason: Zero, objective: int = -1) -> int:
-    """The key of a reason and the number of the objective that it is about, -1 for none.
+    """Return the key of a reason about the objective with the given number, -1 for none.
 
     Example:
         >>> reason_of(key_of(Zero.ABSENT, 2)).name
@@ -31,7 +31,7 @@ def key_of(reason: Zero, objective: int = -1) -> int:
 
 
 def reason_of(key: int) -> Zero:
-    """The reason that a key stands for.
+    """Return the reason that a key stands for.
 
     Example:
         >>> reason_of(key_of(Zero.UNPAID)).words
@@ -42,7 +42,7 @@ def reason_of(key: int) -> Zero:
 
 @dataclass(frozen=True)
 class Count:
-    """How often one reason holds.
+    """The number of tokens and completions that have one reason.
 
     Attributes:
         reason: why.
@@ -76,17 +76,17 @@ class Zeros:
     key_n: Int[Tensor, " n"]
 
     def objective(self, key: int) -> str:
-        """The objective that a key is about; empty if it is about none."""
+        """Return the name of the objective that a key is about; an empty text if there is none."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int = 3) -> list[Count]:
-        """How often each reason holds, in the order of `Zero`: tokens add up to all tokens, completions to all completions."""
+        """Count each reason, in the order of `Zero`: tokens add up to all tokens, completions to all completions."""
         counts = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
-            here_v, here_n = self.key_v == key, self.key_n == key
-            rows = here_n.nonzero().flatten() if bool(here_n.any()) else self.row_v[here_v].unique()
-            first = tuple(rows[:examples].tolist())
-            counts.append(Count(reason_of(key), self.objective(key), int(here_v.sum()), int(here_n.sum()), first))
+            has_key_v, has_key_n = self.key_v == key, self.key_n == key
+            rows = has_key_n.nonzero().flatten() if bool(has_key_n.any()) else self.row_v[has_key_v].unique()
+            examples_i = tuple(rows[:examples].tolist())
+            counts.append(Count(reason_of(key), self.objective(key), int(has_key_v.sum()), int(has_key_n.sum()), examples_i))
         return counts
 
 
@@ -112,10 +112,10 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     key_nm = key_nm.expand(-1, len(scheme.objectives))
     result_nk = torch.full((len(key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
     for k, name in enumerate(scheme.layout.names):
-        paying = [m for m, objective in enumerate(scheme.objectives) if name in objective.pays and objective.weight != 0]
-        if paying:
-            own_nm = key_nm[:, paying]
-            result_nk[:, k] = torch.where((own_nm == cancelled).any(dim=1), cancelled, own_nm.amin(dim=1))
+        columns = [m for m, objective in enumerate(scheme.objectives) if name in objective.pays and objective.weight != 0]
+        if columns:
+            reason_nm = key_nm[:, columns]
+            result_nk[:, k] = torch.where((reason_nm == cancelled).any(dim=1), cancelled, reason_nm.amin(dim=1))
     return result_nk
 
 
@@ -137,14 +137,14 @@ def recorded_reasons(
     """
     moved_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
     group_n = group_index(group_n)
-    everybody = compare_in_strata(torch.ones_like(group_n).double(), group_n, voter_n=rollout_n).comparison
-    size_n = everybody.members_nm[:, 0]
+    all_members = compare_in_strata(torch.ones_like(group_n).double(), group_n, voter_n=rollout_n).comparison
+    size_n = all_members.members_nm[:, 0]
     key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL), dtype=torch.long)
     if reward_n is not None:
         reward_n = reward_n.double().where(reward_n.isfinite(), torch.nan)
         within, known_n = moments(reward_n, group_n), ~reward_n.isnan()
-        rewarded = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
-        agree_n = within.constant_n() & (rewarded.members_nm[:, 0] == size_n)
+        comparison = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
+        agree_n = within.constant_n() & (comparison.members_nm[:, 0] == size_n)
         verdict_n = torch.where(within.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
         if not bool(((reward_n == 0) | (reward_n == 1) | ~known_n).all()):
             verdict_n = torch.full_like(key_n, key_of(Zero.ALL_EQUAL, 0))
@@ -194,7 +194,7 @@ def tally_zeros(
     ):
         key_v = key_v if applies_v is None else torch.where(applies_v, key_of(reason), key_v)
     key_n = torch.full((len(block_nk),), key_of(Zero.EMPTY), dtype=torch.long)
-    if len(key_v):  # the reason of most of its tokens; CREDITED if any token has credit
+    if len(key_v):  # a completion has the reason of most of its tokens; CREDITED if any token has credit
         pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)
         row_p, key_p = pair_p.T
         # A tool's tokens count only if the model wrote nothing.

@@ -132,7 +132,7 @@ CASES = [
     Case(
         "a CSV table with both `response` and `output`",
         lambda folder: credited(text(folder / "a.csv", "prompt,response,output\n2+2=,4,4\n")),
-        "Error: ... has the columns response and output, and each may hold the completion. Say which: --columns completion=NAME, "
+        "Error: ... has the columns response and output, and each may hold the completion. Choose one: --columns completion=NAME, "
         "in Python columns={'completion': 'NAME'}.",
     ),
     Case(

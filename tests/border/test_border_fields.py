@@ -134,7 +134,7 @@ CASES = [
     Case(
         'Layout(["items[*].parts[*]"], segmenter="json")',
         laid_out(["items[*].parts[*]"], segmenter="json"),
-        "Block 'items[*].parts[*]' is repeated twice over; write one of the two as a number, such as items[0].parts[*].",
+        "Block 'items[*].parts[*]' has [*] twice; write one of the two as a number, such as items[0].parts[*].",
     ),
     Case(
         'Layout(["items[*]"], segmenter="json", most=0)',

@@ -190,8 +190,8 @@ CASES = [
     Case(
         "conversations as prompts, and a tokenizer without a chat template",
         trains([{"prompt": [{"role": "user", "content": "2 + 2?"}], "answer": "4"}] * 4, model=model(None)),
-        "Row 0 of the dataset 'data.jsonl' has [{...}] in column 'prompt'; that is a conversation, and the tokenizer of the model "
-        "has no chat template. Give texts, or another model.",
+        "Row 0 of the dataset 'data.jsonl' has [{...}] in column 'prompt'; this prompt is a conversation, and the model's "
+        "tokenizer has no chat template. Give texts, or another model.",
     ),
     Case(
         "prompts that are lists of lists",
@@ -302,7 +302,7 @@ CASES = [
     Case(
         "`options: {eps: .inf}`, which makes every advantage 0",
         lambda folder: str(Scheme.preset("grpo", trl_small.LAYOUT, eps=math.inf)),
-        "eps is inf; it must be a finite number that is not negative.",
+        "The option eps is inf; it must be a finite number that is not negative.",
     ),
     Case(
         "a train.py with `beta=-0.1`, which pays for leaving the reference",

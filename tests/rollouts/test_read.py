@@ -83,7 +83,7 @@ SENTENCES = {
         "Row 0 of '{}' has '1' as 'step', which must be a whole number.",
     ),
     "types": (other_types, "The files of '{}' do not fit together ("),
-    "two columns": (two_columns, "has more than one column 'acc'"),
+    "two columns": (two_columns, "has several columns called 'acc'"),
     "packed": (packed, "'{}' is compressed; unpack it first."),
     "a log of Inspect": (inspect_log, "'{}' is a log of Inspect. Write its samples (inspect_ai.log.read_eval_log_samples) as JSON"),
     "name": (no_utf8, "caf\ufffd.jsonl' is not valid UTF-8; rename it."),

@@ -172,7 +172,7 @@ def test_a_prompt_drawn_twice_is_two_groups(tmp_path):
 def test_groups_that_some_rows_lack_are_refused(tmp_path):
     columns = {"prompt": ["p", "p"], "tokens": [["a"], ["b"]], "trainable": [[True], [True]], "group": [0, None]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"1 of 2 completions of .* have no 'group'; say it of all of them"):
+    with pytest.raises(DataError, match=r"1 of 2 completions of .* have no 'group'; fill in every row"):
         read_rollouts(tmp_path / "a.parquet")
 
 

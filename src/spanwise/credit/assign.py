@@ -94,7 +94,7 @@ def assign(
     chosen = find(method) if isinstance(method, str) else method
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
     paid_mk = paid_blocks(objectives, block_names, present_nk.device)
-    group_n = group_index(group_n)  # methods never see whether an id is negative or large
+    group_n = group_index(group_n)  # methods get dense ids, never negative or large ones
     data, least, whole_nm = dict(inputs or {}), options.get("min_stratum", 2), completed(scores, objectives)
     truncated_n, mask_nt = data.pop("truncated_n", None), data.get("mask_nt")
     ask = partial(_ask, chosen, group_n, options)
@@ -112,7 +112,7 @@ def assign(
             comparison = advantage_columns(value_nm, group_n, by_column, min_stratum=least).comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
         block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_n.device)
-        for m, paid_k in enumerate(paid_mk):  # one after the other: the order of a sum is part of its digits
+        for m, paid_k in enumerate(paid_mk):  # a loop, because the order of a sum changes its last digits
             part_n = weight_m[m] * adv_nm[:, m]
             block_nk[:, paid_k] += part_n[:, None]
             stop_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~left_out_nm[:, m], 0.0, part_n)
@@ -141,13 +141,14 @@ def assign(
                 where = block_names, data["block_nt"], mask_nt
                 streams = reward_streams(scores, objectives, *where, values=values, dtype=dtype)
             token_nt, stop_n = _over_tokens(ask, data, streams, stop_n)
-            inside_knt = [data["block_nt"] == k for k in range(len(block_names))]
+            in_block_knt = [data["block_nt"] == k for k in range(len(block_names))]
             means = [
-                torch.where(in_nt, token_nt.double(), 0.0).sum(dim=1) / in_nt.sum(dim=1).clamp(min=1) for in_nt in inside_knt
+                torch.where(in_nt, token_nt.double(), 0.0).sum(dim=1) / in_nt.sum(dim=1).clamp(min=1)
+                for in_nt in in_block_knt
             ]
             block_nk = torch.stack(means, dim=1)
-            moved_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
-            adv_nm = moved_n.double()[:, None]  # no single reward was compared
+            has_credit_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
+            adv_nm = has_credit_n.double()[:, None]  # no single reward was compared
         else:
             adv_n, comparison = ask(data, group_n.shape)
             adv_nm = adv_n.double()[:, None]
@@ -158,12 +159,12 @@ def assign(
         weight_m, names = adv_nm.new_ones(1), (" + ".join(names),) if chosen.kind == "completion" else ()
         grouped = not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
         explained = sum_reasons(comparison, scores, objectives, group_n, grouped=grouped, truncated_n=truncated_n)
-    alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~value_nm.isnan()
+    is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~value_nm.isnan()
     coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~value_nm.isnan()
     return Credit(
         torch.where(present_nk, block_nk, 0.0),
         stop_n,
-        alone_nm.sum(dim=0).expand(len(objectives)) * int(grouped),
+        is_alone_nm.sum(dim=0).expand(len(objectives)) * int(grouped),
         scores.reward_nm.isnan().sum(dim=0),
         adv_nm=adv_nm,
         comparison=explained,
@@ -182,7 +183,7 @@ def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
     stand_in_nm = torch.where(left_out(scores), completed(scores, objectives), torch.nan)
     by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_k[m] is None:  # the reward is judged by no outcome that its baseline is given
+        if judged_k[m] is None:  # none of the baseline's outcomes judges the reward
             by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values[name][~values[name].isnan()].unique().tolist(), name)
@@ -194,7 +195,7 @@ def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
         "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
         "outcome_no": torch.stack(list(values.values()), dim=1) if values else nothing_n0,
         "given_k": given_k,
-        "judged_k": [judged or 0 for judged in judged_k],
+        "judged_k": [column or 0 for column in judged_k],
         "by_outcome_nk2": by_outcome_nk2,
     }
 
@@ -206,7 +207,7 @@ def _over_tokens(
     shape = data["block_nt"].shape
     if streams is None:
         return ask(data, shape)[0], stop_n
-    token_nt = torch.zeros((), device=stop_n.device)  # takes the dtype of what is added
+    token_nt = torch.zeros((), device=stop_n.device)  # 0 takes the dtype of the first stream
     for s, part in enumerate(streams.inputs(data["value_nt"], data.get("bootstrap_n"))):
         weighted_nt = streams.weight_s[s] * ask({**data, **part}, shape)[0]
         stops_n = streams.stop_sn[s]
@@ -225,10 +226,10 @@ def _ask(
     adv, comparison = result if isinstance(result, Explained) else (result, None)
     if not isinstance(adv, Tensor) or adv.shape != shape:
         returned = f"a tensor of {tuple(adv.shape)}" if isinstance(adv, Tensor) else type(adv).__name__
-        words = {"block": "completions and objectives", "token": "completions and tokens"}.get(chosen.kind, "completions")
+        axes = {"block": "completions and objectives", "token": "completions and tokens"}.get(chosen.kind, "completions")
         raise AlignmentError(
             f"Method '{chosen.name}' is registered with kind='{chosen.kind}' and must return a tensor of {tuple(shape)}, "
-            f"the {words}; it returned {returned}."
+            f"the {axes}; it returned {returned}."
         )
     return adv, comparison
 
@@ -254,8 +255,8 @@ def _check_sizes(
             f"{n} group ids, {m} objectives and {k} blocks, but rewards are {tuple(scores.reward_nm.shape)} and block presence "
             f"is {tuple(present_nk.shape)}."
         )
-    if place := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):
-        i, j = place
+    if bad_entry := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):
+        i, j = bad_entry
         raise RewardError(
             f"Reward '{scores.names[j]}' of completion {i} is {float(scores.reward_nm[i, j])} with status OK; "
             f"a reward must be finite, or absent with a status that says why."
@@ -292,31 +293,31 @@ def sum_reasons(
     """Return the comparison of the objectives' sum with exact reasons, and with the objective that each reason is about."""
     set_n = group_n if grouped else torch.zeros_like(group_n)
     reason_n, about_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
-    everyone = moments(comparison.worth_nm[:, 0], set_n)
-    size_n = everyone.count_n()
+    set_moments = moments(comparison.worth_nm[:, 0], set_n)
+    size_n = set_moments.count_n()
     if not grouped:
-        still_n = torch.where(everyone.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
+        still_n = torch.where(set_moments.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
         reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, still_n)
     equal_n = reason_n == int(Zero.ALL_EQUAL)
     for m in reversed(range(len(objectives))):  # "all right" or "all wrong" says more than "all equal"
         groups = moments(scores.reward_nm[:, m], set_n)
         all_equal_n = torch.full_like(reason_n, int(Zero.ALL_EQUAL))
         verdict_n = _verdict(objectives[m], scores.reward_nm[:, m], all_equal_n, groups.mean_n())
-        agree_n = equal_n & groups.constant_n() & (groups.count_n() == size_n) & (verdict_n != all_equal_n)
-        reason_n, about_n = torch.where(agree_n, verdict_n, reason_n), torch.where(agree_n, m, about_n)
+        is_unanimous_n = equal_n & groups.constant_n() & (groups.count_n() == size_n) & (verdict_n != all_equal_n)
+        reason_n, about_n = torch.where(is_unanimous_n, verdict_n, reason_n), torch.where(is_unanimous_n, m, about_n)
     missing_nm, column_m = _missing(scores, truncated_n), torch.arange(len(objectives), device=reason_n.device)
     weighs_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
-    gone_nm = completed(scores, objectives).isnan() & weighs_m
-    rank_nm = torch.where(gone_nm, missing_nm * len(objectives) + column_m, len(Zero) * len(objectives))
+    is_missing_nm = completed(scores, objectives).isnan() & weighs_m
+    rank_nm = torch.where(is_missing_nm, missing_nm * len(objectives) + column_m, len(Zero) * len(objectives))
     first_n = rank_nm.argmin(dim=1)
     # GDPO may credit the rewards that are present although the sum is unknown.
-    gone_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
-    reason_n = torch.where(gone_n, missing_nm.gather(1, first_n[:, None])[:, 0], reason_n)
-    return replace(comparison, reason_nm=reason_n[:, None], about_nm=torch.where(gone_n, first_n, about_n)[:, None])
+    is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
+    reason_n = torch.where(is_missing_n, missing_nm.gather(1, first_n[:, None])[:, 0], reason_n)
+    return replace(comparison, reason_nm=reason_n[:, None], about_nm=torch.where(is_missing_n, first_n, about_n)[:, None])
 
 
 def _missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
-    """Return the reason for each reward that is not there."""
+    """Return the reason for each missing reward."""
     reason_nm = torch.full(scores.status_nm.shape, int(Zero.ABSENT), device=scores.status_nm.device)
     if truncated_n is not None:
         reason_nm[truncated_n] = int(Zero.TRUNCATED)

@@ -148,13 +148,13 @@ def advantage(
         raise RecipeError(
             f"Baseline '{baseline}' has no stratum whose standard deviation could be divided by; use scale='none'."
         )
-    absent_n, everybody_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
+    is_absent_n, everybody_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
     stand_in_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
     if if_missing is not None:
-        stand_in_n = torch.where(absent_n, if_missing, stand_in_n)
-    worth_n, outcome_no = torch.where(absent_n, stand_in_n, reward_n.double()), _outcomes(outcome_no, group_n, baseline)
-    explained, open_n, levels = None, torch.ones_like(absent_n), list[tuple[Tensor, int]]()
-    if baseline == "none":  # no stratum, so no moments that would check the rewards
+        stand_in_n = torch.where(is_absent_n, if_missing, stand_in_n)
+    worth_n, outcome_no = torch.where(is_absent_n, stand_in_n, reward_n.double()), _outcomes(outcome_no, group_n, baseline)
+    explained, open_n, levels = None, torch.ones_like(is_absent_n), list[tuple[Tensor, int]]()
+    if baseline == "none":  # no stratum means no moments, which would check the rewards
         check_rewards(reward_n)
         advantage_n, nothing_n, open_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~open_n
         comparison = comparison_of(advantage_n, worth_n, nothing_n, nothing_n + 1, alone_n=open_n, equal_n=open_n)
@@ -168,17 +168,17 @@ def advantage(
     else:
         columns = outcome_no.shape[1]
         coarsest = 0 if back_off or (back_off is None and columns > 1) else columns
-        who_n = everybody_n if baseline == "batch" else group_n
-        levels = [(who_n, outcomes) for outcomes in range(columns, coarsest - 1, -1)]
+        coarsest_n = everybody_n if baseline == "batch" else group_n
+        levels = [(coarsest_n, outcomes) for outcomes in range(columns, coarsest - 1, -1)]
     last = len(levels) - 1
-    levels += [(group_n, 0), (everybody_n, 0)]  # for a stand-in that has no completion to compare with
-    for level, (who_n, outcomes) in enumerate(levels):
+    levels += [(group_n, 0), (everybody_n, 0)]  # a stand-in may have no completion to compare with
+    for level, (coarsest_n, outcomes) in enumerate(levels):
         if explained is not None and not bool(open_n.any()):
             break
-        stratum_n = refine(who_n, outcome_no[:, :outcomes])
+        stratum_n = refine(coarsest_n, outcome_no[:, :outcomes])
         result = compare_in_strata(
             reward_n,
-            stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2),  # strata of different levels differ
+            stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2),  # numbers differ by level
             leave_one_out=leave_one_out,
             min_stratum=min_stratum,
             scale=scale,
@@ -199,8 +199,8 @@ def advantage(
     stratum_n = comparison.stratum_nm[:, 0]
     dense_n = group_index(stratum_n) - (stratum_n < 0).any().long()  # -1 is numbered first
     comparison = replace(comparison, stratum_nm=dense_n[:, None])
-    alone_n = ~absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
-    return Advantage(adv_n.where(~absent_n, 0.0), adv_n.where(absent_n, 0.0), alone_n, comparison)
+    alone_n = ~is_absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
+    return Advantage(adv_n.where(~is_absent_n, 0.0), adv_n.where(is_absent_n, 0.0), alone_n, comparison)
 
 
 def advantage_columns(
@@ -211,12 +211,12 @@ def advantage_columns(
 ) -> Explained:
     """Apply `advantage` to each column of rewards, with shared options and with the options of the column."""
     by_name = {name: values for name, values in by_column.items() if values is not None}
-    each = [
+    results = [
         advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in by_name.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in each], dim=1)
-    return Explained(adv_nm, Comparison.joined([column.comparison for column in each]))
+    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in results], dim=1)
+    return Explained(adv_nm, Comparison.joined([column.comparison for column in results]))
 
 
 def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:

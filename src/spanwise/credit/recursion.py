@@ -42,9 +42,9 @@ def lambda_advantage(
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, number in (("gamma", gamma), ("lam", lam)):
         number = torch.as_tensor(number, dtype=torch.float64)
-        bad = number[~((number >= 0) & (number <= 1))]  # NaN as well
-        if len(bad):
-            raise RecipeError(f"{name} is {float(bad[0]):g}; it must lie between 0 and 1.")
+        bad_values = number[~((number >= 0) & (number <= 1))]  # this refuses NaN, too
+        if len(bad_values):
+            raise RecipeError(f"{name} is {float(bad_values[0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
     advantage_nt = fresh(reward_nt.shape, dtype=dtype, device=reward_nt.device)
     exact = torch.promote_types(dtype, torch.float32)
@@ -53,7 +53,7 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves quickly that no reward is absent
         absent_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # Carried backwards: Q[k] = gamma (V[k] + lam[k] A[k]), so that A[k] = r[k] - V[k] + Q[k+1] and
+    # The loop carries Q backwards: Q[k] = gamma (V[k] + lam[k] A[k]), so that A[k] = r[k] - V[k] + Q[k+1] and
     # Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1]. At a masked token Q[t] = r[t] + Q[t+1].
     ahead_n = torch.zeros(len(reward_nt), dtype=exact, device=reward_nt.device)
     if bootstrap_n is not None:
@@ -151,8 +151,8 @@ def _check_values(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor
     """Refuse a value that is not finite at a trainable token; the sum tells quickly whether all are finite."""
     if value_nt is None or bool(advantage_nt.sum().isfinite()):
         return
-    if place := first_of(mask_nt & ~value_nt.isfinite()):
-        i, t = place
+    if bad_entry := first_of(mask_nt & ~value_nt.isfinite()):
+        i, t = bad_entry
         raise RewardError(
             f"The value of completion {i} is {float(value_nt[i, t])} at trainable token {t}; the critic must give a finite value "
             f"to every token of the mask."

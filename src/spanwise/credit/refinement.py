@@ -43,8 +43,8 @@ class Refinement:
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
-            others = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
-            raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines nothing; use {others}.")
+            refinements = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
+            raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines nothing; use {refinements}.")
         if not isinstance(self.options, Mapping):
             raise RecipeError(f"refine: the options are {self.options!r}; write them by name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:
@@ -77,7 +77,7 @@ class Refinement:
                 f"refine is {written!r}; write refine: ktae, or refine: {{method: ktae, options: {{form: code}}}}."
             )
         for name in fields_written:
-            check_known("field of refine", name, [each.name for each in fields(Refinement)])
+            check_known("field of refine", name, [allowed_fields.name for allowed_fields in fields(Refinement)])
         return Refinement(**fields_written)
 
     def check_scheme(self, scheme: Any) -> None:

@@ -169,7 +169,7 @@ class Method:
 
     @cached_property
     def reads_values(self) -> bool:
-        """Whether the method runs over tokens and reads a critic's values, once per stream (`Scheme.values`)."""
+        """True if the method runs over tokens and reads a critic's values, once per stream (`Scheme.values`)."""
         return self.kind == "token" and "value_nt" in self.needs
 
     @cached_property
@@ -180,12 +180,12 @@ class Method:
 
     @cached_property
     def takes_everything(self) -> bool:
-        """Whether the estimator takes `**anything`, and so gets all inputs."""
+        """True if the estimator takes `**anything` and therefore gets all inputs."""
         return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.estimator).parameters.values())
 
     @property
     def stateful(self) -> bool:
-        """Whether the estimator is an object that remembers earlier batches (`state_dict`, `load_state_dict`)."""
+        """True if the estimator is an object that remembers earlier batches (`state_dict`, `load_state_dict`)."""
         return hasattr(self.estimator, "state_dict") and hasattr(self.estimator, "load_state_dict")
 
     @cached_property
@@ -200,7 +200,7 @@ class Method:
                 is_of_objective = name in ("baseline", "scale", "back_off") and "baseline" in self.inputs
                 raise RecipeError(
                     f"Method '{self.name}' has no option '{name}'; it has {', '.join(sorted(self.options)) or 'none'}."
-                    f"{' Objectives say it.' if is_of_objective else ''}"
+                    f"{' Set this option in the objectives.' if is_of_objective else ''}"
                 )
 
     def check_options(self, options: Mapping[str, Any], **says: list[Any]) -> None:
@@ -212,20 +212,20 @@ class Method:
         """
         self.check_names(options)
         for name, value in options.items():
-            fits, advice = _VALUES.get(name, (lambda _: True, ""))
-            if not fits(value):
-                raise RecipeError(f"{name} is {value!r}; {advice}.")
+            is_valid, advice = _VALUES.get(name, (lambda _: True, ""))
+            if not is_valid(value):
+                raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other, values = self.only_with[name]
                 if not any(chosen in values for chosen in says.get(other, [options.get(other, self.options.get(other))])):
                     raise RecipeError(
-                        f"Option '{name}' of method '{self.name}' does something only where {other.removesuffix('_k')} is "
+                        f"Option '{name}' of method '{self.name}' has an effect only if {other.removesuffix('_k')} is "
                         f"{' or '.join(map(str, values))}; here it would change nothing."
                     )
 
     @cached_property
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        fixed = getattr(self.estimator, "keywords", {})  # of a functools.partial
+        fixed = getattr(self.estimator, "keywords", {})  # the arguments that a functools.partial has fixed
         named = inspect.signature(self.estimator).parameters.items()
         return {name: p for name, p in named if name not in fixed and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
@@ -255,16 +255,16 @@ def outcome_methods() -> tuple[str, ...]:
     >>> {"dr_grpo", "grpo"} <= set(outcome_methods())
     True
     """
-    on_whole = (entry for entry in METHODS.values() if entry.kind == "completion" and not entry.needs)
-    return tuple(sorted(entry.name for entry in on_whole if entry.inputs[0] == "reward_n"))
+    completion_methods = (entry for entry in METHODS.values() if entry.kind == "completion" and not entry.needs)
+    return tuple(sorted(entry.name for entry in completion_methods if entry.inputs[0] == "reward_n"))
 
 
-# The score of a completion without a confidence: the worst that the rule can give (log_score clips at .01).
+# A completion without a confidence gets the lowest score of the rule (log_score clips at .01).
 WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
 def states_confidence(layout: Layout) -> bool:
-    """Whether the last block states a confidence; otherwise it is a second attempt.
+    """Return whether the last block states a confidence; otherwise the block is a second attempt.
 
     >>> states_confidence(Layout({"first": ["answer"], "second": ["answer"]}))
     False
@@ -322,14 +322,14 @@ def preset_objectives(
     # A reward reads the first block it pays; every other block comes after its own.
     objectives = [Objective("correct", pays=(first,) if by_block else layout.names, baseline=group, if_missing=0.0)]
     if preset.calibrated:
-        confident = states_confidence(layout)
+        has_confidence = states_confidence(layout)
         second = Objective(
-            calibration if confident else "second_attempt",
+            calibration if has_confidence else "second_attempt",
             pays=(last,) if by_block else tuple(dict.fromkeys((last, *layout.names))),
-            given="correct" if confident or against in ("outcome", "blended") else (),
+            given="correct" if has_confidence or against in ("outcome", "blended") else (),
             baseline=against,
-            if_missing=WORST_SCORE[calibration] if confident else 0.0,
-            options={} if confident else {"first": first},
+            if_missing=WORST_SCORE[calibration] if has_confidence else 0.0,
+            options={} if has_confidence else {"first": first},
         )
         objectives.append(second)
     # Only tags can be malformed, and a group of well-formed completions gets exactly 0. A tag may be empty: other objectives judge

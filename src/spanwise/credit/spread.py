@@ -17,7 +17,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError, check_know
 from spanwise.objective import Objective
 from spanwise.types import Credit, Scores, Spans, Status
 
-#: Whether the critic predicts one return, or the future reward of each objective.
+#: The kinds of values: one return for all objectives (shared), or the future reward of each objective.
 ValuesName = Literal["shared", "objective"]
 
 _ROWS = 16
@@ -48,9 +48,9 @@ def summed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, " n
 def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
     """Return which blocks each objective pays."""
     for objective in objectives:
-        if lost := [name for name in objective.pays if name not in block_names]:
+        if unknown_names := [name for name in objective.pays if name not in block_names]:
             raise RecipeError(
-                f"Objective '{objective.name}' pays '{lost[0]}', which is no block; there are {', '.join(block_names)}."
+                f"Objective '{objective.name}' pays '{unknown_names[0]}', which is no block; there are {', '.join(block_names)}."
             )
     paid_mk = [[name in objective.pays for name in block_names] for objective in objectives]
     return torch.tensor(paid_mk, dtype=torch.bool, device=device).reshape(len(objectives), len(block_names))
@@ -155,33 +155,33 @@ def reward_streams(
     check_shapes(block_nt=block_nt, mask_nt=mask_nt)
     reward_nm, weight_m, trained_nt = completed(scores, objectives), weights(objectives, scores.reward_nm), mask_nt.bool()
     last_n, some_n = last_token(trained_nt)
-    in_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))  # -1 is no block
+    in_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))  # a block number of -1 means no block
     paid_mnt = in_block_mk[:, block_nt.long()] & trained_nt
     ends = [last_token(paid_nt) for paid_nt in paid_mnt]
-    has_nm = torch.stack([has_n for _, has_n in ends], dim=1)
+    has_paid_nm = torch.stack([has_n for _, has_n in ends], dim=1)
     # A completion without a paid block has its reward at its last token: the decision to stop.
-    end_nm = torch.where(has_nm, torch.stack([end_n for end_n, _ in ends], dim=1), last_n[:, None])
+    end_nm = torch.where(has_paid_nm, torch.stack([end_n for end_n, _ in ends], dim=1), last_n[:, None])
     rows_m, names = range(len(objectives)), stream_names(objectives, values)
     if resolved_values(objectives, values) == "shared":
         # Tokens of unpaid blocks train too: their reward comes later, as in ordinary PPO with rewards inside.
         weighted_nm = weighted(reward_nm, weight_m)
-        whole_n = ~weighted_nm.sum(dim=1).isnan()  # with an absent reward the sum is unknown
-        mask_snt, stop_sn = (trained_nt & whole_n[:, None])[None], torch.zeros_like(whole_n)[None]
+        has_sum_n = ~weighted_nm.sum(dim=1).isnan()  # with an absent reward the sum is unknown
+        mask_snt, stop_sn = (trained_nt & has_sum_n[:, None])[None], torch.zeros_like(has_sum_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
-        rows = (whole_n & some_n).nonzero().squeeze(1)
+        rows = (has_sum_n & some_n).nonzero().squeeze(1)
         for m in rows_m:  # add all rewards of one token in the order of the objectives
-            here_nm = end_nm[rows] == end_nm[rows, m, None]
-            reward_snt[0, rows, end_nm[rows, m]] = torch.where(here_nm, weighted_nm[rows], 0.0).sum(dim=1).to(dtype)
+            same_end_nm = end_nm[rows] == end_nm[rows, m, None]
+            reward_snt[0, rows, end_nm[rows, m]] = torch.where(same_end_nm, weighted_nm[rows], 0.0).sum(dim=1).to(dtype)
     else:
         known_nm = ~reward_nm.isnan()
-        stop_nm = known_nm & left_out(scores) & ~has_nm & some_n[:, None]
+        stop_nm = known_nm & left_out(scores) & ~has_paid_nm & some_n[:, None]
         reward_snt = torch.zeros(paid_mnt.shape, dtype=dtype, device=mask_nt.device)
         mask_snt = paid_mnt & known_nm.T[..., None]
         for m in rows_m:
             stop = stop_nm[:, m].nonzero().squeeze(1)
             mask_snt[m, stop, last_n[stop]] = True
-            rows = (stop_nm[:, m] | (has_nm[:, m] & known_nm[:, m])).nonzero().squeeze(1)
+            rows = (stop_nm[:, m] | (has_paid_nm[:, m] & known_nm[:, m])).nonzero().squeeze(1)
             reward_snt[m, rows, end_nm[rows, m]] = reward_nm[rows, m].to(dtype)
         stop_sn, weight_s = stop_nm.T, weight_m.double()
     holds_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2) if mask_nt.shape[1] else stop_sn
@@ -265,7 +265,7 @@ def spread(
     share_nk = torch.where(length_nk > 0, credit.block_nk / size_nk, 0.0)
     table_nk = pad(share_nk, (1, 0)).to(dtype)  # the first column serves the tokens of no block (-1)
     advantage_nt = fresh(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
-    parts = (table.split(_ROWS) for table in (table_nk, spans.block_nt, advantage_nt))  # a few at a time stay in the cache
+    parts = (table.split(_ROWS) for table in (table_nk, spans.block_nt, advantage_nt))  # few rows fit the cache
     for part_nk, block_nt, out_nt in zip(*parts, strict=True):
         torch.gather(part_nk, 1, (block_nt + 1).long(), out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
@@ -292,8 +292,8 @@ def spread_tokens(
     size_nt = torch.gather(size_nk, 1, spans.block_nt.long().clamp(min=0)) if size_nk.shape[1] > 1 else size_nk
     share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, spare)), 0.0) / size_nt
     if stop_n is not None:
-        alone = isinstance(per, str) and per == "block"
-        _add_stops(share_nt, spans, stop_n.double() if alone else stop_n.double() / size_nk[:, 0])
+        sums_by_block = isinstance(per, str) and per == "block"
+        _add_stops(share_nt, spans, stop_n.double() if sums_by_block else stop_n.double() / size_nk[:, 0])
     return share_nt.to(dtype)
 
 
@@ -367,16 +367,16 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
             "pass the same completions to both."
         )
     block_nt = pad(spans.block_nt, (0, spare), value=-1)
-    kept_n = mask_nt.any(dim=1)
-    if place := first_of(kept_n & ((block_nt >= 0) != mask_nt).any(dim=1)):
+    in_loss_n = mask_nt.any(dim=1)
+    if place := first_of(in_loss_n & ((block_nt >= 0) != mask_nt).any(dim=1)):
         (n,) = place
         raise AlignmentError(
             f"Completion {n} trains on {int(mask_nt[n].sum())} tokens and its spans cover {int((block_nt[n] >= 0).sum())}; "
             "the trainer masks tokens that the spans do not know of (a tool mask that changed after scoring?)."
         )
-    kept_n1 = kept_n[:, None]
+    in_loss_n1 = in_loss_n[:, None]
     block_nt = block_nt.masked_fill(~mask_nt, -1)
-    return replace(spans, block_nt=block_nt, start_nk=spans.start_nk * kept_n1, end_nk=spans.end_nk * kept_n1)
+    return replace(spans, block_nt=block_nt, start_nk=spans.start_nk * in_loss_n1, end_nk=spans.end_nk * in_loss_n1)
 
 
 def fresh(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -57,11 +57,11 @@ def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: st
 
 def check_shapes(**tensors: Tensor | None) -> None:
     """Refuse tensors whose sizes differ from the first tensor's, along the indices in their names; None is skipped."""
-    (first, like), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
+    (first_name, first_tensor), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in others:
-        shared = sum(map(eq, first.rpartition("_")[2], name.rpartition("_")[2]))
-        if tensor.shape[:shared] != like.shape[:shared]:
-            raise AlignmentError(f"{first} is {tuple(like.shape)} but {name} is {tuple(tensor.shape)}.")
+        shared = sum(map(eq, first_name.rpartition("_")[2], name.rpartition("_")[2]))
+        if tensor.shape[:shared] != first_tensor.shape[:shared]:
+            raise AlignmentError(f"{first_name} is {tuple(first_tensor.shape)} but {name} is {tuple(tensor.shape)}.")
 
 
 class Explained(NamedTuple):
@@ -162,8 +162,8 @@ def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
     """
     if isinstance(groups, Tensor):
         return torch.unique(groups, return_inverse=True)[1]
-    dense: dict[Hashable, int] = {}
-    return torch.tensor([dense.setdefault(group, len(dense)) for group in groups], dtype=torch.long)
+    number_of: dict[Hashable, int] = {}
+    return torch.tensor([number_of.setdefault(group, len(number_of)) for group in groups], dtype=torch.long)
 
 
 def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> Float[Tensor, "n m"]:
@@ -209,7 +209,7 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
 class Moments:
     """The count, mean and sum of squared deviations of a value in each stratum, and the stratum of each completion."""
 
-    stratum_n: Int[Tensor, " n"]  # of completions with an absent value too; -1: no stratum
+    stratum_n: Int[Tensor, " n"]  # also set for completions without a value; -1 means no stratum
     member_n: Bool[Tensor, " n"]  # the value is present and in a stratum
     deviation_n: Float[Tensor, " n"]  # value minus the stratum's mean; exactly 0 in a constant stratum and at non-members
     count_s: Float[Tensor, " s"]
@@ -276,7 +276,7 @@ def moments(
             f"There is a stratum {lowest}; strata are numbered from 0 and -1 is none, so give ids of your own to group_index first."
         )
     placed_n = stratum_n >= 0
-    if highest > 16 * len(stratum_n):  # a table of so many strata would be nearly empty
+    if highest > 16 * len(stratum_n):  # large stratum numbers would make a nearly empty table
         stratum_n, highest = group_index(stratum_n).where(placed_n, -1), len(stratum_n)
     member_n, slot_n = placed_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
     weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
@@ -383,7 +383,7 @@ def _votes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Count the voters of each row's stratum, average their means, and subtract the mean that a row is compared with."""
     ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    by_voter = moments(value_n, ballot_n)  # one mean per voter
+    by_voter = moments(value_n, ballot_n)  # vote_u has one mean per voter
     stratum_u = torch.full((len(by_voter.count_s),), -1, dtype=torch.long, device=value_n.device)
     placed_n = by_voter.stratum_n >= 0
     stratum_u[by_voter.stratum_n[placed_n]] = stratum_n[placed_n].long()

@@ -82,12 +82,12 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
         >>> alarms({"accuracy": 0.001, "ece": 0.001, "format_rate": 1.0})
         {'accuracy': 'hardly any answer is right', 'ece': 'hardly any answer is right'}
     """
-    known = {name: value for name, value in figures.items() if value is not None and value == value}
-    wrong: dict[str, str] = {}
+    numbers = {name: value for name, value in figures.items() if value is not None and value == value}
+    reasons: dict[str, str] = {}
     for name, alarm in EVALUATION:
-        if name in known and alarm.holds(known[name]):
-            wrong = dict.fromkeys((name, *alarm.hollow), alarm.sentence) | wrong
-    return {name: wrong[name] for name in known if name in wrong}
+        if name in numbers and alarm.holds(numbers[name]):
+            reasons = dict.fromkeys((name, *alarm.hollow), alarm.sentence) | reasons
+    return {name: reasons[name] for name in numbers if name in reasons}
 
 
 def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
@@ -117,8 +117,8 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         shares = sorted(line[key] for line in run)
         share = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
         steps = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
-        what = alarm.sentence.format(name=name)
-        sentences[key] = f"In {len(run)} batches in a row{steps} {share.replace('%', ' %')} {what} {alarm.cause}"
+        problem = alarm.sentence.format(name=name)
+        sentences[key] = f"In {len(run)} batches in a row{steps} {share.replace('%', ' %')} {problem} {alarm.cause}"
     return sentences
 
 
@@ -170,13 +170,13 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
     """
     sentences = {}
     for key, name, alarm in _watched(batches, "at_end"):
-        of, values = f" of '{name}'" if name else "", values_of(batches, key)
+        name_text, values = f" of '{name}'" if name else "", values_of(batches, key)
         values = values[-min(last, max(1, len(values) // 4)) :]
         if not values and alarm.unknown:
-            sentences[key] = alarm.unknown.format(of=of)
+            sentences[key] = alarm.unknown.format(of=name_text)
         elif values and alarm.holds(mean := sum(values) / len(values)):
-            over = "the last batch" if len(values) == 1 else f"the last {len(values)} batches"
-            sentences[key] = alarm.sentence.format(of=of, value=mean, over=over)
+            batches_text = "the last batch" if len(values) == 1 else f"the last {len(values)} batches"
+            sentences[key] = alarm.sentence.format(of=name_text, value=mean, over=batches_text)
     return sentences
 
 

@@ -57,7 +57,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
 
 
 class Watch:
-    """Repeats no warning: returns each remark on the batches of a training once."""
+    """Gives every warning only once: returns each remark on the batches of a training once."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
@@ -67,7 +67,7 @@ class Watch:
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
         """Return the warnings of `setup_warnings` not given before, and whether some objective has no reward at all."""
         warnings = setup_warnings(reading, self.scheme)
-        for kind, _, name in (key.partition("/") for key in warnings):  # a habit that would repeat the same warning
+        for kind, _, name in (key.partition("/") for key in warnings):  # `habits` would repeat this warning in other words
             if kind in ("tags", "scored", "free"):
                 self._said.add("credit/malformed" if kind == "tags" else f"credit/{name}/reward_absent")
         return self._new(warnings), any(key.startswith(("tags", "scored/")) for key in warnings)
@@ -93,16 +93,16 @@ def _untagged(reading: Reading, scheme: Scheme) -> str:
     census = next((census for census in censuses if census.lacking), None)
     if census is None:
         return ""
-    it, what = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
-    advice = f"Ask for {what} in the prompt, or write the layout of what the model writes."
-    count, where = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
+    pronoun, tags_text = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
+    advice = f"Ask for {tags_text} in the prompt, or write the layout of what the model writes."
+    count, sign = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
     if count * 2 >= len(reading):
         advice = (
-            f"{count} of {len(reading)} {where}. If they were cut off, set the longest length of a completion up "
+            f"{count} of {len(reading)} {sign}. If they were cut off, set the longest length of a completion up "
             f"(max_completion_length, in verl data.max_response_length), or ask for shorter ones; if not, "
-            f"ask for {what} in the prompt."
+            f"ask for {tags_text} in the prompt."
         )
-    return f"{census.sentence} The layout asks for {it}, so what is read there earns nothing. {advice}"
+    return f"{census.sentence} The layout asks for {pronoun}, so what is read there earns nothing. {advice}"
 
 
 def cut_off(
@@ -125,8 +125,8 @@ def _unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) ->
     """Warn that no completion has the reward."""
     counts = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
     listed = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
-    failed = Status.TIMEOUT in counts or Status.ERROR in counts
-    advice = "The check itself failed" if failed else "Absent: it gave None, or what it reads is not there"
+    check_failed = Status.TIMEOUT in counts or Status.ERROR in counts
+    advice = "The check itself failed" if check_failed else "Absent: it gave None, or what it reads is not there"
     options = REWARDS.find(objective.reward).options | dict(objective.options) if isinstance(objective.reward, str) else {}
     if "column" in options and Status.ERROR in counts:
         place = f" for '{options['tag']}'" if options.get("tag") else ""
@@ -141,18 +141,18 @@ def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> s
     """Warn about numbers that came for missing blocks, unless they equal the values that stand for those blocks anyway."""
     if reading.scores.unused_nm is None:
         return ""
-    number_n, instead = reading.scores.unused_nm[:, m], objective.if_missing
-    lost = [(n, number) for n, number in enumerate(number_n.tolist()) if number == number and number != instead]
-    if not lost:
+    number_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
+    ignored = [(n, number) for n, number in enumerate(number_n.tolist()) if number == number and number != if_missing]
+    if not ignored:
         return ""
-    least, most = min(number for _, number in lost), max(number for _, number in lost)
-    numbers = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+    lowest, highest = min(number for _, number in ignored), max(number for _, number in ignored)
+    numbers = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
     source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
-    rule = "has no reward and costs nothing" if instead is None else f"counts as its if_missing, {instead:g}"
+    rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
     return (
-        f"Objective '{objective.name}': {source} {numbers} for {len(lost)} of {len(reading)} completions without "
-        f"{' and '.join(objective.pays)} (completion {lost[0][0]} first). That is ignored: a missing block {rule}. "
-        f"To make it count, write if_missing={lost[0][1]:g}."
+        f"Objective '{objective.name}': {source} {numbers} for {len(ignored)} of {len(reading)} completions without "
+        f"{' and '.join(objective.pays)} (completion {ignored[0][0]} first). That is ignored: a missing block {rule}. "
+        f"To make it count, write if_missing={ignored[0][1]:g}."
     )
 
 
@@ -160,11 +160,11 @@ def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
     """Warn that leaving out a block outweighs every reward, where `if_missing` is more than ten times as far out as any reward."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
-    least, most, price = float(reward_n.min()), float(reward_n.max()), objective.if_missing
-    if price is None or objective.scale == "std" or abs(price) <= 10 * max(1.0, abs(least), abs(most)):
+    lowest, highest, price = float(reward_n.min()), float(reward_n.max()), objective.if_missing
+    if price is None or objective.scale == "std" or abs(price) <= 10 * max(1.0, abs(lowest), abs(highest)):
         return ""
     return (
-        f"Objective '{objective.name}' has if_missing {price:g}, and its rewards lie between {least:g} and {most:g}: one "
+        f"Objective '{objective.name}' has if_missing {price:g}, and its rewards lie between {lowest:g} and {highest:g}: one "
         "completion that leaves the block out outweighs all others in the gradient, unless scale: std divides it. Write the "
         "lowest possible reward as if_missing."
     )
@@ -174,12 +174,12 @@ def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
     """Warn that leaving out a block costs nothing, where `if_missing` is None."""
     if objective.if_missing is not None:
         return ""
-    paid = [scheme.layout.names.index(name) for name in objective.pays]
-    left_out_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid] == 0).all(dim=1)
-    charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
-    left_out = 0 if charged else int(left_out_n.sum())
+    paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
+    is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
+    is_charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
+    omitted = 0 if is_charged else int(is_omitted_n.sum())
     unread = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
-    counts = {f"completions leave out {' and '.join(objective.pays)}": left_out, "write there what cannot be read": unread}
+    counts = {f"completions leave out {' and '.join(objective.pays)}": omitted, "write there what cannot be read": unread}
     parts = [f"{count} of {len(reading)} {what}" for what, count in counts.items() if count]
     if not parts:
         return ""

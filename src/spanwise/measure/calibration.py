@@ -42,7 +42,7 @@ def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bi
 
 
 def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
-    """Probability that a right answer has a higher confidence than a wrong one, ties counting half; NaN if one kind is missing.
+    """Compute the chance that a right answer has a higher confidence than a wrong one; ties count half, NaN if a kind is missing.
 
     >>> auroc(torch.tensor([.9, .5, .5, .1]), torch.tensor([1., 1., 0., 0.]))  # 3.5 of 4 pairs
     0.875
@@ -79,14 +79,14 @@ def reliability(
         1.0 1.0 1 1.0
     """
     known_n = ~(confidence_n.isnan() | correct_n.isnan())
-    q, c = _reports(confidence_n[known_n], correct_n[known_n])
+    confidence_i, correct_i = _reports(confidence_n[known_n], correct_n[known_n])
     bin_n = bin_index(confidence_n[known_n], bins)
     prompt_n = prompt_index(range(len(known_n)) if prompts is None else prompts, len(known_n))[known_n.cpu()]
     count_b = torch.bincount(bin_n)
-    confidence_b, accuracy_b = (torch.bincount(bin_n, weights=value_n) / count_b for value_n in (q, c))
+    confidence_b, accuracy_b = (torch.bincount(bin_n, weights=value_n) / count_b for value_n in (confidence_i, correct_i))
     rows = []
     for b in count_b.nonzero().flatten().tolist():
-        trials = _trials(c[bin_n == b], prompt_n[bin_n == b])
+        trials = _trials(correct_i[bin_n == b], prompt_n[bin_n == b])
         low, high = wilson(float(accuracy_b[b]) * trials, trials)
         rows.append({
             "low": b / bins, "high": min(b + 1, bins) / bins, "count": int(count_b[b]), "confidence": float(confidence_b[b]),
@@ -96,7 +96,7 @@ def reliability(
 
 
 def _trials(correct_n: Tensor, prompt_n: Tensor) -> float:
-    """Return the number of independent completions that these are worth; all of them if every completion has its own prompt."""
+    """Return how many independent completions these are worth: their number, if every completion has its own prompt."""
     p, by_prompt = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
     error, prompts = by_prompt.sem, by_prompt.count
     return float(min(max(p * (1 - p) / error**2, prompts), len(correct_n)) if error > 0 else prompts)
@@ -140,10 +140,10 @@ def weighted_auroc(
         >>> weighted_auroc(q, c, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])).tolist()
         [0.5, 1.0]
     """
-    q, c = _reports(confidence_n, correct_n)
-    right_n, order_n = (c > 0.5).double(), q.argsort()
-    last_v = torch.unique_consecutive(q[order_n], return_counts=True)[1].cumsum(0) - 1
-    # The weight up to each distinct confidence, and 0 before the first.
+    confidence_i, correct_i = _reports(confidence_n, correct_n)
+    right_n, order_n = (correct_i > 0.5).double(), confidence_i.argsort()
+    last_v = torch.unique_consecutive(confidence_i[order_n], return_counts=True)[1].cumsum(0) - 1
+    # The cumulative weight at each distinct confidence, after a leading 0.
     below_rv, right_rv = (
         torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_v], (1, 0))
         for kind_n in (1 - right_n, right_n)
@@ -156,13 +156,13 @@ def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
     """Return the bin of each completion; a confidence of exactly 1 lies in bin `bins`."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
-    # .29 * 100 must not fall below 29, nor .7 in float32 below .7: add less than the type can distinguish.
+    # Rounding must not move .29 * 100 below 29, or .7 in float32 below .7: add one unit of rounding.
     nudge = bins * max(torch.finfo(confidence_n.dtype).eps, 1e-10)
     return (confidence_n.cpu().double() * bins + nudge).floor().long().clamp(0, bins)
 
 
 def _reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return confidence and correctness in float64 on the CPU; refuse numbers that are no probability."""
+    """Return confidence and correctness in float64 on the CPU; refuse numbers outside of [0, 1]."""
     if confidence_n.shape != correct_n.shape:
         raise AlignmentError(f"There are {len(confidence_n)} confidences for {len(correct_n)} answers.")
     for name, value_n in (("Confidence", confidence_n), ("Correctness", correct_n)):
@@ -173,5 +173,5 @@ def _reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
 def refuse_value(name: str, value_n: Tensor, bad_n: Tensor, allowed: str) -> None:
     """Refuse the first value that is not allowed."""
     if bool(bad_n.any()):
-        where = int(bad_n.nonzero()[0])
-        raise AlignmentError(f"{name} {float(value_n[where])} of completion {where} is not {allowed}.")
+        n = int(bad_n.nonzero()[0])
+        raise AlignmentError(f"{name} {float(value_n[n])} of completion {n} is not {allowed}.")

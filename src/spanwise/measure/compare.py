@@ -19,7 +19,7 @@ from spanwise.errors import RecipeError, check_known
 from spanwise.explain.alarms import alarms, by_sentence
 from spanwise.measure.intervals import Interval, mean_interval
 
-#: Method -> seed -> figure -> value (None or NaN where it does not exist).
+#: The figures of all runs: method -> seed -> figure -> value, with None or NaN for a figure that does not exist.
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
 #: "clear": beyond the noise of seeds, all pairs of the figure considered; "borderline": its own interval excludes 0, the number of
 #: pairs (or of seeds) explains it; "noise": the interval holds 0; "same": equal in every seed; "unknown": no two common seeds.
@@ -58,19 +58,19 @@ class Difference:
 
     def sentence(self) -> str:
         """Say what this difference shows, and whether it is more than noise."""
-        i = self.interval
+        interval = self.interval
         what = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown":
-            return f"{what}: {i.count} common seeds cannot tell a difference from noise."
+            return f"{what}: {interval.count} common seeds cannot tell a difference from noise."
         if self.verdict == "same":
-            return f"{what}: the same in all {i.count} seeds."
-        size = f"{what}: {i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}] over {i.count} seeds"
+            return f"{what}: the same in all {interval.count} seeds."
+        text = f"{what}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
-            return f"{size}, beyond the noise."
-        takes = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
+            return f"{text}, beyond the noise."
+        hint = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
         if self.verdict == "borderline":
-            return f"{size}; 0 lies outside, but that is not enough among all pairs (Holm p = {self.p_adjusted:.2f}){takes}."
-        return f"{size}, inside the noise{takes}."
+            return f"{text}; 0 lies outside, but that is not enough among all pairs (Holm p = {self.p_adjusted:.2f}){hint}."
+        return f"{text}, inside the noise{hint}."
 
 
 @dataclass(frozen=True)
@@ -99,49 +99,49 @@ class ArmComparison:
 
     def markdown(self) -> str:
         """Return the table as Markdown: mean ± half the interval, with n if seeds are missing."""
-        most = max((cell.count for cell in self.cells.values()), default=0)
+        seed_count = max((cell.count for cell in self.cells.values()), default=0)
         lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         for method in self.methods:
-            lines.append(f"| {method} | " + " | ".join(self.row(method, most)) + " |")
+            lines.append(f"| {method} | " + " | ".join(self.row(method, seed_count)) + " |")
         lines.append("")
         lines += [f"! {sentence}" for sentence in self.warnings()] + [""] * bool(self.wrong)
-        lines.append(f"Mean ± half of the {100 * self.level:g} % interval (Student's t) over {most} seeds.")
+        lines.append(f"Mean ± half of the {100 * self.level:g} % interval (Student's t) over {seed_count} seeds.")
         return "\n".join(lines)
 
     def row(self, method: str, most: int) -> list[str]:
         """Return the cells of a method, as "0.5 ± 0.1 (n=2)", with "!" beside a figure that is in `wrong`."""
         cells = []
         for figure in self.figures:
-            i, mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
-            half = "" if math.isnan(i.low) else f" ± {(i.high - i.low) / 2:.3f}"
-            seeds = "" if i.count == most else f" (n={i.count})"
-            cells.append(("-" if i.count == 0 else f"{i.value:.3f}{half}{seeds}") + mark)
+            interval, mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
+            half_width = "" if math.isnan(interval.low) else f" ± {(interval.high - interval.low) / 2:.3f}"
+            seed_count = "" if interval.count == most else f" (n={interval.count})"
+            cells.append(("-" if interval.count == 0 else f"{interval.value:.3f}{half_width}{seed_count}") + mark)
         return cells
 
     def warnings(self) -> list[str]:
         """Say which figures, marked with "!", must not be trusted, and of which method."""
         reasons = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
-        return [f"{reason} ({', '.join(figure for _, figure in cells)})." for reason, cells in reasons.items()]
+        return [f"{sentence} ({', '.join(figure for _, figure in cells)})." for sentence, cells in reasons.items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """Return a sentence for each difference, of these verdicts if any are given."""
         sentences = []
-        for d in self.differences:
-            wrong = [f"{method}: {why}" for method in (d.a, d.b) if (why := self.wrong.get((method, d.figure)))]
-            if not verdicts or d.verdict in verdicts:
-                sentences.append(d.sentence() + (f" ({'; '.join(wrong)})" if wrong else ""))
+        for diff in self.differences:
+            reasons = [f"{method}: {why}" for method in (diff.a, diff.b) if (why := self.wrong.get((method, diff.figure)))]
+            if not verdicts or diff.verdict in verdicts:
+                sentences.append(diff.sentence() + (f" ({'; '.join(reasons)})" if reasons else ""))
         return sentences
 
     def summary(self) -> str:
         """Say how many differences are beyond the noise, and which."""
-        clear = [f"{d.figure} ({d.a} and {d.b})" for d in self.differences if d.verdict == "clear"]
+        names = [f"{diff.figure} ({diff.a} and {diff.b})" for diff in self.differences if diff.verdict == "clear"]
         total = len(self.differences)
-        if not clear:
+        if not names:
             return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
-        more = f"; the other {total - len(clear)} do not order the methods" if total > len(clear) else ""
-        figures = len({d.figure for d in self.differences})
+        more = f"; the other {total - len(names)} do not order the methods" if total > len(names) else ""
+        figures = len({diff.figure for diff in self.differences})
         return (
-            f"Beyond the noise: {len(clear)} of {total} differences, {', '.join(clear)}{more}. Noise is the seed spread on "
+            f"Beyond the noise: {len(names)} of {total} differences, {', '.join(names)}{more}. Noise is the seed spread on "
             f"the same held-out prompts; Holm corrects within one figure, so over {figures} figures up to "
             f"{figures * (1 - self.level):.2g} of these differences may be luck."
         )
@@ -207,8 +207,8 @@ def compare_arms(
         for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
             takes, verdict = None, "borderline" if interval.excludes(0.0) else "noise"
             if interval.count > 1 and not _flat(interval):
-                times = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
-                takes = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, times))
+                factor = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
+                takes = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, factor))
             if interval.count < 2:
                 verdict = "unknown"
             elif _flat(interval) and abs(interval.value) <= 1e-9:
@@ -222,7 +222,7 @@ def compare_arms(
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p values for their number by Holm's method; NaN is not counted."""
     # SciPy has no such function; statsmodels (65 MB) would count NaN as a test.
-    p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # `sort` puts NaN last
+    p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
     left = int((~p.isnan()).sum()) - torch.arange(len(p))
     return (p * left).clamp(max=1.0).cummax(dim=0).values[order.argsort()].tolist()
 
@@ -231,12 +231,12 @@ def _wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
     """Return the warnings of each method and figure, with the number of seeds they apply to."""
     sentences: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
-        raised = [alarms(values) for values in seeds.values()]
+        alarms_by_seed = [alarms(values) for values in seeds.values()]
         for figure in figures:
-            whys = [wrong[figure] for wrong in raised if figure in wrong]
-            if whys:
-                times = f"{len(whys)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
-                sentences[method, figure] = f"{max(dict.fromkeys(whys), key=whys.count)} in {times}"
+            reasons = [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]
+            if reasons:
+                seed_share = f"{len(reasons)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
+                sentences[method, figure] = f"{max(dict.fromkeys(reasons), key=reasons.count)} in {seed_share}"
     return sentences
 
 

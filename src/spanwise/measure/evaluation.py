@@ -39,7 +39,7 @@ def figures(
     well_formed_n: Bool[Tensor, " n"],
     refusal_n: Bool[Tensor, " n"] | None = None,
 ) -> dict[str, float | None]:
-    """Compute the figures of one evaluation; calibration is over completions that stated a confidence, `coverage` is their share.
+    """Compute the figures of one evaluation; calibration covers the completions with a confidence, `coverage` is their share.
 
     Accuracy is over those whose answer could be judged; `verdict_rate` is their share. `brier` is the mean squared distance between
     confidence and correctness, `sharpness` the variance of the confidences: 0 if the policy always says the same.
@@ -60,8 +60,8 @@ def figures(
     """
     values: dict[str, float | None] = {}
     for name, figure in build_figures(confidence_n, correct_n, well_formed_n, refusal_n).items():
-        value = math.nan if figure is None else float(figure.of(*figure.columns, torch.ones(1, len(figure.columns[0]))))
-        values[name] = None if math.isnan(value) else value
+        number = math.nan if figure is None else float(figure.of(*figure.columns, torch.ones(1, len(figure.columns[0]))))
+        values[name] = None if math.isnan(number) else number
     return values
 
 
@@ -116,7 +116,7 @@ def figure_intervals(
         else:
             interval = unseen_interval(figure.of, figure.columns, figure.ends, ids, **options)
         if not math.isnan(interval.value):
-            # NaN bounds stay NaN.
+            # Bounds that are NaN stay NaN.
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
 
@@ -133,7 +133,7 @@ class BoundedFigure(NamedTuple):
 def build_figures(
     confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
 ) -> dict[str, BoundedFigure | None]:
-    """Return every figure; None where the task has no refusals."""
+    """Return every figure by name; the refusal figures are None if the task has no refusals."""
     sizes = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
     if len(set(sizes)) > 1:
         raise AlignmentError(
@@ -272,8 +272,8 @@ def ece_difference(
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
     """Return the change of the gaps by one more prompt: with answers that contradict their confidence, and that agree."""
-    once, low_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
-    ends = [weighted_gaps(confidence_n, right_n, once, bins=bins)[0] for right_n in (low_n, 1 - low_n)]
+    weight_1n, low_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
+    ends = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (low_n, 1 - low_n)]
     return torch.stack(ends) / len(prompt_n.unique())
 
 
@@ -315,15 +315,15 @@ def bounds(
     """Return the bounds of `ece_interval`, from resampled gaps minus gaps; `side_b` is -1 where an absolute gap is subtracted."""
     tail = (1 - level) / 2
     stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # Not the random numbers that drew the prompts.
+    generator = torch.Generator().manual_seed(seed + 1)  # These random numbers must differ from those that drew the prompts.
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # Drawn for both orders, so that the reversed difference has these bounds with the other sign.
+    # Both orders are drawn, so that the reversed difference has the same bounds with the other sign.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])
     clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
     sign_b = gap_b.round(decimals=12).sign()  # rounding must not give 0 a sign
     signed_rb = sign_b * noise_rb
     most_rb = torch.where(clear_b, signed_rb, noise_rb.abs())
-    # Both sides of a difference are biased upwards, so that one need not be taken as if it were not at all.
+    # Both sides of a difference are biased upwards, so neither side has to be treated as unbiased.
     single = bool((side_b > 0).all())
     least_rb = signed_rb if single else (gap_b + noise_rb).abs() - gap_b.abs()
     above_r = torch.where(side_b > 0, most_rb, -least_rb).sum(dim=1)

@@ -53,11 +53,11 @@ class Interval:
 
     @property
     def sd(self) -> float:
-        """Standard deviation (ddof 1) of the values whose mean the figure is; NaN for one value."""
+        """Return the standard deviation (ddof 1) of the values that the figure averages; NaN for a single value."""
         return self.sem * math.sqrt(self.count)
 
     def excludes(self, value: float = 0.0) -> bool:
-        """Return whether `value` lies outside; False where the bounds are unknown."""
+        """Return whether `value` lies outside of the interval; False if the bounds are unknown."""
         return value < self.low or value > self.high
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Interval:
 
 
 def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
-    """Return the bounds in words; "" where there are none."""
+    """Return the bounds in words; an empty text if there are none."""
     if interval is None or math.isnan(interval.low):
         return ""
     if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
@@ -89,15 +89,15 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
     >>> round((high - low) / 2, 3)
     0.164
     """
-    # scipy.stats.binomtest has it for whole numbers only, and `reliability` counts effective trials.
+    # scipy.stats.binomtest takes whole numbers only, and `reliability` counts effective trials.
     z = NormalDist().inv_cdf((1 + check_level(level)) / 2)
     if not 0 <= successes <= count:
         raise RecipeError(f"There are {successes} successes in {count} trials.")
     if count == 0:
         return 0.0, 1.0
-    p, extra = successes / count, z**2 / count
-    half = z * math.sqrt(p * (1 - p) / count + extra / (4 * count))
-    low, high = (p + extra / 2 - half) / (1 + extra), (p + extra / 2 + half) / (1 + extra)
+    rate, z_square = successes / count, z**2 / count
+    half_width = z * math.sqrt(rate * (1 - rate) / count + z_square / (4 * count))
+    low, high = (rate + z_square / 2 - half_width) / (1 + z_square), (rate + z_square / 2 + half_width) / (1 + z_square)
     return (0.0 if successes == 0 else low), (1.0 if successes == count else high)
 
 
@@ -124,8 +124,8 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
         return Interval(value, math.nan, math.nan, math.nan, level, count)
     excess_p = torch.zeros(count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
     error = float((excess_p.square().sum() * count / (count - 1)).sqrt() / len(value_i))
-    half = float(scipy.stats.t.ppf(1 - tail, count - 1)) * error
-    return Interval(value, value - half, value + half, error, level, count)
+    half_width = float(scipy.stats.t.ppf(1 - tail, count - 1)) * error
+    return Interval(value, value - half_width, value + half_width, error, level, count)
 
 
 def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
@@ -177,15 +177,15 @@ def unseen_interval(
         return plain
     dense_n, size = prompt_index(prompts, len(prompts)), math.ceil(len(prompts) / plain.count)
     longer_n = torch.cat([dense_n, plain.count + torch.arange(len(ends[0][0])).repeat(size)])
-    longer = [
+    columns_by_end = [
         [
-            torch.cat([column_n.cpu(), column_n.new_tensor(more).cpu().repeat(size)])
-            for column_n, more in zip(columns, end, strict=True)
+            torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(size)])
+            for column_n, end_values in zip(columns, end, strict=True)
         ]
         for end in ends
     ]
     low_r, high_r = resampled(
-        lambda weight_rn: torch.stack([figure(*end, weight_rn) for end in longer], dim=1),
+        lambda weight_rn: torch.stack([figure(*end, weight_rn) for end in columns_by_end], dim=1),
         longer_n, resamples=resamples, seed=seed, smooth=True,
     )[1].unbind(dim=1)  # fmt: skip
     low, high = low_r.quantile((1 - plain.level) / 2), high_r.quantile((1 + plain.level) / 2)
@@ -211,8 +211,8 @@ def resampled(
     prompt_n = prompt_index(prompts, len(prompts))
     count = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
-    draws = [figure(times_rp[:, prompt_n]) for times_rp in draw_weights(count, len(prompt_n), resamples, seed, smooth)]
-    return value, torch.cat(draws) if draws else value.new_zeros(0, *value.shape), count
+    chunks = [figure(times_rp[:, prompt_n]) for times_rp in draw_weights(count, len(prompt_n), resamples, seed, smooth)]
+    return value, torch.cat(chunks) if chunks else value.new_zeros(0, *value.shape), count
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:
@@ -222,12 +222,12 @@ def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smoo
     generator = torch.Generator().manual_seed(seed)
     rows = max(1, _CHUNK // max(completions, 1))
     for first in range(0, resamples if prompts else 0, rows):
-        once_rp = torch.ones(min(rows, resamples - first), prompts, dtype=torch.float64)
+        ones_rp = torch.ones(min(rows, resamples - first), prompts, dtype=torch.float64)
         if smooth:
-            yield once_rp.exponential_(generator=generator)
+            yield ones_rp.exponential_(generator=generator)
         else:
-            drawn_rp = torch.randint(prompts, once_rp.shape, generator=generator)
-            yield torch.zeros_like(once_rp).scatter_add_(1, drawn_rp, once_rp)
+            drawn_rp = torch.randint(prompts, ones_rp.shape, generator=generator)
+            yield torch.zeros_like(ones_rp).scatter_add_(1, drawn_rp, ones_rp)
 
 
 def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
@@ -235,8 +235,8 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     ids = plain_ids(prompts)
-    dense = {prompt: index for index, prompt in enumerate(sorted(set(ids), key=_rank))}
-    return torch.tensor([dense[prompt] for prompt in ids], dtype=torch.long)
+    number_of = {prompt: index for index, prompt in enumerate(sorted(set(ids), key=_rank))}
+    return torch.tensor([number_of[prompt] for prompt in ids], dtype=torch.long)
 
 
 def _rank(prompt: Hashable) -> tuple[str, Any]:

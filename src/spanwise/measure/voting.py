@@ -20,7 +20,7 @@ from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure.calibration import refuse_value
 from spanwise.measure.intervals import Interval, Prompts, bootstrap, plain_ids, prompt_index, weighted_mean
 
-#: Ways of choosing; the last two need a stated confidence.
+#: The ways to choose among the samples of a prompt; the last two need a stated confidence.
 _WAYS = ("pass@1", "pass@k", "majority", "weighted", "maxconf")
 _MICRO = 1e6
 
@@ -111,21 +111,25 @@ def voting(
     refuse_value("Confidence", confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]")
     refuse_value("Correctness", correct_n, (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan(), "0, 1 or NaN")
     largest = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
-    chosen = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
-    for n in chosen:
+    sizes = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
+    for n in sizes:
         if not 1 <= n <= largest:
-            lack = "no sample has a verdict" if largest == 0 else f"prompts have 1 to {largest} samples"
-            raise RecipeError(f"A budget of {n} samples cannot be had: {lack}.")
-    samples: dict[int, list[tuple[str, float, float]]] = {p: [] for p in sorted(set(prompt_n.tolist()))}
-    for p, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
-        samples[p].append(((answer or "").strip(), c, q))
-    stated = not bool(confidence_n.isnan().all())
-    worth = [_worth(rows, chosen, stated, subsets, seed * 100_003 + p) for p, rows in samples.items()]
+            reason = "no sample has a verdict" if largest == 0 else f"prompts have 1 to {largest} samples"
+            raise RecipeError(f"A budget of {n} samples cannot be had: {reason}.")
+    samples: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
+    for prompt, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
+        samples[prompt].append(((answer or "").strip(), c, q))
+    has_confidence = not bool(confidence_n.isnan().all())
+    accuracy_by_way = [
+        _worth(rows, sizes, has_confidence, subsets, seed * 100_003 + prompt) for prompt, rows in samples.items()
+    ]
     ids = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
     curves = {}
-    for way in _WAYS if stated else _WAYS[:3]:
-        value_pb = torch.tensor([by_way[way] for by_way in worth], dtype=torch.float64).reshape(len(worth), len(chosen))
-        curves[way] = _curve(chosen, value_pb, tuple(ids[p] for p in samples), resamples, seed)
+    for way in _WAYS if has_confidence else _WAYS[:3]:
+        value_pb = torch.tensor([accuracies[way] for accuracies in accuracy_by_way], dtype=torch.float64).reshape(
+            len(accuracy_by_way), len(sizes)
+        )
+        curves[way] = _curve(sizes, value_pb, tuple(ids[prompt] for prompt in samples), resamples, seed)
     return curves
 
 
@@ -166,49 +170,49 @@ def _worth(
     rows: list[tuple[str, float, float]], budgets: Sequence[int], stated: bool, subsets: int, seed: int
 ) -> dict[str, list[float]]:
     """Return, for each way of choosing, the expected correctness of its choice among n samples of a prompt, by n."""
-    # Sorted, so that the order of samples does not matter; a seed per prompt, so that errors average out.
+    # Samples are sorted, so that their order does not matter; each prompt has its own seed, so that errors average out.
     rows = sorted(rows, key=lambda row: (row[0], *((x != x, 0.0 if x != x else x) for x in row[1:])))
     m, texts = len(rows), [text for text, *_ in rows]
-    place = {text: a for a, text in enumerate(dict.fromkeys(filter(None, texts)))}
-    answer_m = torch.tensor([place.get(text, -1) for text in texts])
-    vote_am = (torch.arange(len(place))[:, None] == answer_m).double()
+    number_of = {text: a for a, text in enumerate(dict.fromkeys(filter(None, texts)))}
+    answer_m = torch.tensor([number_of.get(text, -1) for text in texts])
+    vote_am = (torch.arange(len(number_of))[:, None] == answer_m).double()
     correct_m, confidence_m = torch.tensor([row[1:] for row in rows], dtype=torch.float64).unbind(dim=1)
     judged_m = ~correct_m.isnan()
     value_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ judged_m.double()).clamp_(min=1)
     correct_m = torch.where(judged_m, correct_m, vote_am.T @ value_a)
-    right, weight_m = int((correct_m > 0.5).sum()), confidence_m.nan_to_num(nan=0.0)
-    ways: Sequence[Callable[[int], float]] = (
+    right_count, weight_m = int((correct_m > 0.5).sum()), confidence_m.nan_to_num(nan=0.0)
+    functions: Sequence[Callable[[int], float]] = (
         lambda n: float(correct_m.mean()),
-        lambda n: 1 - math.comb(m - right, n) / math.comb(m, n),
+        lambda n: 1 - math.comb(m - right_count, n) / math.comb(m, n),
         lambda n: _vote(vote_am, value_a, torch.ones_like(weight_m), _subsets(m, n, subsets, seed)),
         lambda n: _vote(vote_am, value_a, weight_m, _subsets(m, n, subsets, seed)),
         lambda n: _highest(correct_m, confidence_m, n),
     )
     sizes = {n for n in budgets if n <= m and bool(judged_m.any())}
-    chosen = zip(_WAYS, ways if stated else ways[:3], strict=False)
-    return {name: [way(n) if n in sizes else math.nan for n in budgets] for name, way in chosen}
+    functions_by_way = zip(_WAYS, functions if stated else functions[:3], strict=False)
+    return {name: [way(n) if n in sizes else math.nan for n in budgets] for name, way in functions_by_way}
 
 
 def _highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     """Return the expected correctness of the highest score among n of m samples; ties are equally likely, NaN ranks lowest."""
     values, class_m, count_v = torch.unique(score_m.nan_to_num(nan=-math.inf), return_inverse=True, return_counts=True)
     mean_v = torch.zeros(len(values), dtype=torch.float64).index_add_(0, class_m, correct_m) / count_v
-    up_to = [0, *count_v.cumsum(0).tolist()]
-    wins = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(up_to)]
-    return sum(win * mean for win, mean in zip(wins, mean_v.tolist(), strict=True)) / math.comb(len(score_m), n)
+    counts = [0, *count_v.cumsum(0).tolist()]
+    wins = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(counts)]
+    return sum(count * mean for count, mean in zip(wins, mean_v.tolist(), strict=True)) / math.comb(len(score_m), n)
 
 
 def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> float:
     """Return the expected value of the answer with the most weight in a subset of m samples; ties count equally."""
     if not len(value_a):
         return 0.0
-    micro_am = vote_am * (weight_m * _MICRO).round()  # whole numbers: sums and ties are exact
+    micro_am = vote_am * (weight_m * _MICRO).round()  # sums and ties of whole numbers are exact
     total, count = 0.0, 0
     for chosen_ms in subsets:
-        given_as = vote_am @ chosen_ms > 0
+        has_vote_as = vote_am @ chosen_ms > 0
         weight_as = micro_am @ chosen_ms
-        best_as = (given_as & (weight_as == weight_as.amax(dim=0))).double()
-        total += float((value_a @ best_as / best_as.sum(dim=0).clamp_(min=1)).sum())
+        is_best_as = (has_vote_as & (weight_as == weight_as.amax(dim=0))).double()
+        total += float((value_a @ is_best_as / is_best_as.sum(dim=0).clamp_(min=1)).sum())
         count += chosen_ms.shape[1]
     return total / count
 

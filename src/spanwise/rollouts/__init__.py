@@ -1,4 +1,4 @@
-"""Rollout files: one schema, one writer, readers for this package's own, TRL's, verl's, verifiers', and tables of anybody."""
+"""Read and write rollout files: spanwise's own format, those of TRL, verl and verifiers, and tables that you made."""
 
 from spanwise.errors import lacking
 

@@ -1,4 +1,4 @@
-"""Values of a table or a record that anybody wrote: numbers and lists kept as text, messages of chats, and what must be there."""
+"""Parse the cells of tables and JSON records: numbers and lists stored as text, chat messages, required fields."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import numpy as np
 
 from spanwise.errors import DataError
 
-#: What stands in a column of numbers where there is none, as pandas, R, SQL and spreadsheets write it.
+#: How pandas, R, SQL and spreadsheets write a missing number.
 NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
 _TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-#: How a text spells a number.
+#: Matches a text that is a number.
 NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity|nan|NaN)\s*")
 
 
 def typed(values: Sequence[Any]) -> list[Any]:
-    """A column whose texts are numbers, or true and false, as these; any other column as it is.
+    """Convert a column of texts to numbers or booleans if every text is one; return any other column unchanged.
 
     In a column of numbers `NOTHING` is None.
 
@@ -34,21 +34,21 @@ def typed(values: Sequence[Any]) -> list[Any]:
     """
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
     texts = [value for value in values if isinstance(value, str)]
-    spelled = [text for text in texts if text.strip() not in NOTHING]
+    numeric = [text for text in texts if text.strip() not in NOTHING]
     others = [value for value in values if not isinstance(value, str) and value is not None]
-    if not texts or not (spelled or others) or not all(isinstance(value, (bool, int, float)) for value in others):
+    if not texts or not (numeric or others) or not all(isinstance(value, (bool, int, float)) for value in others):
         return values
-    if spelled and all(text in _TRUTH for text in spelled):
-        meant = _TRUTH
-    elif all(map(NUMBER.fullmatch, spelled)):
-        meant = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in spelled}
+    if numeric and all(text in _TRUTH for text in numeric):
+        value_of_text = _TRUTH
+    elif all(map(NUMBER.fullmatch, numeric)):
+        value_of_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in numeric}
     else:
         return values
-    return [meant.get(value) if isinstance(value, str) else value for value in values]
+    return [value_of_text.get(value) if isinstance(value, str) else value for value in values]
 
 
 def empty(value: Any) -> bool:
-    """Whether a cell holds nothing: null, or NaN, which pandas has in its place; an empty text is something.
+    """Return whether a cell is null or NaN, which pandas writes for null; an empty text is not empty.
 
     >>> empty(None), empty(float("nan")), empty(""), empty(0)
     (True, True, False, False)
@@ -57,16 +57,16 @@ def empty(value: Any) -> bool:
 
 
 def spelled_out(text: Any) -> Any:
-    """The list or object that a text spells, in JSON or as Python prints it; the text itself if it spells none.
+    """Parse a text that holds a list or an object, as JSON or as Python prints it; return any other text unchanged.
 
     >>> spelled_out('[{"role": "user"}]'), spelled_out("['a', None]"), spelled_out("[so"), spelled_out("4")
     ([{'role': 'user'}], ['a', None], '[so', '4')
     """
     if not isinstance(text, str) or text.lstrip()[:1] not in ("[", "{"):
         return text
-    for read in (json.loads, ast.literal_eval):
+    for parse in (json.loads, ast.literal_eval):
         try:
-            value = read(text.strip())
+            value = parse(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         if isinstance(value, (list, dict)):
@@ -75,12 +75,12 @@ def spelled_out(text: Any) -> Any:
 
 
 def is_message(value: Any) -> bool:
-    """Whether a value is a message of a chat: an object with a role."""
+    """Return whether a value is a chat message: an object with a role."""
     return isinstance(value, Mapping) and isinstance(value.get("role"), str)
 
 
 def is_chat(value: Any) -> bool:
-    """Whether a value is a list of messages.
+    """Return whether a value is a list of chat messages.
 
     >>> is_chat([{"role": "user", "content": "2+2="}]), is_chat(["2+2="]), is_chat([])
     (True, False, False)
@@ -89,27 +89,27 @@ def is_chat(value: Any) -> bool:
 
 
 def is_talk(value: Any) -> bool:
-    """Whether a value is a chat, or one message of it."""
+    """Return whether a value is a chat or a single chat message."""
     return is_chat(value) or is_message(value)
 
 
 def is_list(value: Any) -> bool:
-    """Whether a value is a list."""
+    """Return whether a value is a list."""
     return isinstance(value, list)
 
 
 def spelled(values: Iterable[Any], fits: Callable[[Any], bool]) -> Iterable[Any]:
-    """A column in which every text spells what fits, as that; any other column as it is. It may be gone through several times.
+    """Parse the texts of a column if `fits` accepts every parsed value; otherwise return the column unchanged.
 
     >>> list(spelled(["[1, 0]", None], is_list)), list(spelled(["[1, 0]", "no"], is_list))
     ([[1, 0], None], ['[1, 0]', 'no'])
     """
-    texts = (fits(spelled_out(value)) for value in values if isinstance(value, str))
-    return map(spelled_out, values) if next(texts, False) and all(texts) else values
+    parsed_values = (fits(spelled_out(value)) for value in values if isinstance(value, str))
+    return map(spelled_out, values) if next(parsed_values, False) and all(parsed_values) else values
 
 
 def chats(values: Iterable[Any]) -> list[Any]:
-    """A column in which every text spells a chat, as chats; any other column as it is.
+    """Parse the texts of a column as chats if every text is one; otherwise return the column unchanged.
 
     >>> chats(['[{"role": "user", "content": "a"}]', None])[0][0]["content"], chats(["[]", "b"])
     ('a', ['[]', 'b'])
@@ -118,7 +118,7 @@ def chats(values: Iterable[Any]) -> list[Any]:
 
 
 def as_text(value: Any) -> str | None:
-    """A gold answer as text: of a list or an object its JSON; None where there is none.
+    """Return a gold answer as text: JSON for a list or an object, None for an empty cell.
 
     >>> as_text(4), as_text({"city": "Rome"}), as_text(float("nan")), as_text("04")
     ('4', '{"city": "Rome"}', None, '04')
@@ -130,12 +130,12 @@ def as_text(value: Any) -> str | None:
     return str(value)
 
 
-#: A completion as text: its parts in order, each with whether the model wrote it.
+#: The parts of a completion in order: each a text, and whether the model wrote that text.
 Parts = Sequence[tuple[str, bool]]
 
 
 def clean(text: str) -> str:
-    r"""The text with lone surrogates, which no file can hold, replaced; JSON may bring them in.
+    r"""Replace lone surrogates, which JSON may contain and no UTF-8 file can hold.
 
     >>> clean("caf\u00e9 \ud800")
     'café �'
@@ -144,7 +144,7 @@ def clean(text: str) -> str:
 
 
 def spoken(content: Any) -> str:
-    """The text of a message's content, or of anything that stands for one: a string, a list of parts, nothing.
+    """Return the text of a message's content: a string, a list of parts, or None.
 
     >>> spoken([{"type": "text", "text": "Hi"}, {"type": "image"}])
     'Hi'
@@ -154,12 +154,12 @@ def spoken(content: Any) -> str:
     if isinstance(content, Mapping):
         content = content.get("content")
     if isinstance(content, (list, tuple, np.ndarray)):
-        return "".join(spoken(part.get("text") or "" if isinstance(part, Mapping) else part) for part in content)
+        return "".join(spoken(item.get("text") or "" if isinstance(item, Mapping) else item) for item in content)
     return "" if content is None else clean(str(content))
 
 
 def said(message: Any) -> str:
-    r"""All that a message says, under each other: reasoning, content, calls of tools.
+    r"""Return the reasoning, the content and the tool calls of a message as text, one below the other.
 
     A call is read as verifiers keeps it (`name`, `arguments`) and as chat templates do (the two inside `function`).
 
@@ -171,22 +171,22 @@ def said(message: Any) -> str:
     calls = message.get("tool_calls")
     calls = calls if isinstance(calls, (list, tuple, np.ndarray)) else [] if calls is None else [calls]
     parts = [spoken(message.get("reasoning_content")), spoken(message), *map(_called, calls)]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(message_part for message_part in parts if message_part)
 
 
 def _called(call: Any) -> str:
     if not isinstance(call, Mapping):
         return spoken(call)
-    named = call.get("function")
-    named = named if isinstance(named, Mapping) else call
-    arguments = named.get("arguments")
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else call
+    arguments = function.get("arguments")
     if isinstance(arguments, (Mapping, list)):
         arguments = json.dumps(arguments, ensure_ascii=False, default=str)
-    return clean(f"{named.get('name') or ''}({'' if arguments is None else arguments})")
+    return clean(f"{function.get('name') or ''}({'' if arguments is None else arguments})")
 
 
 def prompt_text(prompt: Any) -> str:
-    r"""A prompt as text: itself, or its messages under each other, each with its role.
+    r"""Return a prompt as text; a chat becomes one line per message, each with the role of its message.
 
     >>> prompt_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2"}])
     '[system] Be brief.\n[user] 2+2'
@@ -197,7 +197,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def prompt_fault(prompt: Any, *, template: bool) -> str | None:
-    """Why a trainer could not take a prompt, and what to give it; None where it can.
+    """Return why a trainer cannot use a prompt and how to mend the prompt; None if the prompt is usable.
 
     >>> prompt_fault([["user", "2+2"]], template=True)
     "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
@@ -208,12 +208,12 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     if not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) and "content" in one for one in messages):
         return "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
     if not template:
-        return "that is a conversation, and the tokenizer of the model has no chat template. Give texts, or another model."
+        return "this prompt is a conversation, and the model's tokenizer has no chat template. Give texts, or another model."
     return None
 
 
 def completion_parts(completion: Any) -> Parts:
-    """A completion as text: a string, or the messages of a conversation.
+    """Split a completion, a string or a list of messages, into texts with whether the model wrote each.
 
     >>> completion_parts([{"role": "assistant", "content": "4"}, {"role": "tool", "content": "ok"}])
     [('4', True), ('ok', False)]
@@ -224,11 +224,11 @@ def completion_parts(completion: Any) -> Parts:
 
 
 class FieldError(DataError):
-    """A record does not hold what its format says; whoever reads the file puts the file and the line before it."""
+    """A record breaks its format; the reader of the file adds the file's name and the line to the message."""
 
 
 def whole(value: Any, key: str) -> int:
-    """A whole number; 0 where there is none.
+    """Return the whole number under a key of a record, 0 if the record has no such key.
 
     >>> whole(None, "step"), whole(3.0, "step")
     (0, 3)
@@ -243,7 +243,7 @@ def whole(value: Any, key: str) -> int:
 
 
 def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The object under a key; an empty one where there is none.
+    """Return the object under a key of a record, an empty one if the record has no such key.
 
     >>> mapping({"task": None}, "task")
     {}
@@ -257,7 +257,7 @@ def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def listed(record: Mapping[str, Any], key: str, kind: type | tuple[type, ...], words: str) -> list[Any]:
-    """The list under a key, all of one kind; an empty one where there is none.
+    """Return the list under a key of a record, all entries of one type; an empty list if the record has no such key.
 
     >>> listed({"mask": [0, 1]}, "mask", int, "flags")
     [0, 1]
@@ -275,17 +275,17 @@ def listed(record: Mapping[str, Any], key: str, kind: type | tuple[type, ...], w
 
 @contextmanager
 def at_place(place: str) -> Iterator[None]:
-    """Read a record inside; what is wrong with it is said with its place."""
+    """Read a record in a `with` block; an error names the record's place in the file."""
     try:
         yield
     except FieldError as error:
         raise DataError(f"{place} {error}.") from None
     except RecursionError:
-        raise DataError(f"{place} is nested too deeply to be read; leave out the field that is.") from None
+        raise DataError(f"{place} is nested too deeply to be read; remove the deeply nested field.") from None
 
 
 def steps_of(path: Path, values: Iterable[Any]) -> list[int]:
-    """The step of every row; 0 where there is none."""
+    """Return the training step of every row, 0 if a row has none."""
     steps: list[int] = []
     for n, value in enumerate(values):
         with at_place(f"Row {n} of '{path}'"):
@@ -294,17 +294,17 @@ def steps_of(path: Path, values: Iterable[Any]) -> list[int]:
 
 
 def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Records as columns; None where a record lacks one.
+    """Turn records into columns, with None if a record lacks a field.
 
     >>> by_column([{"a": 1}, {"b": 2}])
     {'a': [1, None], 'b': [None, 2]}
     """
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}
+    column_names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in column_names}
 
 
 def lacks(key: str, record: Mapping[str, Any]) -> FieldError:
-    """The sentence for a record without something that its format has."""
+    """Return the error text for a record without a required field."""
     return FieldError(f"has no '{key}'; it has {', '.join(map(str, record)) or 'nothing'}")
 
 

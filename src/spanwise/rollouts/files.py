@@ -1,4 +1,4 @@
-"""Files as they lie there: parquet, tables of text (CSV, TSV), JSON lines and arrays; what is wrong with one is one sentence."""
+"""Read parquet, CSV, TSV and JSON files; a file that cannot be read is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.errors import DataError
 from spanwise.rollouts.cells import at_place, by_column
 
 Parsed = TypeVar("Parsed")
-#: What is read as a table of text, with the sign between two cells; of CSV it may be another one.
+#: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
 _LARGEST = 2**31 - 1
 _LEAST = 2**20
@@ -26,7 +26,7 @@ _LEAST = 2**20
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Read a file inside; what goes wrong with it is one sentence."""
+    """Read a file in a `with` block; an error of the operating system or of Arrow becomes one sentence."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -43,14 +43,14 @@ def _first_line(error: Exception) -> str:
 
 
 def check_names(file: Path, names: Sequence[str]) -> None:
-    """Refuse a table in which a name stands more than once."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"'{file}' has more than one column '{twice}'; each name may stand once.")
+    """Refuse a table that has two columns of one name."""
+    repeated_name = next((name for name in names if names.count(name) > 1), None)
+    if repeated_name is not None:
+        raise DataError(f"'{file}' has several columns called '{repeated_name}'; give each column its own name.")
 
 
 def joined(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
-    """The tables under each other."""
+    """Concatenate the tables of several files."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
@@ -58,7 +58,7 @@ def joined(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def read_delimited(file: Path) -> pa.Table:
-    r"""The columns of a CSV or TSV file as texts.
+    r"""Read the columns of a CSV or TSV file as texts.
 
     A cell with nothing in it is null; an empty text in quotes is an empty text. Cells may hold line breaks inside of quotes. Of a
     CSV file whose heading has no comma, `;` or a tab may stand between cells, as spreadsheets write them.
@@ -77,18 +77,18 @@ def read_delimited(file: Path) -> pa.Table:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"'{file}' is UTF-16; save it as CSV in UTF-8.")
     heading = next(line for line in start.decode("utf-8-sig", "replace").splitlines() if line.strip())
-    signs = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")
-    names = {sign: next(csv.reader([heading], delimiter=sign)) for sign in signs}
-    sign = next((sign for sign in signs if len(names[sign]) > 1), signs[0])
-    check_names(file, names[sign])
-    texts = arrow_csv.ConvertOptions(
-        column_types=dict.fromkeys(names[sign], pa.large_string()),
+    delimiters = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")
+    names_by_delimiter = {sign: next(csv.reader([heading], delimiter=sign)) for sign in delimiters}
+    sign = next((sign for sign in delimiters if len(names_by_delimiter[sign]) > 1), delimiters[0])
+    check_names(file, names_by_delimiter[sign])
+    as_text = arrow_csv.ConvertOptions(
+        column_types=dict.fromkeys(names_by_delimiter[sign], pa.large_string()),
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""],
     )  # fmt: skip
-    # One block, so that no row lies across two of them.
+    # Arrow reads the file as one block, so that no row is split between two blocks.
     how = arrow_csv.ReadOptions(block_size=min(max(size + 1, _LEAST), _LARGEST))
     try:
-        return arrow_csv.read_csv(file, how, arrow_csv.ParseOptions(delimiter=sign, newlines_in_values=True), texts)
+        return arrow_csv.read_csv(file, how, arrow_csv.ParseOptions(delimiter=sign, newlines_in_values=True), as_text)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         reason = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")[:200]
     if "utf8" in reason.lower() or "utf-8" in reason.lower():
@@ -99,7 +99,7 @@ def read_delimited(file: Path) -> pa.Table:
 
 
 def parsed(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
-    """What `parse` makes of every record; what is wrong with one is said with its file and line."""
+    """Apply `parse` to every record; an error names the file and the line of the record."""
     for file, place, record in records(files):
         with at_place(f"{place} of '{file}'"):
             result = parse(record)
@@ -107,24 +107,24 @@ def parsed(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) 
 
 
 def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Every record with its file and its place there, "Line 3" or "Entry 3"; blank lines are skipped."""
+    """Yield every JSON record with its file and its place in the file, "Line 3" or "Entry 3"; skip blank lines."""
     for file in files:
         with readable(file), file.open("rb") as stream:
-            array = _first_sign(stream.peek(200)) == b"["
-            for number, entry in enumerate(_loaded(file, "A list", stream.read()) if array else stream, start=1):
-                place = f"{'Entry' if array else 'Line'} {number}"
-                if not array and not entry.strip():
+            is_array = _first_sign(stream.peek(200)) == b"["
+            for number, entry in enumerate(_loaded(file, "A list", stream.read()) if is_array else stream, start=1):
+                place = f"{'Entry' if is_array else 'Line'} {number}"
+                if not is_array and not entry.strip():
                     continue
-                record = entry if array else _loaded(file, place, entry)
+                record = entry if is_array else _loaded(file, place, entry)
                 if not isinstance(record, dict):
-                    must = "entry of the array must be a" if array else "line must hold one"
-                    raise DataError(f"{place} of '{file}' holds a {type(record).__name__}; each {must} JSON object.")
+                    requirement = "entry of the array must be a" if is_array else "line must hold one"
+                    raise DataError(f"{place} of '{file}' holds a {type(record).__name__}; each {requirement} JSON object.")
                 yield file, place, record
 
 
 @dataclass(frozen=True)
 class Again:
-    """A column of records that is read from its files whenever it is gone through, as its texts may be more than fits."""
+    """A column that is read from its files at every iteration, because its texts may not fit into memory."""
 
     files: Sequence[Path]
     name: str
@@ -138,33 +138,33 @@ class Again:
 
 
 def record_columns(files: Sequence[Path], long: Collection[str | None]) -> dict[str, list[Any] | Again]:
-    """Every record as columns, None where it lacks one; each text is kept once, and those of `long` columns not at all."""
-    shared: dict[str, str] = {}
+    """Turn the records of files into columns; equal texts are stored once, `long` columns are not stored but read again."""
+    shared_texts: dict[str, str] = {}
 
     def kept(name: str, value: Any) -> Any:
-        return None if name in long else shared.setdefault(value, value) if isinstance(value, str) else value
+        return None if name in long else shared_texts.setdefault(value, value) if isinstance(value, str) else value
 
     rows = [{name: kept(name, value) for name, value in record.items()} for _, _, record in records(files)]
     return {name: Again(files, name, len(rows)) if name in long else column for name, column in by_column(rows).items()}
 
 
 def holds_json(file: Path) -> bool:
-    """Whether a file is JSON, by its name or its first sign."""
+    """Return whether a file is JSON, judged by its name or its first character."""
     with file.open("rb") as stream:
         return file.suffix.lower() in (".jsonl", ".json") or _first_sign(stream.peek(200)) in (b"[", b"{")
 
 
 def _first_sign(start: bytes) -> bytes:
-    """The first sign of a file that begins so: "[" opens one JSON array, and "{" the first of a record in each line."""
+    """Return the first character of a file: "[" opens a JSON array, "{" a file with one record per line."""
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
 
 
 def _loaded(file: Path, place: str, text: bytes) -> Any:
-    """What a file, or a line of it, says."""
+    """Parse the JSON text of a file or of one line."""
     try:
         with at_place(f"{place} of '{file}'"):
             return json.loads(text)
-    except ValueError as error:  # a UnicodeDecodeError is one, too
+    except ValueError as error:  # UnicodeDecodeError is a ValueError
         reason = str(error).removesuffix(".")
     if file.suffix.lower() == ".json" and place == "Line 1":
         raise DataError(

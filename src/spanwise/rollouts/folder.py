@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and what is in it: recipe, metrics, rollouts, summary."""
+"""Write and read the folder of a run: recipe, metrics, rollouts, summary."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from spanwise.errors import DataError
 from spanwise.objective import HIDDEN
 from spanwise.rollouts.schema import write_rollouts
 
-#: What a run ends with, in no folder of a run that has not.
+#: The files that only a finished run has.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
-#: All that a run writes, files and folders.
+#: All files and folders that a run writes.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "model", "tokenizer", "critic", "laser.json", *RESULTS)
 
-#: Where a recipe has settings of libraries and of functions of the user's own, which may need a secret.
+#: The recipe sections that may hold a secret: settings of libraries and of the user's own functions.
 _OPEN = ("trainer", "objectives")
-#: The names of secrets, in words joined by _; a token of a tokenizer is none.
+#: Matches the names of settings that hold a secret, such as api_key.
 _SECRET = re.compile(r"secret|passw|passphrase|credential|(api|access|auth|private|account|hub|hf)_?key|_token$")
 _TOKENIZER = re.compile(
     r"(^|_)(pad|eos|bos|unk|sep|cls|mask|stop|start|end|begin|special|image|video|audio|think|tool)_token$"
@@ -36,7 +36,7 @@ _TOKENIZER = re.compile(
 
 
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
-    """The settings with a stand-in for each secret, as they may be written; None leaves it out.
+    """Replace every secret in the settings by a stand-in before they are written; the stand-in None drops the setting.
 
     A secret is a text below `trainer` or `objectives` whose name says so, such as `hub_token`, `api_key` or `password`.
 
@@ -44,83 +44,83 @@ def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> An
     {'trainer': {'hub_token': '<hidden>', 'pad_token': '<pad>'}, 'laser': {'token': '<unk>'}}
     """
     if isinstance(value, Mapping):
-        secret = {name for name, field in value.items() if within and field and _is_secret(str(name), field, within)}
+        secrets = {name for name, field in value.items() if within and field and _is_secret(str(name), field, within)}
         return {
-            name: stand_in if name in secret else hidden(field, stand_in, within=within or (name if name in _OPEN else ""))
+            name: stand_in if name in secrets else hidden(field, stand_in, within=within or (name if name in _OPEN else ""))
             for name, field in value.items()
-            if name not in secret or stand_in is not None
+            if name not in secrets or stand_in is not None
         }
     return [hidden(entry, stand_in, within=within) for entry in value] if isinstance(value, list) else value
 
 
 def _is_secret(name: str, value: Any, within: str) -> bool:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower()
-    named = _SECRET.search(words) is not None and _TOKENIZER.search(words) is None
-    return isinstance(value, str) and (named or (within, words) == ("trainer", "token"))
+    has_secret_name = _SECRET.search(words) is not None and _TOKENIZER.search(words) is None
+    return isinstance(value, str) and (has_secret_name or (within, words) == ("trainer", "token"))
 
 
 def is_run(path: Path) -> bool:
-    """Whether a run has begun in a folder."""
+    """Return whether a run has begun in a folder."""
     return (path / "recipe.yaml").is_file() and (path / "metrics.jsonl").is_file()
 
 
 def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[str] = WRITES) -> None:
-    """Refuse a folder in which what a new run `writes` would lie over something; `overwrite` allows that for a run alone."""
-    place = Path(path)
-    if is_run(place) and not overwrite:
+    """Refuse a folder if a new run would overwrite files in it; `overwrite` allows this only if the files are a run's."""
+    folder = Path(path)
+    if is_run(folder) and not overwrite:
         raise DataError(
             f"'{path}' holds a run already. Leave out the output for a new folder, give another one, go on with that run by "
             f"--resume last, or replace it by --overwrite."
         )
-    there = [name for name in writes if not is_run(place) and is_filled(place / name)]
-    if there:
+    files = [name for name in writes if not is_run(folder) and is_filled(folder / name)]
+    if files:
         raise DataError(
-            f"'{path}' holds {', '.join(there)}, which a run would write over and which no run of spanwise wrote. Give another "
-            f"--output, or move {'it' if len(there) == 1 else 'them'} away."
+            f"'{path}' holds {', '.join(files)}, which a run would write over and which no run of spanwise wrote. Give another "
+            f"--output, or move {'it' if len(files) == 1 else 'them'} away."
         )
 
 
 def is_filled(path: Path) -> bool:
-    """Whether a file has content, or a folder files."""
+    """Return whether a file has content or a folder has entries."""
     return any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size > 0
 
 
 @contextmanager
 def sole_writer(path: str | Path) -> Iterator[None]:
-    """Keep a folder to this process (of several ranks the first) while the block lasts; one that stays empty goes again."""
+    """Lock a folder for this process, the first rank of several, during a `with` block; remove the folder if it stays empty."""
     if not is_first_rank():
         yield
         return
-    place = Path(path)
-    is_new = not place.exists()
-    with writing(place, f"The output folder '{place}'"):
-        place.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(place / ".lock")
+    folder = Path(path)
+    is_new = not folder.exists()
+    with writing(folder, f"The output folder '{folder}'"):
+        folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise DataError(
             f"Another process is writing into '{path}'; wait until it ends, end it, or give another --output."
         ) from None
-    except (OSError, NotImplementedError):  # no locks there; a folder that cannot be written is said by RunFolder
+    except (OSError, NotImplementedError):  # the file system has no locks; RunFolder reports a folder that cannot be written
         pass
     try:
         yield
     finally:
-        if not any(file.name != ".lock" for file in place.iterdir()):
-            (place / ".lock").unlink(missing_ok=True)
+        if not any(file.name != ".lock" for file in folder.iterdir()):
+            (folder / ".lock").unlink(missing_ok=True)
             if is_new:
-                place.rmdir()
+                folder.rmdir()
         lock.release()
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one of its training that writes."""
+    """Return whether this process is the rank that writes files."""
     return os.environ.get("RANK", "0") == "0"
 
 
 class RunFolder:
-    """Writes what a run leaves behind: `recipe.yaml`, `metrics.jsonl`, `rollouts/*.parquet`, `summary.json`, `model/`.
+    """Writes the files of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/*.parquet`, `summary.json`, `model/`.
 
     Args:
         path: of the run; nothing is written before `begin`.
@@ -131,14 +131,14 @@ class RunFolder:
         self.path, self.writes = Path(path), tuple(writes)
 
     def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Write the recipe as it was resolved, without the folder, which may be moved, and without secrets."""
-        written = {name: value for name, value in recipe.items() if name != "output"}
-        write_text(self.path / "recipe.yaml", yaml.safe_dump(hidden(written), sort_keys=False, allow_unicode=True))
+        """Write the resolved recipe without secrets and without `output`, because the folder may be moved."""
+        settings = {name: value for name, value in recipe.items() if name != "output"}
+        write_text(self.path / "recipe.yaml", yaml.safe_dump(hidden(settings), sort_keys=False, allow_unicode=True))
 
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        """Begin a run, or go on at a checkpoint's `step` with the metrics up to it; what an earlier run wrote besides goes."""
+        """Begin a run, or resume one at `step` with its metrics so far; remove the other files of an earlier run."""
         with writing(self.path, f"The output folder '{self.path}'"):
             for place in (self.path / name for name in self.writes if step is None or name in RESULTS):
                 if place.is_dir() and not place.is_symlink():
@@ -157,32 +157,32 @@ class RunFolder:
         add_line(self.path / "metrics.jsonl", json.dumps(dict(line)))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`, whole or not at all: it is what says that the run has ended."""
+        """Write `summary.json` atomically; a run with this file has ended."""
         write_text(self.path / "summary.json", json.dumps(hidden(dict(summary)), indent=2) + "\n")
 
     def write_rollouts(self, parts: Sequence[pa.Table], *, step: int) -> None:
-        """Write one generation batch, what each process has of it, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
+        """Write one generation batch, one part per process, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
         write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", parts)
 
 
 def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl` up to a step, without the final evaluation; none if the file is not there.
+    """Return the lines of a run's `metrics.jsonl` up to a step, without the final evaluation; none if there is no file.
 
     A line that is damaged, or cut off by an interruption, is left out, with a warning that counts them.
     """
     file = run / "metrics.jsonl"
-    texts, lines, damaged = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
+    texts, lines, wrong = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
     for text in texts:
         try:
             line = json.loads(text)
-            ended = line["step"] > step or "final" in line
+            is_later = line["step"] > step or "final" in line
         except (ValueError, TypeError, KeyError):
-            damaged += 1
+            wrong += 1
             continue
-        if ended:
+        if is_later:
             break
         lines.append(line)
-    if damaged:
-        which = f"{damaged} of {len(texts)} lines of '{file}'"
-        warnings.warn(f"{which} cannot be read and {'is' if damaged == 1 else 'are'} left out.", UserWarning, stacklevel=2)
+    if wrong:
+        reason = f"{wrong} of {len(texts)} lines of '{file}'"
+        warnings.warn(f"{reason} cannot be read and {'is' if wrong == 1 else 'are'} left out.", UserWarning, stacklevel=2)
     return lines

@@ -1,4 +1,4 @@
-"""`read_rollouts`: which format a rollout file has, found by what is in it."""
+"""Read rollout files; `read_rollouts` recognises the format from the content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.rollouts.readers.plain import FORMATS, read_plain
 from spanwise.rollouts.readers.trainers import VERL_REQUIRED, read_verifiers, read_verl
 from spanwise.rollouts.table import RolloutTable
 
-#: What is said of files that hold rollouts in a shape that nobody reads, by their suffix.
+#: Error texts for file formats that hold rollouts and cannot be read, by suffix.
 _REFUSED = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "is compressed; unpack it first."),
     **dict.fromkeys((".xls", ".xlsx", ".ods"), "is a spreadsheet; save it as CSV in UTF-8."),
@@ -28,7 +28,7 @@ _REFUSED = {
 _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
 )  # fmt: skip
-#: What only verifiers writes beside `prompt` and `completion`.
+#: Fields that only verifiers writes beside `prompt` and `completion`.
 _VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
 
 
@@ -65,12 +65,12 @@ def read_rollouts(
     place = Path(path)
     files = _files(place)
     for file in (place, *files):
-        if str(file) != clean(str(file)):  # no message, table or page could name it
+        if str(file) != clean(str(file)):  # no message, table or page can print the name
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix.lower() in _REFUSED and file.is_file():
             raise DataError(f"'{file}' {_REFUSED[file.suffix.lower()]}")
-    plain = partial(read_plain, columns=columns)
-    readers = {_reader(file, files, columns) or plain for file in files}
+    read_table = partial(read_plain, columns=columns)
+    readers = {_reader(file, files, columns) or read_table for file in files}
     if len(readers) > 1:
         raise DataError(f"The folder '{files[0].parent}' holds files of more than one format; give one of its files.")
     with readable(files[0] if len(files) == 1 else place):
@@ -81,7 +81,7 @@ def read_rollouts(
 
 
 def _files(place: Path) -> list[Path]:
-    """The rollout files that a path leads to, 2.jsonl before 10.jsonl."""
+    """Return the rollout files of a path in numeric order, 2.jsonl before 10.jsonl."""
     if place.is_file():
         return [place]
     if not place.is_dir():
@@ -89,16 +89,16 @@ def _files(place: Path) -> list[Path]:
     for pattern in _PLACES:
         files = [file for file in place.glob(pattern) if file.is_file()]
         if files:
-            return sorted(files, key=lambda file: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", file.name)])
-    kept = " The run has kept none so far; train with --set keep_rollouts=1." if (place / "recipe.yaml").is_file() else ""
-    raise DataError(f"The folder '{place}' holds no rollouts (no {', '.join(_PLACES)}).{kept}")
+            return sorted(files, key=lambda file: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", file.name)])
+    hint = " The run has kept none so far; train with --set keep_rollouts=1." if (place / "recipe.yaml").is_file() else ""
+    raise DataError(f"The folder '{place}' holds no rollouts (no {', '.join(_PLACES)}).{hint}")
 
 
 def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None) -> Callable[..., RolloutTable] | None:
-    """What reads a file; None: a table that is no trainer's, or whose columns the user names."""
+    """Return the reader of a file's format; None for a plain table, and if the user names its columns."""
     if file.suffix.lower() in SUFFIXES:
         return None
-    reader, fixed = None, ""
+    reader, format_name = None, ""
     with readable(file):
         if holds_json(file):
             file, _, record = next(records(files), (file, "", None))
@@ -106,7 +106,7 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
                 raise DataError(f"'{file}' holds no completions.")
             names = {*record}
             if names & {"traces", "nodes"}:
-                reader, fixed = read_verifiers, "verifiers' traces"
+                reader, format_name = read_verifiers, "verifiers' traces"
             elif names.issuperset(VERL_REQUIRED):
                 reader = read_verl
             elif {"prompt", "completion"} <= names and names & _VERIFIERS:
@@ -118,18 +118,18 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
             names = {*arrow_schema.names}
             if {schema.PROMPT, schema.TRAINABLE} <= names and names & {schema.IDS, schema.TOKENS}:
                 schema.check(file, arrow_schema)
-                reader, fixed = read_own, "spanwise's own rollouts"
-    if columns and fixed:
-        raise DataError(f"'{file}' holds {fixed}, whose columns have fixed names; leave out --columns.")
+                reader, format_name = read_own, "spanwise's own rollouts"
+    if columns and format_name:
+        raise DataError(f"'{file}' holds {format_name}, whose columns have fixed names; leave out --columns.")
     return None if columns else reader
 
 
 def _check_parquet(file: Path) -> None:
-    """Refuse what is text, such as CSV, as what it is, and not as damaged parquet."""
+    """Refuse a text file such as CSV by its kind, before Arrow calls it damaged parquet."""
     with file.open("rb") as stream:
         start = stream.read(200)
-    line = "".join(start.decode(errors="surrogateescape").splitlines()[:1])[:60]  # a byte that is no text cannot be printed
+    line = "".join(start.decode(errors="surrogateescape").splitlines()[:1])[:60]  # escapes cannot be printed
     if line and line.isprintable() and not start.startswith(b"PAR1"):
-        text = f"is text, which is no rollout format. Known here: {FORMATS}"
-        text = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in line or "\t" in line else text
-        raise DataError(f"'{file}' {text} (it begins {line!r}).")
+        problem = f"is text, which is no rollout format. Known here: {FORMATS}"
+        problem = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in line or "\t" in line else problem
+        raise DataError(f"'{file}' {problem} (it begins {line!r}).")

@@ -1,4 +1,4 @@
-"""What a file of this package records, for those who show it: the numbers of every completion, and some one by one."""
+"""Read spanwise's rollout files for display: the numbers of every completion, and single completions in full."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from spanwise.types import Fault
 
 
 def read_numbers(file: Path) -> pa.Table:
-    """The columns with one number per completion: credit, rewards, spans, steps; no text and nothing per token."""
+    """Read the columns with one number per completion, such as credit, rewards, spans and steps."""
     with readable(file):
-        opened = _opened(file)
-        plain = (one for one in opened.schema_arrow if pa.types.is_integer(one.type) or pa.types.is_floating(one.type))
-        return opened.read(columns=[one.name for one in plain])
+        parquet_file = _opened(file)
+        number_fields = (x for x in parquet_file.schema_arrow if pa.types.is_integer(x.type) or pa.types.is_floating(x.type))
+        return parquet_file.read(columns=[x.name for x in number_fields])
 
 
 def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
-    """Some completions, by ascending numbers, or all, with all that the file holds of them; no other part of it is read."""
+    """Read all columns of all completions, or of the completions with the ascending row numbers `rows`."""
     with readable(file):
-        opened = _opened(file)
+        parquet_file = _opened(file)
         if rows is None:
-            return opened.read()
-        wanted, last, parts = np.asarray(rows, dtype=np.int64), 0, [opened.schema_arrow.empty_table()]
-        for part in range(opened.num_row_groups):
-            first, last = last, last + opened.metadata.row_group(part).num_rows
-            here = wanted[(wanted >= first) & (wanted < last)] - first
-            parts += [opened.read_row_group(part).take(pa.array(here))] if len(here) else []
+            return parquet_file.read()
+        row_numbers, end, parts = np.asarray(rows, dtype=np.int64), 0, [parquet_file.schema_arrow.empty_table()]
+        for group in range(parquet_file.num_row_groups):
+            start, end = end, end + parquet_file.metadata.row_group(group).num_rows
+            group_rows = row_numbers[(row_numbers >= start) & (row_numbers < end)] - start
+            parts += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
         return pa.concat_tables(parts)
 
 
 def _opened(file: Path) -> pq.ParquetFile:
-    opened = pq.ParquetFile(file)
-    schema.check(file, opened.schema_arrow)
-    return opened
+    parquet_file = pq.ParquetFile(file)
+    schema.check(file, parquet_file.schema_arrow)
+    return parquet_file
 
 
 def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
-    """Method -> block -> credit of each completion, as reports take it: NaN where it has no such block.
+    """Return the recorded credit as method -> block -> credit of each completion, with NaN if a block is absent.
 
     Under `stop` that of leaving out every paid block, where anybody has any: NaN where it is 0.
 
@@ -74,27 +74,27 @@ def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
 
 
 def charged(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
-    """The credit of leaving out every paid block under `stop`, where anybody has any: NaN where it is 0."""
+    """Return the credit for omitting every paid block as `stop`, with NaN for 0; an empty mapping if all are 0."""
     return {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
 
 
 def credit_figures(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
-    """Of the credit of a block: how many completions have it, its mean size, the share of exactly 0, lowest and highest.
+    """Summarise the credit of a block: count, mean absolute value, share of exactly 0, lowest and highest value.
 
     >>> credit_figures(torch.tensor([0.5, 0.0, torch.nan]))
     {'completions': 2, 'mean_abs': 0.25, 'zero_share': 0.5, 'lowest': 0.0, 'highest': 0.5}
     """
-    here_n = credit_n[~credit_n.isnan()].double()
+    known_n = credit_n[~credit_n.isnan()].double()
     names = ("mean_abs", "zero_share", "lowest", "highest")
-    if not len(here_n):
+    if not len(known_n):
         return {"completions": 0, **dict.fromkeys(names)}
-    values = (here_n.abs().mean(), (here_n == 0).double().mean(), here_n.min(), here_n.max())
-    return {"completions": len(here_n), **dict(zip(names, map(float, values), strict=True))}
+    values = (known_n.abs().mean(), (known_n == 0).double().mean(), known_n.min(), known_n.max())
+    return {"completions": len(known_n), **dict(zip(names, map(float, values), strict=True))}
 
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One completion, in plain data.
+    """One completion as plain Python data.
 
     Attributes:
         prompt: its text.
@@ -153,7 +153,7 @@ def token_rows(
     opens: Callable[[np.ndarray, np.ndarray], list[int]] | None = None,
     own: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> list[TokenRow]:
-    """The completions of a table as the token view takes them; ids in place of texts where the vocabulary lacks one.
+    """Turn the completions of a table into rows for the token view; an id stands for a token that the vocabulary lacks.
 
     Args:
         opens: gives the tokens that open a segment, from their log-probabilities and which of them are trained; asked for every
@@ -174,27 +174,29 @@ def token_rows(
     schema.column_of(table, schema.PROMPT)
     source, methods = schema.TOKENS if schema.TOKENS in names else schema.IDS, schema.methods_in(names)
     per_token = schema.token_columns(names)
-    trained_with = {one: schema.column("advantages", one) for one in methods or ["<method>"]}
+    columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block = [schema.BLOCK] if schema.BLOCK in names else []
-    listed = [schema.TRAINABLE, *per_token, *trained_with.values(), *block]
-    edges = schema.token_edges(table, [source, *listed], "the rollouts")
-    flat = {name: schema.flat(table[name], np.float64) for name in listed}
+    token_columns = [schema.TRAINABLE, *per_token, *columns.values(), *block]
+    edges = schema.token_edges(table, [source, *token_columns], "the rollouts")
+    flat = {name: schema.flat(table[name], np.float64) for name in token_columns}
     texts = _texts(table[source], edges, vocabulary)
-    plain = table.select([one.name for one in table.schema if not pa.types.is_list(one.type)]).to_pylist()
+    plain_rows = table.select([method.name for method in table.schema if not pa.types.is_list(method.type)]).to_pylist()
     blocks, objectives = schema.behind(names, "end"), schema.behind(names, "reward")
-    credited = {one: [name for name in schema.behind(names, "credit", one) if name != schema.STOP] for one in methods}
-    parts = {one: table[name].to_pylist() for one in methods if (name := schema.column("parts", one)) in names}
+    credit_blocks = {
+        method: [name for name in schema.behind(names, "credit", method) if name != schema.STOP] for method in methods
+    }
+    parts = {method: table[name].to_pylist() for method in methods if (name := schema.column("parts", method)) in names}
     rows = []
-    for n, (row, text, (first, last)) in enumerate(zip(plain, texts, pairwise(edges.tolist()), strict=True)):
+    for n, (row, text, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
         here = {name: values[first:last] for name, values in flat.items()}
-        trained, logp = here[schema.TRAINABLE].astype(np.bool_), here.get(schema.LOGP)
+        trained_t, logp = here[schema.TRAINABLE].astype(np.bool_), here.get(schema.LOGP)
         values = {name.partition("/")[2]: here[name] for name in per_token if name != schema.LOGP}
-        cut = None if logp is None or opens is None else partial(opens, logp)
+        find = None if logp is None or opens is None else partial(opens, logp)
         rows.append(
             TokenRow(
                 prompt=shown_prompt(row[schema.PROMPT]),
                 tokens=text,
-                advantages={one: np.where(trained, here[name], np.nan).tolist() for one, name in trained_with.items()},
+                advantages={method: np.where(trained_t, here[name], np.nan).tolist() for method, name in columns.items()},
                 spans=_pieces(row, blocks, here.get(schema.BLOCK)),
                 rewards={name: row[schema.column("reward", name)] for name in objectives},
                 statuses={name: row[schema.column("status", name)] for name in objectives},
@@ -202,12 +204,14 @@ def token_rows(
                 values={name: value.tolist() for name, value in values.items()},
                 probabilities=None if logp is None else np.exp(logp).tolist(),
                 step=row.get(schema.STEP),
-                stop={one: stop for one in methods if (stop := row.get(schema.column("credit", one, schema.STOP)))},
-                opens={name: cut(~np.isnan(value) & trained) for name, value in values.items() if cut is not None},
-                credit={one: {b: row[schema.column("credit", one, b)] for b in inside} for one, inside in credited.items()},
+                stop={method: stop for method in methods if (stop := row.get(schema.column("credit", method, schema.STOP)))},
+                opens={name: find(~np.isnan(value) & trained_t) for name, value in values.items() if find is not None},
+                credit={
+                    key: {b: row[schema.column("credit", key, b)] for b in blocks} for key, blocks in credit_blocks.items()
+                },
                 score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
-                own={one: shares[n] for one, shares in (own or {}).items()},
-                parts={one: [_part(entry) for entry in by_row[n] or ()] for one, by_row in parts.items()},
+                own={method: shares[n] for method, shares in (own or {}).items()},
+                parts={method: [_part(entry) for entry in by_row[n] or ()] for method, by_row in parts.items()},
                 answer=None if row.get(schema.ANSWER) is None else str(row[schema.ANSWER]),
                 stated={name: row.get(schema.column("stated", name)) for name in objectives},
                 group=row.get(schema.GROUP),
@@ -218,13 +222,13 @@ def token_rows(
 
 
 def _part(entry: dict[str, Any]) -> CreditPart:
-    """One part; a file from before parts had reasons does not compare what it can compare with nobody."""
-    alone = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
-    return CreditPart(**{"reason": "singleton" if alone else "", **entry})
+    """Build a part from its entry; an entry without baseline and reason gets the reason of a completion that stands alone."""
+    stands_alone = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
+    return CreditPart(**{"reason": "singleton" if stands_alone else "", **entry})
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
-    """Block -> its pieces: its span, or the runs of its tokens where the file says the block of each."""
+    """Map each block to its pieces: the runs of its tokens if the file has a block per token, else its span."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]
@@ -236,23 +240,23 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
 
 
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:
-    """The texts of the tokens of each completion; its ids, if one of them is not known."""
-    coded = column.combine_chunks().flatten().dictionary_encode()
-    entries, places = coded.dictionary.to_pylist(), coded.indices.to_pylist()
+    """Return the token texts of each completion; ids in place of texts if one id is unknown."""
+    encoded = column.combine_chunks().flatten().dictionary_encode()
+    entries, places = encoded.dictionary.to_pylist(), encoded.indices.to_pylist()
     pieces = () if vocabulary is None else vocabulary.pieces
-    words: list[str | None] = []
+    texts_of_entry: list[str | None] = []
     for entry in entries:
         piece = (pieces[entry] if 0 <= entry < len(pieces) else None) if isinstance(entry, int) else entry
-        words.append(token_text(piece) if isinstance(piece, bytes) else piece)
+        texts_of_entry.append(token_text(piece) if isinstance(piece, bytes) else piece)
     texts = []
     for first, last in pairwise(edges.tolist()):
-        spelled = [words[place] for place in places[first:last]]
-        texts.append([f"⟨{entries[place]}⟩" for place in places[first:last]] if None in spelled else spelled)
+        token_texts = [texts_of_entry[place] for place in places[first:last]]
+        texts.append([f"⟨{entries[place]}⟩" for place in places[first:last]] if None in token_texts else token_texts)
     return texts
 
 
 def token_text(piece: bytes) -> str:
-    r"""The text of a token by itself, byte for byte: a byte that is no character by itself becomes a lone surrogate.
+    r"""Decode a single token; a byte that is not a complete character becomes a lone surrogate.
 
     >>> [token_text(piece) for piece in (b"a", "é".encode()[:1])]
     ['a', '\udcc3']
@@ -261,7 +265,7 @@ def token_text(piece: bytes) -> str:
 
 
 def read_vocabulary(tokenizer: Path | None) -> Vocabulary | None:
-    """That of the tokenizer of a folder; None if there is none or it cannot be read: the ids are shown then."""
+    """Read the vocabulary of a folder's tokenizer; None if there is no readable tokenizer."""
     try:
         return None if tokenizer is None else load_tokenizer(tokenizer)[1]
     except SpanwiseError:
@@ -269,7 +273,7 @@ def read_vocabulary(tokenizer: Path | None) -> Vocabulary | None:
 
 
 def shown_prompt(text: str) -> str:
-    r"""The text of a prompt; a conversation, kept as JSON, is written role by role.
+    r"""Return a prompt as text for display; a chat stored as JSON becomes one line per message.
 
     >>> shown_prompt('[{"role": "user", "content": "1+1="}]')
     'user: 1+1='

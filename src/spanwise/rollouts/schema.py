@@ -1,4 +1,4 @@
-"""The columns of a rollout file, each name spelled here and nowhere else.
+"""Define the columns of a rollout file; their names are written in this module only.
 
 A run's `rollouts/step_*.parquet` and the `credit.parquet` of `spanwise credit` are one format: a row per completion, and credit
 under the name of the method that made it. A run has one method, an export has those that were asked for, and under the name
@@ -61,17 +61,17 @@ STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt"
 TRAINABLE, TEXT, FAULT, STOP, BLOCK, SCORE = "trainable", "text", "fault", "stop", "block", "self_reward"
 ANSWER, VALUES, LOGP = "answer", "values", "logprobs"
 
-#: What stands in place of a method where a trainer's own numbers are shown as it recorded them.
+#: The method name for advantages that a trainer recorded.
 RECORDED = "recorded"
 
-#: Of the format; it stands in the file's metadata.
+#: The version of the rollout format, stored in the file's metadata.
 VERSION = "1"
 _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 
 
 @dataclass(frozen=True)
 class CreditPart:
-    """What one objective credits a completion with: `part = weight * (worth - baseline) / divisor`; an entry of `parts/<method>`.
+    """The credit of one objective: `part = weight * (worth - baseline) / divisor`; an entry of `parts/<method>`.
 
     Attributes:
         objective: its name; several joined by " + " whose sum is compared.
@@ -100,7 +100,7 @@ class CreditPart:
 _KINDS = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
 PART = pa.struct([(one.name, _KINDS[str(one.type)]) for one in fields(CreditPart)])
 _NUMBERS = pa.list_(pa.float32())
-#: Every column and what it is written as; of a family what stands before its names.
+#: The type of every column; a family of columns is listed by its prefix.
 COLUMNS = {
     STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
     TOKENS: pa.list_(pa.string()), TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(),
@@ -112,7 +112,7 @@ COLUMNS = {
 
 
 def column(family: str, *names: str) -> str:
-    """Return the column of a family: of a block, an objective or a method, or of a block under a method.
+    """Return the column name of a family for a block, an objective or a method, or for a method and a block.
 
     >>> column("end", "solution"), column("credit", "bae:group", "solution")
     ('end/solution', 'credit/bae:group/solution')
@@ -126,7 +126,7 @@ def column(family: str, *names: str) -> str:
 
 
 def behind(names: Iterable[str], *family: str) -> list[str]:
-    """Return the names behind a family's columns: blocks behind `end`, objectives behind `reward`, blocks behind `credit`, method.
+    """Return the names in the columns of a family: blocks for `end`, objectives for `reward`, blocks for `credit` and a method.
 
     >>> columns = ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae", "end/c/d"]
     >>> behind(columns, "credit", "bae"), behind(columns, "end")
@@ -156,13 +156,13 @@ def token_columns(names: Iterable[str]) -> list[str]:
 
 
 def methods_in(names: Iterable[str]) -> list[str]:
-    """Return the methods that some columns name.
+    """Return the methods that the columns of a file name.
 
     >>> methods_in(["credit/bae/a", "credit/bae/stop", "advantages/grpo"])
     ['bae', 'grpo']
     """
     parts = (name.split("/") for name in names)
-    return list(dict.fromkeys(part[1] for part in parts if part[0] in ("credit", "advantages") and len(part) > 1))
+    return list(dict.fromkeys(path[1] for path in parts if path[0] in ("credit", "advantages") and len(path) > 1))
 
 
 def made_by(method: str, names: Iterable[str]) -> list[str]:
@@ -171,12 +171,12 @@ def made_by(method: str, names: Iterable[str]) -> list[str]:
     >>> made_by("bae", ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae"])
     ['credit/bae/a', 'credit/bae/stop', 'advantages/bae']
     """
-    own = (column("advantages", method), column("parts", method))
-    return [name for name in names if name in own or name.startswith(column("credit", method, ""))]
+    columns = (column("advantages", method), column("parts", method))
+    return [name for name in names if name in columns or name.startswith(column("credit", method, ""))]
 
 
 def type_of(name: str) -> pa.DataType | None:
-    """Return the type that a column is written as; None if the format has no such column.
+    """Return the Arrow type of a column; None if the format has no such column.
 
     >>> type_of("credit/bae/solution"), type_of("answer")
     (DataType(double), None)
@@ -187,12 +187,12 @@ def type_of(name: str) -> pa.DataType | None:
 
 def metadata(tokenizer: Path | None = None) -> dict[bytes, bytes]:
     """Return a file's metadata: the version of its format, and the folder of its tokenizer."""
-    about = {_VERSION_KEY: VERSION.encode()}
-    return about if tokenizer is None else {**about, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
+    entries = {_VERSION_KEY: VERSION.encode()}
+    return entries if tokenizer is None else {**entries, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
 
 
 def tokenizer_of(schema: pa.Schema) -> Path | None:
-    """Return the folder of the tokenizer that a file names, if that still exists."""
+    """Return the tokenizer folder that a file names, if the folder still exists."""
     name = (schema.metadata or {}).get(_TOKENIZER_KEY)
     return Path(name.decode()) if name and Path(name.decode()).exists() else None
 
@@ -236,7 +236,7 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
         if values is None or isinstance(values, pa.Array):
             array = values
         elif name in (PROMPT, ANSWER):
-            texts = (one if one is None or isinstance(one, str) else json.dumps(one, default=str) for one in values)
+            texts = (x if x is None or isinstance(x, str) else json.dumps(x, default=str) for x in values)
             array = pa.array([text if text is None else clean(text) for text in texts], pa.string())
         else:
             entry = kind.value_type if kind is not None and pa.types.is_list(kind) else None
@@ -255,13 +255,13 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
 def span_columns(
     names: Sequence[str], start_nk: Int[Tensor, "n k"], end_nk: Int[Tensor, "n k"]
 ) -> dict[str, Int[Tensor, " n"]]:
-    """Return the columns of the blocks' places; empty if a block is absent or the completion was left out of the loss."""
+    """Return the columns with the first and last token of each block; empty for an absent block and outside of the loss."""
     sides = (("start", start_nk), ("end", end_nk))
-    return {column(side, name): edge_nk[:, k] for k, name in enumerate(names) for side, edge_nk in sides}
+    return {column(side_name, name): edge_nk[:, k] for k, name in enumerate(names) for side_name, edge_nk in sides}
 
 
 def score_columns(scores: Scores) -> dict[str, Any]:
-    """Return the columns of rewards, their statuses and what completions state."""
+    """Return the columns of rewards, of statuses and of stated values."""
     columns: dict[str, Any] = {}
     for m, objective in enumerate(scores.names):
         columns[column("reward", objective)] = scores.reward_nm[:, m]
@@ -286,7 +286,7 @@ def credit_columns(
 
 
 def _part_lists(credit: Credit) -> pa.Array:
-    """Return one list per completion with a struct per objective, or one struct for their sum."""
+    """Return a list per completion, with one struct per objective or a single struct for the sum of the objectives."""
     adv_nm, comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
     n, m = adv_nm.shape
@@ -320,7 +320,7 @@ def column_of(table: pa.Table, name: str, file: str = "the rollouts") -> pa.Chun
 
 
 def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """Return the entries of a column of lists, end to end, with NaN at gaps.
+    """Concatenate the lists of a column, with NaN for missing values.
 
     >>> flat(pa.chunked_array([[[1.0], [None, 2.0]]]), np.float32).tolist()
     [1.0, nan, 2.0]
@@ -332,7 +332,7 @@ def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
 
 
 def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
-    """Return where each list of a column starts in `flat`, and where the last one ends.
+    """Return the index in `flat` at which each list of a column starts, and the end of the last list.
 
     >>> offsets(pa.chunked_array([[[5, 6], []], [[7]]])).tolist()
     [0, 2, 2, 3]
@@ -342,7 +342,7 @@ def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
 
 
 def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndarray, " o"]:
-    """Return where the tokens of each completion start; refuse columns whose lists have other lengths."""
+    """Return the index of each completion's first token; refuse columns whose lists have other lengths."""
     edges = None
     for name in names:
         values = column_of(table, name, file)
@@ -350,12 +350,12 @@ def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndar
             raise DataError(f"The column '{name}' of {file} must hold a list per completion, not {values.type}.")
         if values.null_count:
             raise DataError(f"{values.null_count} of {len(values)} completions of {file} have no '{name}'.")
-        here = offsets(values)
-        edges = here if edges is None else edges
-        if (edges != here).any():
-            row = int((np.diff(edges) != np.diff(here)).argmax())
+        column_edges = offsets(values)
+        edges = column_edges if edges is None else edges
+        if (edges != column_edges).any():
+            row = int((np.diff(edges) != np.diff(column_edges)).argmax())
             raise DataError(
-                f"Completion {row} of {file} has {int(np.diff(edges)[row])} tokens and {int(np.diff(here)[row])} values of "
+                f"Completion {row} of {file} has {int(np.diff(edges)[row])} tokens and {int(np.diff(column_edges)[row])} values of "
                 f"'{name}'; there must be one for each token. Was the file changed after it was written?"
             )
     assert edges is not None, "there is a column of tokens"
@@ -365,7 +365,7 @@ def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndar
 def write_rollouts(
     file: Path, parts: Iterable[pa.Table], *, pieces: Sequence[bytes] | None = None, tokenizer: Path | None = None
 ) -> None:
-    """Write a rollout file, part by part; nobody ever sees half of it.
+    """Write a rollout file part by part; the file appears only when it is complete.
 
     Args:
         file: its folder is made if it does not exist.
@@ -391,37 +391,37 @@ def write_rollouts(
         >>> table.prompts[0], table.rewards["correct"].value_n.tolist()
         ('2 + 2?', [1.0, 0.0])
     """
-    spelled, nothing = [*(pieces or ()), b""], len(pieces or ())
+    texts_of_id, empty_id = [*(pieces or ()), b""], len(pieces or ())
     try:
-        texts = pa.array([piece.decode() for piece in spelled], pa.string())
-    except UnicodeDecodeError:  # of a tokenizer that cuts characters
-        texts = pa.array(spelled, pa.binary())
+        texts = pa.array([piece.decode() for piece in texts_of_id], pa.string())
+    except UnicodeDecodeError:  # a token may hold part of a character
+        texts = pa.array(texts_of_id, pa.binary())
     writer: pq.ParquetWriter | None = None
-    with whole_file(file) as beside:
+    with whole_file(file) as temporary:
         try:
             for part in parts:
                 table = part.replace_schema_metadata(metadata(tokenizer))
                 if pieces is not None:
                     lists = part[IDS].combine_chunks()
-                    ids = lists.values.to_numpy()  # at a masked token there may stand what is no id
-                    own = texts.take(pa.array(np.where((ids >= 0) & (ids < nothing), ids, nothing)))
+                    ids = lists.values.to_numpy()  # a masked token may hold a number that is not an id
+                    token_texts = texts.take(pa.array(np.where((ids >= 0) & (ids < empty_id), ids, empty_id)))
                     place = part.schema.get_field_index(IDS)
-                    table = table.set_column(place, TOKENS, pa.ListArray.from_arrays(lists.offsets, own))
-                # Nobody looks for a completion by the bounds of a column; working them out takes a tenth of the time.
-                writer = writer or pq.ParquetWriter(beside, table.schema, compression="zstd", write_statistics=False)
+                    table = table.set_column(place, TOKENS, pa.ListArray.from_arrays(lists.offsets, token_texts))
+                # No reader uses column statistics, and computing them takes a tenth of the writing time.
+                writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd", write_statistics=False)
                 writer.write_table(table)
         finally:
             if writer is not None:
                 try:
                     writer.close()
-                finally:  # on a full disk that fails, and would again when the writer goes
+                finally:  # closing fails on a full disk, and would fail again in the writer's destructor
                     writer.is_open = False
-    pa.default_memory_pool().release_unused()  # it keeps what the parts took, for others that never come
+    pa.default_memory_pool().release_unused()  # Arrow keeps the memory of the parts for later allocations that never come
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The completions of this process's last generation batch, with everything that was computed for them.
+    """The last generation batch of this process, with everything that was computed for its completions.
 
     Attributes:
         mode: "train" or "eval".
@@ -453,7 +453,7 @@ class Rollouts:
     more: Mapping[str, Tensor] = field(default_factory=dict)
 
     def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
-        """Return the table that a rollout file keeps: without padding, and with `answer` as the dataset's only column.
+        """Return the table for the rollout file, without padding; `answer` is the only dataset column.
 
         Args:
             step: of training, which a batch may serve several optimiser steps of.
@@ -467,10 +467,10 @@ class Rollouts:
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         mask_nt = batch.mask_nt.bool()
         filled_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # up to the last sampled token
-        learned_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
+        in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present = [[text[name] is not None for name in spans.names] for text in texts]
         present_nk = torch.tensor(present, dtype=torch.bool).reshape(-1, len(spans.names))
-        known_nt = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
+        logp_by_name = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
         if (value_nt := batch.value_nt) is not None:
             value_snt = (value_nt if value_nt.ndim == 3 else value_nt[:, :, None]).unbind(dim=2)
             if len(value_snt) != max(1, len(self.value_names)):
@@ -478,10 +478,10 @@ class Rollouts:
                     f"The critic has {len(value_snt)} values for each token and they have {len(self.value_names)} names "
                     f"({', '.join(self.value_names) or 'none'}); give one to each."
                 )
-            known_nt = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | known_nt
-        per_token = {name: one.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, one in known_nt.items()}
+            logp_by_name = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | logp_by_name
+        per_token = {name: one.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, one in logp_by_name.items()}
         per_token |= {BLOCK: spans.block_nt} if spans.interleaved else {}
-        advantages_nt = self.advantages_nt.masked_fill(~learned_n1, torch.nan)
+        advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
         columns = {
             STEP: [step] * len(texts),
             GROUP: batch.group_n,
@@ -496,7 +496,7 @@ class Rollouts:
             **score_columns(self.reading.scores),
             IDS: batch.ids_nt[filled_nt],
             TRAINABLE: mask_nt[filled_nt],
-            **{name: known_nt[filled_nt] for name, known_nt in per_token.items()},
+            **{name: logp_by_name[filled_nt] for name, logp_by_name in per_token.items()},
             **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[filled_nt]),
         }
         return rollout_table(columns, np.cumsum([0, *filled_nt.sum(dim=1).tolist()]))

@@ -1,4 +1,4 @@
-"""`RolloutTable`: the completions of a rollout file in any format, with token rows end to end, without padding."""
+"""Hold the completions of a rollout file of any format in a `RolloutTable`, with token rows end to end, without padding."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: A tag, a word with the space before it, other space, a sign "<" that opens no tag. A tag never shares its piece.
+#: Matches one piece: a tag, a word with the space before the word, other white space, or a "<" that opens no tag.
 _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
 
-#: Texts that are encoded at a time.
+#: The number of texts that are encoded in one call.
 AT_ONCE = 256
 
 WORDS = "The file holds no token ids; credit is shown per word."
-#: Columns that say whether a completion is right, if they hold nothing but 0 and 1; what a trainer sums up comes last.
+#: Columns that mark right completions if they hold only 0 and 1; a trainer's summed reward comes last.
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths, end to end.
+    """Rows of different lengths, stored end to end.
 
     Attributes:
         values: what the rows hold, one after the other.
@@ -56,7 +56,7 @@ class Ragged:
 
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> Ragged:
-        """Put rows end to end."""
+        """Concatenate rows."""
         flat = np.fromiter((value for row in rows for value in row), dtype=np.int32)
         return Ragged(flat, np.cumsum([0, *map(len, rows)]))
 
@@ -65,7 +65,7 @@ class Ragged:
 
     @property
     def lengths(self) -> Int[np.ndarray, " n"]:
-        """The length of each row."""
+        """Return the length of each row."""
         return np.diff(self.offsets)
 
     def with_values(self, values: Shaped[np.ndarray, " v"]) -> Ragged:
@@ -77,7 +77,7 @@ class Ragged:
         return self.values[self.offsets[first] : self.offsets[last]]
 
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
-        """Return where the entries of some rows lie in `values`, as a padded table with -1 at the padding."""
+        """Return the indices in `values` of the entries of some rows, as a padded table with -1 at the padding."""
         first_m, length_m = self.offsets[:-1][rows][:, None], self.lengths[rows][:, None]
         place_t = np.arange(length_m.max(initial=0))
         return np.where(place_t < length_m, first_m + place_t, -1)
@@ -89,23 +89,23 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
     >>> list(fitting_runs(np.array([3, 1, 4]), 6))
     [(0, 2), (2, 3)]
     """
-    first, widest = 0, 0
+    first, width = 0, 0
     for n, length in enumerate(lengths.tolist()):
-        widest = max(widest, length)
-        if n > first and widest * (n + 1 - first) > size:
+        width = max(width, length)
+        if n > first and width * (n + 1 - first) > size:
             yield first, n
-            first, widest = n, length
+            first, width = n, length
     if len(lengths):
         yield first, len(lengths)
 
 
 def at(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """Take flat values at `places` (`Ragged.places`), with `nowhere` at the padding."""
+    """Gather flat values at `places` (see `Ragged.places`), with `nowhere` at the padding."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
 class Cut(NamedTuple):
-    """Completions as tokens, with a note for the user."""
+    """The tokens of all completions, with a note for the user."""
 
     tokens: Ragged
     trainable: np.ndarray
@@ -114,7 +114,7 @@ class Cut(NamedTuple):
 
 
 class AsRecorded(NamedTuple):
-    """What a file's trainer trained its completions with: an advantage, or a reward.
+    """The numbers that a trainer used for its completions: advantages or rewards.
 
     Attributes:
         says: what the numbers are, in words.
@@ -194,12 +194,12 @@ class RolloutTable:
 
     @property
     def has_ids(self) -> bool:
-        """Whether the token ids are the file's own; otherwise its texts were cut into pieces or encoded again."""
+        """Return whether the token ids come from the file; otherwise the texts were split into words or encoded again."""
         return self.tokenizer is not None
 
     @property
     def verdict(self) -> str | None:
-        """The first recorded reward of `VERDICTS` that holds nothing but 0 and 1."""
+        """Return the first recorded reward of `VERDICTS` that holds only 0 and 1."""
         for name in VERDICTS:
             value_n = self.rewards[name].value_n if name in self.rewards else None
             if value_n is not None and bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
@@ -220,16 +220,16 @@ class RolloutTable:
         trained: Collection[str] = (),
         notes: Sequence[str] = (),
     ) -> RolloutTable:
-        """Build the table from what a reader read; `keys` are shared by a group within a step (None: the prompt is).
+        """Build the table from the columns of a reader; completions of one step with equal `keys` (None: prompts) are a group.
 
         The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
-        scored = recorded({name: values for name, values in rewards.items() if not is_made(name)})
-        summed = next(([name] for name in ("score", "reward", "scores", "rewards") if name in scored), trained)
+        rewards_n = recorded({name: values for name, values in rewards.items() if not is_made(name)})
+        reward_names = next(([name] for name in ("score", "reward", "scores", "rewards") if name in rewards_n), trained)
         return RolloutTable(
             source,
             path,
-            " ".join(note for note in (cut.note, *notes, gaps(scored)) if note),
+            " ".join(note for note in (cut.note, *notes, gaps(rewards_n)) if note),
             prompts,
             group_index(list(zip(prompts if keys is None else keys, steps, strict=True))),
             torch.tensor(steps, dtype=torch.long),
@@ -237,10 +237,10 @@ class RolloutTable:
             cut.trainable,
             cut.vocabulary,
             columns={name: values for name, values in columns.items() if not is_made(name)},
-            rewards=scored,
+            rewards=rewards_n,
             keyed=keys is not None,
-            as_recorded=as_trained(scored, columns),
-            trained=tuple(name for name in summed if name in scored),
+            as_recorded=as_trained(rewards_n, columns),
+            trained=tuple(name for name in reward_names if name in rewards_n),
         )
 
 
@@ -252,12 +252,12 @@ def finite(value: Any) -> float | None:
     """
     try:
         return float(value) if math.isfinite(value) else None
-    except (TypeError, OverflowError):  # no number, or an integer of JSON beyond all floats
+    except (TypeError, OverflowError):  # not a number, or an integer too large for a float
         return None
 
 
 def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
-    """Return the columns that are rewards: at least one finite number, and nothing but numbers and gaps.
+    """Return the columns that are rewards: only numbers and missing values, and at least one finite number.
 
     What is no finite number is UNSCORED: it was never scored, or its reward function returned None. It joins no baseline, unlike a
     reward whose block the completion left out.
@@ -277,7 +277,7 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
 
 
 def is_made(name: str) -> bool:
-    """Whether a trainer computed a column from rewards: its advantage, or its credit by block.
+    """Return whether a trainer computed a column from rewards, as it does advantages and credit per block.
 
     >>> is_made("advantage"), is_made("credit/solution"), is_made("reward")
     (True, True, False)
@@ -288,7 +288,7 @@ def is_made(name: str) -> bool:
 def as_trained(
     rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> AsRecorded | None:
-    """Return what completions were trained with: their advantage, or else their score or reward.
+    """Return the numbers that completions were trained with: advantages, or else scores or rewards.
 
     `columns` may say it (`is_made`), and the credit of each block.
 
@@ -299,19 +299,19 @@ def as_trained(
     >>> sorted(as_trained({}, columns).by_block)
     ['a', 'stop']
     """
-    made = recorded({name: values for name, values in columns.items() if is_made(name)})
-    rewards_and_made = {**rewards, **made}
+    computed = recorded({name: values for name, values in columns.items() if is_made(name)})
+    rewards_and_made = {**rewards, **computed}
     name = next((name for name in ("advantage", "score", "reward") if name in rewards_and_made), None)
     if name is None:
         return None
-    by_block = {name.removeprefix("credit/"): one.value_n for name, one in made.items() if name != "advantage"}
-    plain = "" if name == "advantage" else ", from which nothing is subtracted"
-    says = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{plain}"
-    return AsRecorded(says, rewards_and_made[name].value_n.numpy(), by_block=by_block)
+    by_block = {name.removeprefix("credit/"): reward.value_n for name, reward in computed.items() if name != "advantage"}
+    suffix = "" if name == "advantage" else ", from which nothing is subtracted"
+    description = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{suffix}"
+    return AsRecorded(description, rewards_and_made[name].value_n.numpy(), by_block=by_block)
 
 
 def gaps(rewards: Mapping[str, Reward]) -> str:
-    """Say how many recorded values are missing; empty if none is.
+    """Return a note with the number of missing values; an empty text if none is missing.
 
     >>> gaps(recorded({"acc": [1.0, None], "score": [1.0, 0.0]}))
     "1 of 2 recorded values of 'acc' are missing or not finite: unscored, so they join no baseline."
@@ -324,7 +324,7 @@ def gaps(rewards: Mapping[str, Reward]) -> str:
 
 
 def pieces(text: str) -> list[str]:
-    r"""Cut a text into tags, words and space; together they are the text.
+    r"""Split a text into tags, words and white space; joined, the pieces are the text.
 
     >>> pieces("So 2 <3\n<answer>4</answer>")
     ['So', ' 2', ' ', '<3', '\n', '<answer>', '4', '</answer>']
@@ -333,43 +333,43 @@ def pieces(text: str) -> list[str]:
 
 
 def cut_text(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> Cut:
-    """Cut completions into tokens, with the tokenizer of a folder or else into words; no text is kept."""
-    ids, lengths, sampled, counts, changed = array("i"), array("q"), array("b"), array("q"), 0
+    """Split completions into tokens of a folder's tokenizer, or into words without one; no text is stored."""
+    ids, lengths, sampled, counts, changed_texts = array("i"), array("q"), array("b"), array("q"), 0
 
     def texts() -> Iterator[str]:
         for parts in completions:
             counts.append(len(parts))
-            for text, own in parts:
-                sampled.append(own)
+            for text, is_sampled in parts:
+                sampled.append(is_sampled)
                 yield text
 
     if tokenizer is None:
-        numbers_of: dict[str, int] = {}
+        id_of_piece: dict[str, int] = {}
         for text in texts():
-            numbers = [numbers_of.setdefault(piece, len(numbers_of)) for piece in pieces(text)]
-            ids.extend(numbers)
-            lengths.append(len(numbers))
-        vocabulary = Vocabulary(tuple(piece.encode() for piece in numbers_of) or (b"",))
-        note = WORDS if numbers_of else ""
+            piece_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in pieces(text)]
+            ids.extend(piece_ids)
+            lengths.append(len(piece_ids))
+        vocabulary = Vocabulary(tuple(piece.encode() for piece in id_of_piece) or (b"",))
+        note = WORDS if id_of_piece else ""
     else:
         backend, vocabulary = load_tokenizer(tokenizer)
-        every = texts()
-        while lot := list(islice(every, AT_ONCE)):
-            for text, one in zip(lot, backend.encode_batch(lot, add_special_tokens=False), strict=True):
-                numbers = np.array(one.ids, np.int32)  # what a tokenizer returns takes a hundred bytes a token
-                ids.frombytes(numbers.tobytes())
-                lengths.append(len(numbers))
-                changed += vocabulary.join(numbers)[0] != text.encode()
+        all_texts = texts()
+        while chunk := list(islice(all_texts, AT_ONCE)):
+            for text, encoding in zip(chunk, backend.encode_batch(chunk, add_special_tokens=False), strict=True):
+                piece_ids = np.array(encoding.ids, np.int32)  # an encoding takes a hundred bytes per token
+                ids.frombytes(piece_ids.tobytes())
+                lengths.append(len(piece_ids))
+                changed_texts += vocabulary.join(piece_ids)[0] != text.encode()
         note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
-        note += f", which changes {changed} of {len(lengths)} texts." if changed else "."
+        note += f", which changes {changed_texts} of {len(lengths)} texts." if changed_texts else "."
     edges = np.cumsum([0, *lengths])[np.cumsum([0, *counts])]
-    # Where the model wrote every token, which is usual, one flag speaks for all of them.
+    # If the model wrote every token, which is usual, a single broadcast flag saves memory.
     trainable = np.broadcast_to(np.True_, edges[-1]) if all(sampled) else np.repeat(np.array(sampled, np.bool_), lengths)
     return Cut(Ragged(np.frombuffer(ids, np.int32), edges), trainable, vocabulary, note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
-    """Load the tokenizer of a local folder, and the bytes of every id that its model can sample.
+    """Load the tokenizer of a local folder, with the bytes of every id that the folder's model can sample.
 
     The last one is kept until its file changes, as a large one takes a second.
     """
@@ -393,7 +393,7 @@ def _loaded(file: Path, stamp: tuple[int, int], size: int | None) -> tuple[Any, 
         raise DataError(
             f"'{file.parent}' holds no tokenizer.json; give the folder of a model or of a fast tokenizer."
         ) from error
-    except Exception as error:  # the Rust parser raises bare exceptions
+    except Exception as error:  # the Rust parser raises plain Exception
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"'{file}' is not a readable tokenizer: {reason}.") from error
     backend.no_truncation()

@@ -1,4 +1,4 @@
-"""verifiers' traces as graphs: the nodes that train, their tokens, and the way back into the file."""
+"""Read verifiers' traces as graphs of nodes and tokens, and write advantages back into the file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from spanwise.rollouts.files import parsed, records
 from spanwise.rollouts.table import finite
 from spanwise.types import Status
 
-#: What a node may hold of each token that was sampled. `loss_weights` hold a number for every token, by name.
+#: Fields of a node with a number per sampled token; `loss_weights` has named lists with a number for every token.
 STREAMS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
 _WEIGHTS = "loss_weights"
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace whose agent is trained.
+    """A verifiers trace whose agent is trained.
 
     Attributes:
         raw: as the file has it.
@@ -47,12 +47,12 @@ class Trace:
     paths: list[tuple[list[int], list[int]]]
 
     def prompt(self, before: Sequence[int]) -> str:
-        """Return the text of some nodes."""
-        return prompt_text([mapping(self.nodes[i], "message") for i in before])
+        """Return the text of the given nodes."""
+        return prompt_text([mapping(self.nodes[node_id], "message") for node_id in before])
 
 
 class NodeTokens(NamedTuple):
-    """The tokens of a node; each of its streams has a number per token, 0 at tokens that were not sampled."""
+    """The tokens of a node; each stream has a number per token, 0 for tokens that were not sampled."""
 
     ids: list[int]
     mask: list[bool]
@@ -133,37 +133,37 @@ def write_traces(
         ...     read_traces(file)[0].turns[0].per_token["advantages"]
         [0.5]
     """
-    wanted = {(trajectory.extra.get("episode"), trajectory.extra.get("trace")): trajectory for trajectory in trajectories}
-    with whole_file(Path(file)) as beside:
-        with beside.open("w", encoding="utf-8") as stream:
+    unwritten = {(trajectory.extra.get("episode"), trajectory.extra.get("trace")): trajectory for trajectory in trajectories}
+    with whole_file(Path(file)) as temporary:
+        with temporary.open("w", encoding="utf-8") as stream:
             for n, (_, _, record) in enumerate(records([Path(source)])):
                 for k, trace in enumerate(_traces(record)):
-                    if (n, k) in wanted:
-                        _put(trace, wanted.pop((n, k)), entry, source)
+                    if (n, k) in unwritten:
+                        _put(trace, unwritten.pop((n, k)), entry, source)
                 stream.write(json.dumps(record) + "\n")
-        if wanted:
-            lost = next(iter(wanted.values()))
+        if unwritten:
+            lost = next(iter(unwritten.values()))
             raise DataError(f"Trajectory {lost.id!r} was not read from '{source}'; give those that read_traces gave.")
 
 
-def _put(trace: Mapping[str, Any], found: Trajectory, entry: str, source: str | Path) -> None:
+def _put(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
     """Set the advantages of a trace's nodes."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
-    for t, turn in enumerate(found.turns):
-        who = f"Turn {t} of trajectory {found.id!r}"
+    for t, turn in enumerate(trajectory.turns):
+        turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
         if entry not in turn.per_token:
             raise DataError(
-                f"{who} has no '{entry}', so nothing can be written; give it to every turn, 0 where there is no credit."
+                f"{turn_name} has no '{entry}', so nothing can be written; give it to every turn, 0 where there is no credit."
             )
         values = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
-        wrong = next((value for value in values if not math.isfinite(value)), None)
-        if wrong is not None:
-            raise DataError(f"{who} has {wrong} in '{entry}', which no trainer can use; give finite numbers.")
+        bad_value = next((value for value in values if not math.isfinite(value)), None)
+        if bad_value is not None:
+            raise DataError(f"{turn_name} has {bad_value} in '{entry}', which no trainer can use; give finite numbers.")
         node = nodes.get(turn.extra.get("node"), {})
-        sampled = sum(bool(flag) for flag in node.get("mask", ()))
-        if sampled != len(values):
+        sampled_count = sum(bool(flag) for flag in node.get("mask", ()))
+        if sampled_count != len(values):
             raise DataError(
-                f"{who} has {len(values)} sampled tokens and its node in '{source}' has {sampled}; read the file again."
+                f"{turn_name} has {len(values)} sampled tokens and its node in '{source}' has {sampled_count}; read the file again."
             )
         node["advantages"] = values
 
@@ -178,19 +178,19 @@ def _traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
     """Yield the traces of an episode whose agent is trained."""
     step = whole(mapping(mapping(record, "run"), "work").get("step"), "step")
-    own = mapping(record, "group").get("id")
+    group_id = mapping(record, "group").get("id")
     for place, raw in enumerate(_traces(record)):
         agent = mapping(raw, "agent")
         if agent.get("trainable", True):
             task = mapping(raw, "task") or mapping(record, "task")
             nodes = listed(raw, "nodes", Mapping, "objects")
-            trace = Trace(raw, nodes, place, "", step, bool(own), mapping(task, "data"), list(_paths(nodes)))
-            group = own or task.get("key") or task.get("hash") or trace.prompt(trace.paths[0][0] if trace.paths else ())
+            trace = Trace(raw, nodes, place, "", step, bool(group_id), mapping(task, "data"), list(_paths(nodes)))
+            group = group_id or task.get("key") or task.get("hash") or trace.prompt(trace.paths[0][0] if trace.paths else ())
             yield replace(trace, key=f"{group} {agent.get('name', '')}")
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the branches of a trace that train, each as the nodes before its own and its own nodes.
+    """Yield each trained branch of a trace as a pair: the context nodes, and the branch's own nodes.
 
     A node that was sampled is one branch's own, the first one's that it lies on; it is context in all others. An attempt to shorten
     the history trains if the agent went on from it.
@@ -200,31 +200,31 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
         if parent is not None and not 0 <= parent < i:
             raise FieldError(f"has node {i} go on from node {parent}, which does not come before it")
     links = [listed(node, "semantic_parents", Mapping, "objects") for node in nodes]
-    accepted = {link.get("node") for each in links for link in each if link.get("type") == "compaction"}
+    accepted = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
     leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
-    given_up = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])} - accepted
-    taken: set[int] = set()
-    for leaf in [leaf for leaf in leaves if leaf not in given_up] or leaves:
+    abandoned = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])} - accepted
+    used_nodes: set[int] = set()
+    for leaf in [leaf for leaf in leaves if leaf not in abandoned] or leaves:
         path: list[int] = []
-        at: int | None = leaf
-        while at is not None:
-            path.append(at)
-            at = parents[at]
+        node_id: int | None = leaf
+        while node_id is not None:
+            path.append(node_id)
+            node_id = parents[node_id]
         path.reverse()
-        first = next((p for p, i in enumerate(path) if nodes[i].get("sampled") and i not in taken), None)
+        first = next((position for position, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes), None)
         if first is not None:
             yield path[:first], path[first:]
-            taken.update(path)
+            used_nodes.update(path)
 
 
 def node_tokens(trace: Trace, i: int) -> NodeTokens:
-    """Read the tokens of node i."""
+    """Read the tokens of node `i` of a trace."""
     node = trace.nodes[i]
 
     def sized(values: list[Any], what: str, size: int, of: str = "tokens", each: str = "token") -> list[Any]:
         if len(values) != size:
-            there = f"has {size} {of} and {len(values)} values of {what} {_where(trace, i)}"
-            raise FieldError(f"{there}; there must be one for each {each}")
+            problem = f"has {size} {of} and {len(values)} values of {what} {_where(trace, i)}"
+            raise FieldError(f"{problem}; there must be one for each {each}")
         return values
 
     ids = listed(node, "token_ids", int, "ids")
@@ -232,8 +232,8 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
     streams: dict[str, list[float]] = {}
     for name in STREAMS:
         if values := listed(node, name, (int, float), "numbers"):
-            rest = iter(sized(values, f"'{name}'", sum(mask), "sampled tokens", "of them"))
-            streams[name] = [float(next(rest)) if flag else 0.0 for flag in mask]
+            remaining = iter(sized(values, f"'{name}'", sum(mask), "sampled tokens", "of them"))
+            streams[name] = [float(next(remaining)) if flag else 0.0 for flag in mask]
     weights = mapping(node, _WEIGHTS)
     for name in weights:
         values = sized(listed(weights, name, (int, float), "numbers"), f"'{_WEIGHTS}' {name!r}", len(ids))
@@ -248,7 +248,7 @@ def _where(trace: Trace, i: int) -> str:
 def trace_rewards(trace: Trace) -> dict[str, Any]:
     """Return all rewards and metrics, and the rewards' weighted sum as `reward`; None if nothing was scored."""
     rewards: dict[str, Any] = {}
-    total, ran = 0.0, False
+    total, is_scored = 0.0, False
     for name, reward in mapping(trace.raw, "rewards").items():
         score, weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
         rewards[name] = score
@@ -256,9 +256,9 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
         if factor is None:
             raise FieldError(f"has {weight!r} as 'weight' of the reward '{name}', which must be a number")
         if value is not None:
-            total, ran = total + value * factor, True
-    every = {**rewards, **mapping(trace.raw, "metrics"), **rewards}
-    return {**every, "reward": every.get("reward", total if ran else None)}
+            total, is_scored = total + value * factor, True
+    rewards_and_metrics = {**rewards, **mapping(trace.raw, "metrics"), **rewards}
+    return {**rewards_and_metrics, "reward": rewards_and_metrics.get("reward", total if is_scored else None)}
 
 
 def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
@@ -279,21 +279,21 @@ def _turns(trace: Trace) -> Iterator[Turn]:
     nodes = trace.nodes
     tokens = {i: node_tokens(trace, i) for path in trace.paths for part in path for i in part}
     position: dict[int, int] = {}
-    for i in sorted({i for _, own in trace.paths for i in own if nodes[i].get("sampled")}):
+    for i in sorted({i for _, own_nodes in trace.paths for i in own_nodes if nodes[i].get("sampled")}):
         ids, mask, streams = tokens[i]
         if not ids:
             raise FieldError(f"has no token ids {_where(trace, i)}, so none of its tokens can be credited")
         start = mask.index(True) if True in mask else len(mask)
         prompt = ids[:start]
-        at = nodes[i].get("parent")
-        while at is not None and at not in position:
-            prompt = tokens[at].ids + prompt
-            at = nodes[at].get("parent")
+        parent = nodes[i].get("parent")
+        while parent is not None and parent not in position:
+            prompt = tokens[parent].ids + prompt
+            parent = nodes[parent].get("parent")
         yield Turn(
             prompt,
             ids[start:],
             [int(flag) for flag in mask[start:]],
-            parent=None if at is None else position[at],
+            parent=None if parent is None else position[parent],
             per_token={name: values[start:] for name, values in streams.items()},
             extra={"node": i},
         )

@@ -12,7 +12,7 @@ from spanwise.segment.claims import SEGMENTERS
 
 @dataclass(frozen=True)
 class Census:
-    """How many completions have each part.
+    """The number of completions that have each part.
 
     Attributes:
         size: completions that were looked at.
@@ -28,7 +28,7 @@ class Census:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """The layout's marks that fewer than one completion in a hundred has."""
+        """Return the layout's marks that fewer than 1 % of the completions have."""
         return tuple(tag for tag, count in self.wanted.items() if count * 100 < self.size)
 
     @property
@@ -40,14 +40,14 @@ class Census:
         """
         if not self.lacking:
             return ""
-        lack = " and ".join(f"{self._shown(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
-        present = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
-        seen = list({**present, **self.others}.items())
-        marks_seen = ", ".join(f"{self._shown(mark)} ({count})" for mark, count in seen[:6]) + (
-            ", ..." if len(seen) > 6 else ""
+        missing = " and ".join(f"{self._shown(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
+        counts = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
+        found = list({**counts, **self.others}.items())
+        marks_seen = ", ".join(f"{self._shown(mark)} ({count})" for mark, count in found[:6]) + (
+            ", ..." if len(found) > 6 else ""
         )
-        nothing = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
-        return f"{lack} of {self.size} completions; " + (f"they do contain {marks_seen}." if seen else nothing)
+        finding = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
+        return f"{missing} of {self.size} completions; " + (f"they do contain {marks_seen}." if found else finding)
 
     def _shown(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"
@@ -75,16 +75,18 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     entry = SEGMENTERS.find(segmenter)
     says, holds = entry.says, entry.holds
     plain = dict.fromkeys(mark if segmenter == "tags" else any_index(mark) for mark in marks)
-    size, seen = 0, Counter[str]()
+    size, count_of = 0, Counter[str]()
     for text in texts:
         size += 1
-        marked = set() if says is None else set(says(text))
-        seen.update(marked if holds is None else marked.difference(plain).union(mark for mark in plain if holds(text, mark)))
+        found = set() if says is None else set(says(text))
+        count_of.update(
+            found if holds is None else found.difference(plain).union(mark for mark in plain if holds(text, mark))
+        )
     if prefilled is not None:
-        seen[prefilled] = size
-    wanted = {mark: seen[mark] for mark in plain} if says is not None or holds is not None else {}
-    others = sorted((-count, mark) for mark, count in seen.items() if mark not in wanted)
-    return Census(size, wanted, {mark: -count for count, mark in others}, segmenter)
+        count_of[prefilled] = size
+    count_of_mark = {mark: count_of[mark] for mark in plain} if says is not None or holds is not None else {}
+    others = sorted((-count, mark) for mark, count in count_of.items() if mark not in count_of_mark)
+    return Census(size, count_of_mark, {mark: -count for count, mark in others}, segmenter)
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:

@@ -29,7 +29,7 @@ from spanwise.segment.delimiters import Sign, finder_of, first_of
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channel, opening sign and closing sign; "": the next opening or the end of the turn closes it.
+#: Channel, opening sign, closing sign; if the closing sign is "", the next opening or the end of the turn closes the channel.
 #: DeepSeek's signs have the bars of East Asian typography, U+FF5C.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
@@ -43,8 +43,8 @@ _PAIRS = (
 )
 
 
-def _signs(*written: str) -> set[bytes]:
-    return {sign.encode() for signs in written for sign in signs.split()}
+def _signs(*texts: str) -> set[bytes]:
+    return {sign.encode() for signs in texts for sign in signs.split()}
 
 
 #: Opening sign -> channel and closing sign.
@@ -53,7 +53,7 @@ _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
 #: A header of Llama, `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
-#: Signs that come before an opening and belong to it.
+#: Signs that may stand before an opening sign and belong to the same channel.
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
 #: Signs that stand between channels.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
@@ -100,7 +100,7 @@ def _opening(mark: str) -> tuple[str, ...]:
     holds=lambda text, mark: mark.removesuffix(EACH) in _said(text),
 )
 def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find what a chat model thinks, calls and answers; see the module."""
+    """Find the reasoning, the tool calls and the answers of a chat model; see the module."""
     parts_of = by_mark(parts)
     for channel, marked in parts_of.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
@@ -127,47 +127,47 @@ class _Reader:
         self.text, self.signs, self.prefilled = text, signs, prefilled
         self.stretches: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
-        self.loose = 0  # the first byte that is in no channel so far
-        self.lead: int | None = None  # the first byte of a lead, whose opening comes next
-        self.end = 0  # the place of the sign that ends this turn
-        self.last: dict[bytes, int] = {}  # the last place of each sign in the turn
+        self.loose = 0  # the first byte that no channel has claimed yet
+        self.lead: int | None = None  # the first byte of the signs before the next opening
+        self.end = 0  # the index of the sign that ends this turn
+        self.last: dict[bytes, int] = {}  # the last index of each sign in the turn
 
     def run(self) -> list[tuple[str, int, tuple[int, int] | None]]:
         """Return each channel in order: its name, its first byte, and the bytes of its content (None if cut off)."""
         ends = [place for place, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
-        at = 0
+        first = 0
         for place in (*ends, len(self.signs) - 1):
             end, self.end, self.lead = self.signs[place], place, None
-            self.last = {self.signs[index].written: index for index in range(at, place)}
-            sign = self.signs[at]
-            empty = not self.text[self.loose : sign.start].strip()
-            if self.prefilled and not (empty and (at == place or sign.written in _AT_ONCE)):
-                whole = end.written == _MESSAGE_ENDS  # harmony's closing sign
-                at = self._until(at - 1, _REASONING, self.loose, self.loose, _REASONING_CLOSES, whole)
-            while at < self.end:
-                at = self._step(at)
+            self.last = {self.signs[index].written: index for index in range(first, place)}
+            sign = self.signs[first]
+            is_blank = not self.text[self.loose : sign.start].strip()
+            if self.prefilled and not (is_blank and (first == place or sign.written in _AT_ONCE)):
+                ends_message = end.written == _MESSAGE_ENDS  # harmony's closing sign
+                first = self._until(first - 1, _REASONING, self.loose, self.loose, _REASONING_CLOSES, ends_message)
+            while first < self.end:
+                first = self._step(first)
             self._answer(end.start)
-            at, self.loose = self.end + 1, end.end
+            first, self.loose = self.end + 1, end.end
         return self.stretches
 
-    def _step(self, at: int) -> int:
+    def _step(self, sign_index: int) -> int:
         """Read the part that a sign begins, and return the place of the next sign."""
-        sign = self.signs[at]
+        sign = self.signs[sign_index]
         if sign.written in _CLOSES:
             self.fault |= Fault.ORDER
-            return at + 1
+            return sign_index + 1
         self._answer(sign.start)
         if sign.written in _OPENS:
             channel, closing = _OPENS[sign.written]
-            return self._until(at, channel, sign.start, sign.end, (closing or sign.written,), not closing)
+            return self._until(sign_index, channel, sign.start, sign.end, (closing or sign.written,), not closing)
         if sign.written in _HEADER:
-            return self._message(at)
+            return self._message(sign_index)
         if sign.written in _LEADS and self.lead is None:
             self.lead = sign.start
-        if sign.written == _ROLE and at + 1 < self.end and self.signs[at + 1].written == _ROLE_ENDS:
-            at += 1
-        self.loose = self.signs[at].end
-        return at + 1
+        if sign.written == _ROLE and sign_index + 1 < self.end and self.signs[sign_index + 1].written == _ROLE_ENDS:
+            sign_index += 1
+        self.loose = self.signs[sign_index].end
+        return sign_index + 1
 
     def _answer(self, stop: int) -> None:
         """Add the loose text before a byte as an answer, if it is more than white space."""
@@ -179,34 +179,36 @@ class _Reader:
         self.stretches.append((channel, start if self.lead is None else self.lead, inner))
         self.lead = None
 
-    def _until(self, at: int, channel: str, start: int, inner: int, ends: Sequence[bytes], whole: bool) -> int:
+    def _until(self, at: int, channel: str, start: int, inner: int, ends: Sequence[bytes], complete: bool) -> int:
         """Read a channel up to the first of some signs; with `whole` it is complete without one."""
-        whole = whole or any(self.last.get(end, at) > at for end in ends)
-        self.fault |= 0 if whole else Fault.TRUNCATED
-        place = first_of(self.signs, range(at + 1, self.end), ends if whole else _NEXT)
-        sign = self.signs[place]
-        if whole or sign.start > start:  # a prefilled channel without bytes does not count
-            self._add(channel, start, (inner, sign.start) if whole else None)
-        self.fault |= Fault.NESTED if any(other.written in _ANOTHER for other in self.signs[at + 1 : place]) else 0
+        complete = complete or any(self.last.get(end, at) > at for end in ends)
+        self.fault |= 0 if complete else Fault.TRUNCATED
+        end_at = first_of(self.signs, range(at + 1, self.end), ends if complete else _NEXT)
+        sign = self.signs[end_at]
+        if complete or sign.start > start:  # a prefilled channel without bytes does not count
+            self._add(channel, start, (inner, sign.start) if complete else None)
+        self.fault |= (
+            Fault.NESTED if any(sign_inside.written in _ANOTHER for sign_inside in self.signs[at + 1 : end_at]) else 0
+        )
         closes = sign.written in _CLOSES
         self.loose = sign.end if closes else sign.start
-        return place + closes
+        return end_at + closes
 
-    def _message(self, at: int) -> int:
+    def _message(self, sign_index: int) -> int:
         """Read a message of harmony, whose header names its channel."""
-        sign, end = self.signs[at], self.signs[self.end]
-        body = first_of(self.signs, range(at, self.end), (_MESSAGE,))
-        if body == self.end:  # cut off in its header
+        sign, end = self.signs[sign_index], self.signs[self.end]
+        body_index = first_of(self.signs, range(sign_index, self.end), (_MESSAGE,))
+        if body_index == self.end:  # the completion ends inside the header
             self.fault |= Fault.TRUNCATED
             self.loose = end.start
             return self.end
-        place = first_of(self.signs, range(body + 1, self.end), _HEADER)
-        channel = _of_header(self.text[sign.start : self.signs[body].start])
-        whole = channel != _REASONING or (place == self.end and end.written != b"")
-        self.fault |= 0 if whole else Fault.TRUNCATED
-        self.loose = self.signs[place].start
-        self._add(channel, sign.start, (self.signs[body].end, self.loose) if whole else None)
-        return place
+        next_index = first_of(self.signs, range(body_index + 1, self.end), _HEADER)
+        channel = _of_header(self.text[sign.start : self.signs[body_index].start])
+        is_complete = channel != _REASONING or (next_index == self.end and end.written != b"")
+        self.fault |= 0 if is_complete else Fault.TRUNCATED
+        self.loose = self.signs[next_index].start
+        self._add(channel, sign.start, (self.signs[body_index].end, self.loose) if is_complete else None)
+        return next_index
 
 
 def _of_header(header: bytes) -> str:

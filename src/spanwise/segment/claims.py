@@ -16,9 +16,9 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-#: What a part says: its bytes [start, end), or the text where that is spelled otherwise.
+#: The content of a part: its bytes [start, end), or its text if the bytes spell the text differently.
 Inner = tuple[int, int] | bytes
-#: What a finder sees: a mark, the first byte of what it matches, the byte after its last one, and what it says.
+#: A match of a finder: the mark, the first byte, the byte after the last one, and the content.
 Match = tuple[str, int, int, Inner | None]
 
 
@@ -90,7 +90,7 @@ class Found(NamedTuple):
     fault: int = 0
 
 
-#: What a registered segmenter makes of its parts: the finder of one layout.
+#: The finder that a registered segmenter builds from the parts of one layout.
 Finder = Callable[[Sample], Found]
 
 
@@ -175,39 +175,39 @@ def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]
 def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
     """Cut a completion into pieces by the claims on it; bytes that no claim has belong to the block for the rest."""
     fault, claims = 0, []
-    for one in found:
-        fault |= one.fault
-        claims += one.claims
-    claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))  # the outer one first
+    for claim_set in found:
+        fault |= claim_set.fault
+        claims += claim_set.claims
+    claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))  # outer claims first
     # A claim inside another claim takes its bytes out of the outer claim. Of two claims that overlap in part, the claim
     # that begins first has its bytes; the other claim is dropped, with the fault NESTED.
-    pieces, kept = _carved(claims, layout.rest, size)
-    if len(kept) < len(claims):
+    pieces, claims_with_bytes = _carved(claims, layout.rest, size)
+    if len(claims_with_bytes) < len(claims):
         fault |= Fault.NESTED
-    if not layout.wanted.issubset([claim.part for claim in kept]):
+    if not layout.wanted.issubset([claim.part for claim in claims_with_bytes]):
         fault |= Fault.MISSING
-    contents = {(claim.part.block, claim.part.key): claim.inner for claim in kept if claim.inner is not None}
+    contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims_with_bytes if claim.inner is not None}
     pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
-    # Of several pieces at one byte the last one has it.
+    # Of several pieces that start at the same byte, the last piece has the byte.
     block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *pieces]) if block != before}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
 
 def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> tuple[list[tuple[int, int]], list[Claim]]:
     """Return starts and blocks of the pieces, and the claims that have bytes of their own."""
-    pieces, kept = [] if rest is None else [(0, rest)], list[Claim]()
+    pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
     open_ends = iter([*[claim.start for claim in claims if claim.stop is None][1:], size])
     stack = [(size, rest)]
     for claim in claims:
         stop = next(open_ends) if claim.stop is None else claim.stop
         pieces += _closed(stack, claim.start)
-        least = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
-        if least <= stack[-1][0]:  # else it reaches past what it begins in
+        first_end = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
+        if first_end <= stack[-1][0]:  # else the claim reaches past the end of the claim around it
             pieces.append((claim.start, claim.part.block))
             stack.append((min(stop, stack[-1][0]), claim.part.block))
-            kept.append(claim)
+            claims_with_bytes.append(claim)
     pieces += _closed(stack, size)
-    return [piece for piece in pieces if piece[0] < size] or pieces[:1], kept
+    return [piece for piece in pieces if piece[0] < size] or pieces[:1], claims_with_bytes
 
 
 def _closed(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:

@@ -59,22 +59,24 @@ def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) 
     @lru_cache(maxsize=4)
     def compiled(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """Return the ids that are signs, and a search for the signs that are spelled."""
-        whole = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
-        spelled = set(signs) - {vocabulary.pieces[index] for index in whole} - set(tokens_only if vocabulary.added else ())
-        longest = sorted(spelled, key=lambda sign: (-len(sign), sign))
-        return whole, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
+        ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
+        texts = set(signs) - {vocabulary.pieces[index] for index in ids} - set(tokens_only if vocabulary.added else ())
+        longest = sorted(texts, key=lambda sign: (-len(sign), sign))
+        return ids, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
 
     def find(sample: Sample) -> list[Sign]:
-        whole, pattern = compiled(sample.vocabulary)
-        spelled = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
-        at = np.flatnonzero(np.isin(sample.id_t, whole))
-        tokens = zip((sample.vocabulary.pieces[index] for index in sample.id_t[at]), sample.end_t[at].tolist(), strict=True)
-        own = [Sign(piece, end - len(piece), end) for piece, end in tokens]
-        starts, ends = [sign.start for sign in own], [sign.end for sign in own]
+        sign_ids, pattern = compiled(sample.vocabulary)
+        spelled_texts = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
+        places = np.flatnonzero(np.isin(sample.id_t, sign_ids))
+        tokens = zip(
+            (sample.vocabulary.pieces[index] for index in sample.id_t[places]), sample.end_t[places].tolist(), strict=True
+        )
+        token_signs = [Sign(piece, end - len(piece), end) for piece, end in tokens]
+        starts, ends = [sign.start for sign in token_signs], [sign.end for sign in token_signs]
         # An added token is that sign and no part of another: drop spelled signs that overlap such a token.
-        apart = [sign for sign in spelled if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
+        free_signs = [sign for sign in spelled_texts if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
         end = len(sample.text)
-        return [*sorted([*apart, *own], key=lambda sign: sign.start), Sign(b"", end, end)]
+        return [*sorted([*free_signs, *token_signs], key=lambda sign: sign.start), Sign(b"", end, end)]
 
     return find
 
@@ -116,40 +118,40 @@ def _says(text: str) -> list[str]:
     holds=lambda text, mark: signs_of(mark)[0] in text,
 )
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find what stands between two signs, such as `<think>...</think>`; see the module."""
+    """Find the text between two signs, such as `<think>...</think>`; see the module."""
     parts_of = by_mark(parts, bare=False)
-    opens: dict[bytes, tuple[str, bytes]] = {}  # opening sign -> mark and closing sign
+    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # opening sign -> mark and closing sign
     for mark in parts_of:
         opening, closing = (sign.encode() for sign in signs_of(mark))
-        if opening in opens:
+        if opening in mark_of_opening:
             raise LayoutError(
                 f"'{mark}' starts with the opening sign of another mark; give each mark an opening sign of its own."
             )
-        opens[opening] = mark, closing
-    find_signs = finder_of({*opens, *(closing for _, closing in opens.values() if closing)})
-    before = [Sign(opening, 0, 0) for opening, (mark, _) in opens.items() if mark == layout.prefilled]
+        mark_of_opening[opening] = mark, closing
+    find_signs = finder_of({*mark_of_opening, *(closing for _, closing in mark_of_opening.values() if closing)})
+    prefilled_signs = [Sign(opening, 0, 0) for opening, (mark, _) in mark_of_opening.items() if mark == layout.prefilled]
 
     def find(sample: Sample) -> Found:
-        pairs, fault, signs = list[Match](), 0, [*before, *find_signs(sample)]
+        pairs, fault, signs = list[Match](), 0, [*prefilled_signs, *find_signs(sample)]
         last, at = {sign.written: place for place, sign in enumerate(signs)}, 0
         while at < len(signs) - 1:
             sign = signs[at]
-            if sign.written not in opens:
+            if sign.written not in mark_of_opening:
                 fault |= Fault.ORDER
                 at += 1
                 continue
-            mark, closing = opens[sign.written]
-            closes = closing != b"" and last.get(closing, 0) > at
-            place = first_of(signs, range(at + 1, len(signs) - 1), (closing,) if closes else opens)
+            mark, closing = mark_of_opening[sign.written]
+            has_closing = closing != b"" and last.get(closing, 0) > at
+            place = first_of(signs, range(at + 1, len(signs) - 1), (closing,) if has_closing else mark_of_opening)
             end = signs[place]
-            if closes:
-                fault |= Fault.NESTED if any(other.written in opens for other in signs[at + 1 : place]) else 0
+            if has_closing:
+                fault |= Fault.NESTED if any(inside.written in mark_of_opening for inside in signs[at + 1 : place]) else 0
             else:
                 fault |= Fault.ORDER if place > at + 1 else 0  # the signs in between close nothing
                 fault |= Fault.TRUNCATED if closing else 0
-            inner = None if closing and not closes else (sign.end, end.start)
-            pairs.append((mark, sign.start, end.end if closes else end.start, inner))
-            at = place + closes
+            inner = None if closing and not has_closing else (sign.end, end.start)
+            pairs.append((mark, sign.start, end.end if has_closing else end.start, inner))
+            at = place + has_closing
         return taken(pairs, parts_of, again="duplicate", fault=fault)
 
     return find
@@ -157,7 +159,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("regex", kind="segmenter", holds=lambda text, mark: _compiled(mark).search(text.encode()) is not None)
 def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find what matches a regular expression; see the module."""
+    """Find the matches of regular expressions; see the module."""
     parts_of = by_mark(parts, bare=False)
     patterns = [(mark, _compiled(mark)) for mark in parts_of]
 
@@ -190,5 +192,5 @@ def _compiled(mark: str) -> Any:
     except re2.error as error:
         message = error.args[0] if error.args else b""
         reason = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
-        more = next((f": {text}" for start, text in _INSTEAD.items() if reason.startswith(start)), "")
-        raise LayoutError(f"'{mark}' is no pattern of RE2 ({reason}){more}.") from None
+        advice = next((f": {text}" for start, text in _INSTEAD.items() if reason.startswith(start)), "")
+        raise LayoutError(f"'{mark}' is no pattern of RE2 ({reason}){advice}.") from None

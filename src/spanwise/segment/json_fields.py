@@ -52,7 +52,7 @@ _COMMA, _ARRAY, _ARRAY_END = b",[]"
 _SPACE = b" \t\r\n"
 _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
     int, (Fault.NESTED, Fault.TRUNCATED, Fault.DUPLICATE, Fault.MORE)
-)  # plain integers, because flags are slow
+)  # plain integers, because enum flags are slow
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class _Scan:
     def __init__(self, text: bytes, root: Node, from_key: bool) -> None:
         self.text, self.root, self.from_key = text, root, from_key
         self.stack: list[_Open] = []
-        self.open = [0, 0]  # the numbers of objects and of arrays in the stack
+        self.open = [0, 0]  # how many objects and arrays the stack holds
         self.claims: list[Claim] = []
         self.fault = 0
         self.done: set[Part] = set()
@@ -133,7 +133,7 @@ class _Scan:
                         return start + 1
             elif last == _BROKEN:
                 self.fault |= _TRUNCATED
-            elif last == _KEY and not self.stack[-1].array:  # in an array a string is no key
+            elif last == _KEY and not self.stack[-1].array:  # a string in an array is not a key
                 self._key(match)
         return len(self.text)
 
@@ -144,13 +144,13 @@ class _Scan:
             self.fault |= _NESTED
             self._finish(top, match.start(), whole=False)
         steps = top.node.steps
-        within = steps.get(key) or (steps.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
-        if within in top.seen:
+        node = steps.get(key) or (steps.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
+        if node in top.seen:
             self.fault |= _DUPLICATE
-            within = _NOWHERE
-        elif within is not _NOWHERE:
-            top.seen.add(within)
-        top.reading = within, match.start() if self.from_key else match.end(), match.end()
+            node = _NOWHERE
+        elif node is not _NOWHERE:
+            top.seen.add(node)
+        top.reading = node, match.start() if self.from_key else match.end(), match.end()
 
     def _comma(self, at: int) -> None:
         """End the value that is being read, if there is one, and begin the next element of an array."""
@@ -164,36 +164,36 @@ class _Scan:
         if self.stack and not self.stack[-1].reading:
             self.fault |= _NESTED
             if array:
-                return  # no place for an array
-            self._close(at)  # an object begins in the place of a key: start over
+                return  # no part lies in an array here
+            self._close(at)  # an object starts where a key must stand: start over
         outer = self.stack[-1].reading if self.stack else None
         self.stack.append(_Open(outer[0] if outer else self.root, array))
         self.open[array] += 1
         self._comma(at)
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
-        """Close the innermost array or object, and give up what stands open inside it; None: give up all that is open."""
-        whole = self.stack[-1].array == array
-        self.fault |= 0 if whole or array is None else _NESTED
-        closed = array is not None and not self.open[array]
-        while self.stack and not closed:
+        """Close the innermost array or object and drop unclosed ones inside of it; if `array` is None, drop all that are open."""
+        is_whole = self.stack[-1].array == array
+        self.fault |= 0 if is_whole or array is None else _NESTED
+        has_none = array is not None and not self.open[array]
+        while self.stack and not has_none:
             top = self.stack.pop()
             self.open[top.array] -= 1
-            self._finish(top, at, whole=whole)
-            closed = top.array == array
+            self._finish(top, at, whole=is_whole)
+            has_none = top.array == array
 
     def _finish(self, top: _Open, at: int, *, whole: bool = True) -> None:
-        """End the value that is being read; what was cut off says nothing."""
+        """End the value that is being read; a value that was cut off has no content."""
         reading, top.reading = top.reading, None
         if reading is None:
             return
-        within, start, inside = reading
-        part, more = within.part, top.array and top.node.counted and top.index not in top.node.steps
-        if part is None and not more:
+        node, start, value_start = reading
+        part, is_extra = node.part, top.array and top.node.counted and top.index not in top.node.steps
+        if part is None and not is_extra:
             return
-        text = self.text[inside:at]
+        text = self.text[value_start:at]
         value = text.strip(_SPACE)
-        self.fault |= _MORE if more and value else 0
+        self.fault |= _MORE if is_extra and value else 0
         if part is None or (top.array and not value):
             return
         if part in self.done:
@@ -201,9 +201,9 @@ class _Scan:
             return
         if part.index is not None or EACH not in part.mark:
             self.done.add(part)
-        first = inside + len(text) - len(text.lstrip(_SPACE))
-        stop = first + len(value)
-        self.claims.append(Claim(part, start, stop, _said(value, first) if whole else None))
+        text_start = value_start + len(text) - len(text.lstrip(_SPACE))
+        stop = text_start + len(value)
+        self.claims.append(Claim(part, start, stop, _said(value, text_start) if whole else None))
 
 
 def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
@@ -216,22 +216,22 @@ def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
 
 
 def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Build the node of some paths, each given with the steps that are left of it."""
+    """Build the node of some paths, each given with its remaining steps."""
     ended = [part for part, left in paths if not left]
     if ended and len(paths) > 1:
         inner, outer = next((part for part, left in paths if left), ended[0]), ended[-1]
-        where = "is the same as" if inner.mark == outer.mark else "lies inside"
+        relation = "is the same as" if inner.mark == outer.mark else "lies inside"
         raise LayoutError(
-            f"Blocks '{layout.names[inner.block]}' and '{layout.names[outer.block]}' overlap: '{inner.mark}' {where} "
+            f"Blocks '{layout.names[inner.block]}' and '{layout.names[outer.block]}' overlap: '{inner.mark}' {relation} "
             f"'{outer.mark}', and a token belongs to one block. Name the fields of '{outer.mark}' one by one, or leave one of "
             f"the two out."
         )
-    ways = [(_way(part, left[0]), part, left[1:]) for part, left in paths if left]
+    routes = [(_way(part, left[0]), part, left[1:]) for part, left in paths if left]
     # A pattern for every element (-1) also applies to elements named by index.
     nodes: dict[bytes | int, Node] = {}
-    for way in dict.fromkeys(way for way, _, _ in ways):
-        inside = [(part, left) for step, part, left in ways if step == way or (step == -1 and isinstance(way, int))]
-        nodes[way] = _node(inside, layout)
+    for key in dict.fromkeys(key for key, _, _ in routes):
+        inner_paths = [(part, left) for step, part, left in routes if step == key or (step == -1 and isinstance(key, int))]
+        nodes[key] = _node(inner_paths, layout)
     return Node(ended[0] if ended else None, nodes, any(left and left[0] == -1 != _way(part, -1) for part, left in paths))
 
 
@@ -272,28 +272,28 @@ def unescaped(written: bytes) -> bytes:
 
 def paths(text: str) -> dict[str, None]:
     """List the paths of all values in the JSON objects of a text; of broken JSON list the keys alone."""
-    listed: dict[str, None] = {}
+    found_paths: dict[str, None] = {}
     at = text.find("{")
     while at >= 0:
         try:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return listed | dict.fromkeys(_KEYS.findall(text, at))
-        _walk(value, "", listed)
+            return found_paths | dict.fromkeys(_KEYS.findall(text, at))
+        _walk(value, "", found_paths)
         at = text.find("{", end)
-    return listed
+    return found_paths
 
 
-def _walk(value: object, path: str, found: dict[str, None], depth: int = 0) -> None:
+def _walk(value: object, path: str, paths: dict[str, None], depth: int = 0) -> None:
     if path:
-        found[path] = None
+        paths[path] = None
     if depth == _DEEP:
         return
     if isinstance(value, dict):
         for key, inner in value.items():
-            plain = bool(key) and not set(key) & set('.[]"')
-            step = (f".{key}" if path else key) if plain else f"[{json.dumps(key)}]"
-            _walk(inner, path + step, found, depth + 1)
+            is_plain = bool(key) and not set(key) & set('.[]"')
+            step = (f".{key}" if path else key) if is_plain else f"[{json.dumps(key)}]"
+            _walk(inner, path + step, paths, depth + 1)
     elif isinstance(value, list):
         for inner in value:
-            _walk(inner, f"{path}{EACH}", found, depth + 1)
+            _walk(inner, f"{path}{EACH}", paths, depth + 1)

@@ -67,36 +67,36 @@ class Heading(NamedTuple):
 
 def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
     """Return the fenced code blocks of a text, and the headings outside of them; an open block runs to the end."""
-    blocks, titled, size = list[Fence](), list[Heading](), len(text)
-    opening: re.Match[bytes] | None = None
+    blocks, headings, size = list[Fence](), list[Heading](), len(text)
+    open_fence: re.Match[bytes] | None = None
     for match in _LINE.finditer(text):
         sign, level, line = match[1], match[2], match[3].strip()
-        if opening is not None:
-            if sign and sign.startswith(opening[1]) and not line:
-                inner = opening.end(), match.start()
+        if open_fence is not None:
+            if sign and sign.startswith(open_fence[1]) and not line:
+                inner = open_fence.end(), match.start()
                 blocks[-1] = blocks[-1]._replace(stop=match.end(), inner=inner, closed=True)
-                opening = None
+                open_fence = None
         elif level:
-            bare = line.rstrip(b"#")
-            title = bare.rstrip() if bare[-1:] in (b"", b" ", b"\t") else line
-            titled.append(Heading(match.start(), match.end(), len(level), title.decode(errors="replace")))
+            unhashed = line.rstrip(b"#")
+            title = unhashed.rstrip() if unhashed[-1:] in (b"", b" ", b"\t") else line
+            headings.append(Heading(match.start(), match.end(), len(level), title.decode(errors="replace")))
         elif sign[:1] == b"~" or b"`" not in line:
-            opening = match
+            open_fence = match
             language = b"".join(line.split(None, 1)[:1]).decode(errors="replace").lower()
             blocks.append(Fence(match.start(), size, (match.end(), size), language, closed=False))
-    return blocks, titled
+    return blocks, headings
 
 
 def _titles(text: str) -> list[str]:
-    titled = outline(text.encode(errors="replace"))[1]
-    return list(dict.fromkeys(heading.title for heading in titled if heading.title))
+    headings = outline(text.encode(errors="replace"))[1]
+    return list(dict.fromkeys(heading.title for heading in headings if heading.title))
 
 
 @register("markdown", kind="segmenter", says=_titles)
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the sections of Markdown; see the module."""
     parts_of: dict[str, list[Part]] = {}
-    for mark, own in by_mark(parts).items():
+    for mark, mark_parts in by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
             raise LayoutError(
                 f"'{mark}' is no heading of Markdown; write its title without the #, such as Plan, or section for any heading."
@@ -105,12 +105,12 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
             raise LayoutError(
                 f"'{mark}' stands in the layout with other capital letters, too; write it the same way everywhere."
             )
-        parts_of[mark.lower()] = own
+        parts_of[mark.lower()] = mark_parts
 
     def find(sample: Sample) -> Found:
-        _, titled = outline(sample.text)
-        marks = [title if (title := heading.title.lower()) in parts_of else _ANY for heading in titled]
-        sections = zip(marks, titled, _stops(titled, len(sample.text)), strict=True)
+        _, headings = outline(sample.text)
+        marks = [title if (title := heading.title.lower()) in parts_of else _ANY for heading in headings]
+        sections = zip(marks, headings, _stops(headings, len(sample.text)), strict=True)
         matches = [(mark, one.start, stop, (one.end, stop)) for mark, one, stop in sections if mark in parts_of]
         return taken(matches, parts_of, again="refused")
 

@@ -87,7 +87,7 @@ def find_blocks(
         texts += text
     *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*tables, strict=True))
     spans = Spans(layout.names, *columns)
-    vars(spans)["length_nk"] = length_nk  # fills a cached property with a value known here
+    vars(spans)["length_nk"] = length_nk  # fill the cached property, because the value is known already
     return spans, texts
 
 
@@ -98,7 +98,7 @@ _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 def _cutter(layout: Layout) -> _Cutter:
     """Return a function that cuts completions into the pieces of a layout."""
     if layout.segmenters == ("tags",):
-        parser = TagParser(layout)  # knows the order of tags, which claims cannot express, and reads only text
+        parser = TagParser(layout)  # the parser knows the order of tags, which claims cannot express, and reads only text
         return lambda texts, _: [parser.parse(text)[0] for text in texts]
     finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
     return lambda _, samples: [cut(layout, [find(sample) for find in finders], len(sample.text)) for sample in samples]
@@ -137,16 +137,16 @@ def _segment_rows(
     begin = np.searchsorted(end_t, byte, side="right")
     begin += np.concatenate(([0], end_t))[begin] != byte
     begin = np.minimum(begin, token_edge[row + 1])
-    begin[np.flatnonzero(np.diff(row, prepend=-1))] = token_edge[:-1]  # also takes tokens without bytes before byte 0
+    begin[np.flatnonzero(np.diff(row, prepend=-1))] = token_edge[:-1]  # also takes tokens without bytes
     tokens, size = np.diff(begin, append=len(end_t)), np.diff(byte, append=byte_edge[-1])
     block_nt = np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16)
     block_nt[valid_nt] = np.repeat(block, tokens)
     length_nk = np.bincount(row * count + block, weights=tokens, minlength=n * count).astype(np.int64).reshape(n, count)
-    filled = np.flatnonzero(tokens)
-    at = row[filled], block[filled]  # not start_nk[at] = ...: a block may come twice, and numpy may keep either value
+    used = np.flatnonzero(tokens)
+    cells = row[used], block[used]  # not start_nk[at] = ...: a block may come twice, and numpy may keep either value
     start_nk, end_nk = np.full((n, count), t, dtype=np.int64), np.zeros((n, count), dtype=np.int64)
-    np.minimum.at(start_nk, at, column_t[begin[filled]])
-    np.maximum.at(end_nk, at, column_t[begin[filled] + tokens[filled] - 1] + 1)
+    np.minimum.at(start_nk, cells, column_t[begin[used]])
+    np.maximum.at(end_nk, cells, column_t[begin[used] + tokens[used] - 1] + 1)
     fault_n = np.array([cut_up.fault for cut_up in pieces], dtype=np.int64)
     fault_n[row[(size > 0) & (length_nk[row, block] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
@@ -164,17 +164,17 @@ def _join(vocabulary: Vocabulary, ids: np.ndarray, completion: np.ndarray) -> tu
 
 def _logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
     """Return the log-probabilities, if a segmenter of the layout reads them."""
-    asking = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
-    if asking is None:
+    segmenter = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
+    if segmenter is None:
         return None
     if logp_nt is None:
-        raise RecipeError(f"The segmenter '{asking}' cuts by log-probabilities (logp_nt), which are not there.")
+        raise RecipeError(f"The segmenter '{segmenter}' cuts by log-probabilities (logp_nt), which are not there.")
     _check_shape(logp_nt, valid_nt.shape, "logp_nt")
     logp = logp_nt.detach().float().cpu().numpy()
     for n, t in np.argwhere(np.isnan(logp) & valid_nt)[:1].tolist():
         raise AlignmentError(
-            f"The log-probability of completion {n} is nan at trainable token {t}, and the segmenter '{asking}' cuts by it; give "
-            f"that of every sampled token."
+            f"The log-probability of completion {n} is nan at trainable token {t}, and the segmenter '{segmenter}' cuts by it; "
+            f"give that of every sampled token."
         )
     return logp
 
@@ -239,7 +239,7 @@ def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
     at its first matched tag; text before all tags belongs to the first block, as does everything if no tag matches.
     """
     for part in parts:
-        if not part.mark or any(sign in part.mark for sign in "<>/ \t\n"):
+        if not part.mark or any(character in part.mark for character in "<>/ \t\n"):
             raise LayoutError(
                 f"Tag '{part.mark}' of block '{layout.names[part.block]}' must be a bare name, without brackets or spaces."
             )

@@ -99,14 +99,14 @@ def _sentence_starts(sample: Sample) -> list[int]:
     # that begins its line do not end it. CJK signs need no white space after them. An empty line always ends a sentence.
     text, starts = sample.text, [0]
     for match in _SENTENCE.finditer(text):
-        at = match.start()
-        if text[at] != 46 or not _ends_none(text, at) or _EMPTY_LINE.search(text, at, match.end()):
+        unit_start = match.start()
+        if text[unit_start] != 46 or not _ends_none(text, unit_start) or _EMPTY_LINE.search(text, unit_start, match.end()):
             starts.append(match.end())
     return starts
 
 
 def _ends_none(text: bytes, at: int) -> bool:
-    """Whether the full stop at a byte comes after a short word or a number that begins its line."""
+    """Return whether the full stop at a byte follows a short word, or a number at the start of a line."""
     if _SHORT.search(text, max(0, at - 8), at + 1):
         return True
     near = text[max(0, at - 4) : at]
@@ -172,21 +172,21 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 def _one_mark(parts: Sequence[Part]) -> str:
     """Return the mark of all parts; refuse several marks, because a completion is cut in one way."""
-    other = next((part.mark for part in parts if part.mark != parts[0].mark), None)
-    if other is not None:
+    other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
+    if other_mark is not None:
         raise LayoutError(
-            f"'{parts[0].mark}' and '{other}' cut the same tokens in two ways; write one of them, in a block called 'name[*]'."
+            f"'{parts[0].mark}' and '{other_mark}' cut the same tokens in two ways; write one of them, in a block called 'name[*]'."
         )
     return parts[0].mark
 
 
 def _number(written: str, parts: Sequence[Part], *, example: str, share: bool = False) -> int | float:
     """Return the number in a mark: a whole number from 1 on, or a share above 0 and up to 1."""
-    wanted = "a probability above 0 and up to 1" if share else "a whole number of tokens from 1 on"
+    expected = "a probability above 0 and up to 1" if share else "a whole number of tokens from 1 on"
     try:
         value = float(written) if share else int(written) if written.isascii() and written.isdecimal() else 0
     except ValueError:
         value = 0
     if value > 0 and (value <= 1 or not share):
         return value
-    raise LayoutError(f"The segmenter '{parts[0].segmenter}' takes {wanted}, such as {example}; there is '{written}'.")
+    raise LayoutError(f"The segmenter '{parts[0].segmenter}' takes {expected}, such as {example}; there is '{written}'.")

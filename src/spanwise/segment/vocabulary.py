@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from spanwise.errors import AlignmentError, DataError
 
-#: ASCII with the signs of a layout, two-, three- and four-byte characters, a character most vocabularies must cut.
+#: A test text: ASCII with tags, characters of two, three and four bytes, and a character that most vocabularies must cut.
 PROBE = "Hi <answer>42</answer>\n naïve Σ→∞ 日本語 🙂🏽!"
 
 _REMEDY = (
@@ -59,7 +59,7 @@ class Vocabulary:
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bytes of every id in one table, and their lengths."""
+        """Return the bytes of every id in one table, and the number of bytes of each id."""
         return np.array(self.pieces, dtype=object), np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
     def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
@@ -79,9 +79,9 @@ class Vocabulary:
             (b'bca', array([2, 2, 3]))
         """
         if ids_t.size and not (ids_t.min() >= 0 and ids_t.max() < len(self)):
-            wrong = int(ids_t[(ids_t < 0) | (ids_t >= len(self))][0])
+            bad_id = int(ids_t[(ids_t < 0) | (ids_t >= len(self))][0])
             raise AlignmentError(
-                f"Token id {wrong} is not in the vocabulary, which has {len(self)} ids (0 to {len(self) - 1}). Mask the token, "
+                f"Token id {bad_id} is not in the vocabulary, which has {len(self)} ids (0 to {len(self) - 1}). Mask the token, "
                 f"or, if the model has more embedding rows than its tokenizer has tokens, use Vocabulary.of(tokenizer, model)."
             )
         pieces, lengths = self._table
@@ -138,15 +138,15 @@ class Vocabulary:
             raise DataError(f"{type(tokenizer).__name__} is not a fast tokenizer; load it with use_fast=True.")
         spec = json.loads(backend.to_str())
         to_bytes, replaces = _compile(spec.get("decoder"))
-        added = {token["id"]: token for token in spec.get("added_tokens", [])}
+        added_tokens = {token["id"]: token for token in spec.get("added_tokens", [])}
         vocab: Mapping[str, int] = backend.get_vocab(with_added_tokens=True)
         pieces = [b""] * max(max(vocab.values(), default=-1) + 1, size or 0)
         for text, index in vocab.items():
-            if index in added:
-                pieces[index] = (text if added[index]["special"] else replaces(text)).encode()
+            if index in added_tokens:
+                pieces[index] = (text if added_tokens[index]["special"] else replaces(text)).encode()
             else:
                 pieces[index] = to_bytes(text)
-        vocabulary = cls(tuple(pieces), frozenset(added))
+        vocabulary = cls(tuple(pieces), frozenset(added_tokens))
         _check(vocabulary, backend)
         return vocabulary
 
@@ -170,27 +170,27 @@ def _compile(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes],
             f"tokenizer.decoder = tokenizers.decoders.Fuse(). {_REMEDY}"
         )
     replacements: list[tuple[str, str]] = []
-    finish: Callable[[str], bytes] = str.encode
-    fused = False
+    encode_piece: Callable[[str], bytes] = str.encode
+    is_fused = False
     for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
-        kind, early = step["type"], not fused and finish is str.encode
+        kind, comes_first = step["type"], not is_fused and encode_piece is str.encode
         if kind == "Fuse":
-            fused = True
-        elif kind == "Strip" and fused:
+            is_fused = True
+        elif kind == "Strip" and is_fused:
             pass  # strips the ends of the whole text: at most the leading space, which we keep
-        elif kind == "Replace" and early and "String" in step["pattern"]:
+        elif kind == "Replace" and comes_first and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
-        elif kind == "Metaspace" and early:
+        elif kind == "Metaspace" and comes_first:
             replacements.append((step["replacement"], " "))
-        elif kind in _FINISH and early:
-            finish = _FINISH[kind]
+        elif kind in _FINISH and comes_first:
+            encode_piece = _FINISH[kind]
         else:
             raise DataError(f"The tokenizer's decoder has the step {json.dumps(step, ensure_ascii=False)}. {_REMEDY}")
 
     def replaces(text: str) -> str:
         return reduce(lambda value, change: value.replace(*change), replacements, text)
 
-    return lambda text: finish(replaces(text)), replaces
+    return lambda text: encode_piece(replaces(text)), replaces
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -376,7 +376,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
         token["id"] = backend["model"]["vocab"][token["content"]]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(backend))
-    with pytest.raises(DataError, match=r"spells 4 of the first 4 completions of .* otherwise than the file does"):
+    with pytest.raises(DataError, match=r"decodes 4 of the first 4 completions of .* to another text than the file holds"):
         credit_rollouts(folder, tokenizer=tmp_path / "other")
 
 

@@ -88,8 +88,8 @@ class HistoryWeight:
             self._rates = [*self._rates, rate][-history:]
             self._anchors = [sum(self._rates) / len(self._rates)]
             return
-        past = torch.tensor(self._anchors[-window:], dtype=torch.float64)
-        eta *= float(past.std()) if len(past) >= window else 1.0
+        anchors = torch.tensor(self._anchors[-window:], dtype=torch.float64)
+        eta *= float(anchors.std()) if len(anchors) >= window else 1.0
         self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * rate][-window:]
 
     def state_dict(self) -> dict[str, list[float]]:
@@ -217,11 +217,11 @@ def grpo_verif(
         losses. ddof and eps are not verified.
     """
     options = {"ddof": ddof, "eps": eps, "min_stratum": min_stratum}
-    inner: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **options)
+    standardised: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **options)
     weight_k = torch.full((reward_nk.shape[1],), weight, dtype=torch.float64, device=reward_nk.device)
     weight_k[:1] = 1.0
-    adv_nk, told_k = inner.advantages * weight_k, weight_k != 0
-    comparison = inner.comparison.rescaled(divisor=1 / torch.where(told_k, weight_k, torch.nan)).fitting(adv_nk)
+    adv_nk, has_weight_k = standardised.advantages * weight_k, weight_k != 0
+    comparison = standardised.comparison.rescaled(divisor=1 / torch.where(has_weight_k, weight_k, torch.nan)).fitting(adv_nk)
     return Explained(adv_nk, comparison)
 
 

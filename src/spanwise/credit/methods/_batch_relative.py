@@ -93,8 +93,8 @@ def gdpo(
         explained = replace(explained, worth_nm=weight_m * explained.worth_nm, baseline_nm=weight_m * explained.baseline_nm)
         return Explained(adv_n, explained.rescaled(divisor=divisor).fitting(adv_n[:, None]))
     total_n = weighted(reward_nm.double(), weight_m).sum(dim=1)
-    together = compare_in_strata(total_n, group_index(group_n), min_stratum=min_stratum).comparison
-    return Explained(adv_n, together.unexplained(adv_n[:, None]))
+    sum_comparison = compare_in_strata(total_n, group_index(group_n), min_stratum=min_stratum).comparison
+    return Explained(adv_n, sum_comparison.unexplained(adv_n[:, None]))
 
 
 @register(
@@ -213,17 +213,19 @@ def reinforce_plus_plus_baseline(
     """
     stratum_n = group_index(group_n)
     within = moments(reward_n, stratum_n)
-    joins_n = within.member_n & (within.count_n() >= max(min_stratum, 2))
+    is_member_n = within.member_n & (within.count_n() >= max(min_stratum, 2))
     if zero_constant_groups:
-        joins_n &= within.std_n(ddof=0) > 0
+        is_member_n &= within.std_n(ddof=0) > 0
     centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
     options: dict[str, Any] = {"weight_n": length_n.double(), "ddof": ddof, "eps": eps, "eps_at": eps_at}
-    adv_n, mean, divisor = standardised(torch.where(joins_n, centred_n, torch.nan), **options)
-    counts_n1 = (joins_n & (length_n > 0))[:, None] & (divisor > 0)
+    adv_n, mean, divisor = standardised(torch.where(is_member_n, centred_n, torch.nan), **options)
+    counts_n1 = (is_member_n & (length_n > 0))[:, None] & (divisor > 0)
     scaled = replace(comparison.rescaled(divisor=divisor, shift=mean), averaged_nm=torch.zeros_like(comparison.averaged_nm))
     nothing = comparison.unexplained(adv_n[:, None])
-    why = torch.where((length_n > 0)[:, None], int(Zero.NO_SCALE), int(Zero.EMPTY))
-    nothing = replace(nothing, reason_nm=torch.where(nothing.reason_nm == int(Zero.AT_BASELINE), why, nothing.reason_nm))
+    reason_n1 = torch.where((length_n > 0)[:, None], int(Zero.NO_SCALE), int(Zero.EMPTY))
+    nothing = replace(
+        nothing, reason_nm=torch.where(nothing.reason_nm == int(Zero.AT_BASELINE), reason_n1, nothing.reason_nm)
+    )
     return Explained(
         adv_n, scaled.fitting(adv_n[:, None]).where(counts_n1, comparison.where(centred_n[:, None] == 0, nothing))
     )

@@ -239,9 +239,9 @@ class SaeSegments:
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
         """Mark the tokens that `sae` bootstraps from; ignore marks at masked tokens (and at the first, under "start")."""
         if bool(logp_nt.sum().isnan()) and (
-            place := first_of(logp_nt.isnan() & mask_nt)
+            bad_entry := first_of(logp_nt.isnan() & mask_nt)
         ):  # a quick check of all values first
-            i, t = place
+            i, t = bad_entry
             raise RewardError(
                 f"The log-probability of completion {i} is nan at trainable token {t}; give that of every sampled token."
             )
@@ -261,10 +261,10 @@ class SaeSegments:
 
 def _after(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
     """Move each flag to the next trainable token of its completion."""
-    moved_nt = torch.zeros_like(flag_nt)
+    next_flag_nt = torch.zeros_like(flag_nt)
     place_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
     for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
         # The latest trainable token so far, with its flag as the lowest bit; -2 (no flag) if there is none yet.
         latest = torch.where(mask_nt[rows], place_t + flag_nt[rows], -2).cummax(dim=1).values
-        moved_nt[rows, 1:] = (latest[:, :-1] & 1).bool()
-    return moved_nt
+        next_flag_nt[rows, 1:] = (latest[:, :-1] & 1).bool()
+    return next_flag_nt

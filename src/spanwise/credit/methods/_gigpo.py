@@ -110,8 +110,8 @@ def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -
     if singleton == "zero":
         return advantage_n
     within = moments(reward_n, group_n)
-    raw_n = reward_n / (1.0 + options["eps"]) if options["scale"] == "std" else reward_n
-    return torch.where(within.member_n & (within.count_n() == 1), raw_n, advantage_n)
+    undivided_n = reward_n / (1.0 + options["eps"]) if options["scale"] == "std" else reward_n
+    return torch.where(within.member_n & (within.count_n() == 1), undivided_n, advantage_n)
 
 
 def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
@@ -120,18 +120,18 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity={similarity} must lie between 0 and 1; use None to compare states exactly.")
     states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)
-    places: list[Any] = list(zip(group_s.tolist(), states, strict=True))
+    pairs: list[Any] = list(zip(group_s.tolist(), states, strict=True))
     # Each text joins the first state whose first text it resembles, so here the order of rows matters.
     firsts: dict[int, list[SequenceMatcher]] = {}
     numbers: dict[tuple[int, Any], int] = {}  # the number of every text seen so far
-    for row, (prompt, state) in enumerate(places):
+    for row, (prompt, state) in enumerate(pairs):
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
             advice = "which cannot be compared by equality; turn it into a string or a tuple"
             advice = advice if similarity is None else "and only texts have a similarity; use similarity=None"
             raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}, {advice}.")
         if similarity is not None and state is not None and (prompt, state) not in numbers:
             numbers[prompt, state] = _nearest(str(state), firsts.setdefault(prompt, []), similarity)
-    names = places if similarity is None else [(prompt, numbers.get((prompt, state), -1)) for prompt, state in places]
+    names = pairs if similarity is None else [(prompt, numbers.get((prompt, state), -1)) for prompt, state in pairs]
     known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)
     return torch.where(known_s, group_index(names).to(group_s.device), -1)
 

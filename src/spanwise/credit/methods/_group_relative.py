@@ -174,8 +174,8 @@ def maxrl(
         the paper's weight of a completion is (r - K/G) / K, which is A/G; the mean over the batch supplies the 1/G.
     """
     check_rewards(reward_n)
-    if place := first_of(reward_n < 0):
-        (i,) = place
+    if bad_row := first_of(reward_n < 0):
+        (i,) = bad_row
         raise RewardError(
             f"The reward of completion {i} is {float(reward_n[i]):g}; maxrl divides by the group's mean and takes rewards of 0 "
             f"(failure) and more only. Use rewards in [0, 1] or another method, such as rloo."
@@ -221,13 +221,13 @@ def opo(
         Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline" (arXiv 2505.23585), as verl has it.
     """
     stratum_n = group_index(group_n)
-    plain, worth_n = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
+    compared, worth_n = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
     baseline_n = moments(reward_n, stratum_n, weight_n=length_n.double()).mean_n()
-    alone_n, equal_n = ((plain.reason_nm == int(reason))[:, 0] for reason in (Zero.SINGLETON, Zero.ALL_EQUAL))
+    alone_n, equal_n = ((compared.reason_nm == int(reason))[:, 0] for reason in (Zero.SINGLETON, Zero.ALL_EQUAL))
     advantage_n = torch.where(alone_n, 0.0, worth_n - baseline_n).nan_to_num(nan=0.0)
     return Explained(advantage_n, comparison_of(
         advantage_n, worth_n, baseline_n, torch.ones_like(worth_n), alone_n=alone_n, equal_n=equal_n,
-        stratum_n=plain.stratum_nm[:, 0], members_n=plain.members_nm[:, 0],
+        stratum_n=compared.stratum_nm[:, 0], members_n=compared.members_nm[:, 0],
     ))  # fmt: skip
 
 

@@ -133,10 +133,10 @@ def _tables(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b
             p_ab += torch.where(other_ab <= probability_ab * (1 + 1e-7), other_ab, 0.0)
     fisher_ab = torch.where(p_ab > 1 - 1e-9, 0.0, (-2 * p_ab).exp())
     total = right + wrong
-    left = (a_ab + b_ab) / total * (_entropy(a_ab, b_ab))
-    free = (total - a_ab - b_ab) / total * _entropy(right - a_ab, wrong - b_ab)
+    holders_entropy = (a_ab + b_ab) / total * (_entropy(a_ab, b_ab))
+    others_entropy = (total - a_ab - b_ab) / total * _entropy(right - a_ab, wrong - b_ab)
     prior = _entropy(torch.tensor(float(right)).double(), torch.tensor(float(wrong)).double())
-    return fisher_ab, (prior - left - free).clamp(min=0.0)
+    return fisher_ab, (prior - holders_entropy - others_entropy).clamp(min=0.0)
 
 
 def _log_choose(n: int, k: Tensor) -> Tensor:
@@ -221,6 +221,6 @@ def _weights(importance_u: Tensor, quantile: float, beta: float, floor: float, e
     level_u = (level_u - low) / (high - low if high > low else 1.0)
     rank = quantile * (len(level_u) - 1)  # linear between neighbours as in torch.quantile, which refuses long inputs
     ordered_u, below = level_u.sort().values, int(rank)
-    cut = torch.lerp(ordered_u[below], ordered_u[min(below + 1, len(level_u) - 1)], rank - below)
-    shrunk_u, grown_u = (level_u / (cut + eps)).clamp(min=floor), 1 + beta * (level_u - cut) / (1 - cut + eps)
-    return torch.where(level_u < cut, shrunk_u, grown_u)
+    edge = torch.lerp(ordered_u[below], ordered_u[min(below + 1, len(level_u) - 1)], rank - below)
+    shrunk_u, grown_u = (level_u / (edge + eps)).clamp(min=floor), 1 + beta * (level_u - edge) / (1 - edge + eps)
+    return torch.where(level_u < edge, shrunk_u, grown_u)

@@ -52,7 +52,7 @@ class Timeline:
         total_s = value_s.double().clone()
         by_left_s, count_w = self.left_s.argsort(stable=True), self.left_s.bincount()
         for rows in by_left_s.split(count_w.tolist())[1:]:
-            # Two roundings, as in a plain loop: a step that repeats gives exactly 0.
+            # This rounds twice, as a plain loop does, so a repeated step gives exactly 0.
             later = decay * total_s[self.next_s[rows]]
             total_s[rows] = total_s[rows] + later
         return total_s
@@ -76,12 +76,12 @@ class Timeline:
 
     def groups(self, group_s: Int[Tensor, " s"] | Sequence[Hashable]) -> Int[Tensor, " j"]:
         """Return the dense group of each trajectory."""
-        index_s, named = group_index(group_s), _plain(group_s)
-        own_s = self.last_j[self.index_s]
-        if stray := first_of(index_s != index_s[own_s]):
-            (row,) = stray
+        index_s, names = group_index(group_s), _plain(group_s)
+        last_s = self.last_j[self.index_s]
+        if row_at := first_of(index_s != index_s[last_s]):
+            (row,) = row_at
             raise AlignmentError(
-                f"Trajectory {self.names[row]!r} has rows of prompt {named[row]!r} and of prompt {named[int(own_s[row])]!r}; "
+                f"Trajectory {self.names[row]!r} has rows of prompt {names[row]!r} and of prompt {names[int(last_s[row])]!r}; "
                 f"give the trajectories of different prompts different ids."
             )
         return index_s[self.last_j]
@@ -102,8 +102,8 @@ def timeline(
     order = order[index_s[order].argsort(stable=True)]
     index_o, step_o = index_s[order], step_s[order]
     follows_o = index_o[1:] == index_o[:-1]
-    if twice := first_of(follows_o & (step_o[1:] == step_o[:-1])):
-        row, other = sorted(order[twice[0] : twice[0] + 2].tolist())
+    if repeated_step := first_of(follows_o & (step_o[1:] == step_o[:-1])):
+        row, other = sorted(order[repeated_step[0] : repeated_step[0] + 2].tolist())
         raise AlignmentError(
             f"Rows {row} and {other} are both step {int(step_s[row])} of trajectory {names[row]!r}; number the steps of a "
             f"trajectory differently, and give the trajectories of different prompts different ids."
@@ -199,7 +199,7 @@ def assign_turns(
         data = {"length_n": length_jk.sum(dim=1), "truncated_n": cut_j}
         credit = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
         credit, filled_s = credit.take(line.index_s), length_sk.sum(dim=1) > 0
-        last_s = torch.zeros_like(filled_s).index_fill(0, line.last_with(filled_s), True) & filled_s  # its decision to stop
+        last_s = torch.zeros_like(filled_s).index_fill(0, line.last_with(filled_s), True) & filled_s  # the decision to stop
         credit = replace(
             credit,
             block_nk=torch.where(present_sk, credit.block_nk, 0.0),
@@ -254,22 +254,22 @@ def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objecti
     """Return one row per rollout: the last turn that has the reward, or with `add_turns` the sum of turns' rewards."""
     rows_jm = torch.stack([line.last_with(~gone_s) for gone_s in _not_here(scores).T], dim=1)
     columns = torch.arange(len(objectives), device=rows_jm.device)
-    taken: dict[str, Any] = {name: table[rows_jm, columns] for name, table in _tables(scores).items()}
+    last_tables: dict[str, Any] = {name: table[rows_jm, columns] for name, table in _tables(scores).items()}
     whole_sm = completed(scores, objectives)
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             value_s = whole_sm[:, m]
             here_s = ~(_not_here(scores)[:, m] & value_s.isnan())
             total_j, here_j = line.totals(torch.where(here_s, value_s, 0.0)), line.added(here_s) > 0
-            taken["reward_nm"][:, m] = torch.where(here_j, total_j, taken["reward_nm"][:, m])
+            last_tables["reward_nm"][:, m] = torch.where(here_j, total_j, last_tables["reward_nm"][:, m])
             # The sum would hide the failure of one turn.
             failed_j = scores.status_nm[line.last_with(here_s & value_s.isnan()), m]
             status_j = torch.where(total_j.isnan(), failed_j, int(Status.OK))
-            taken["status_nm"][:, m] = torch.where(here_j, status_j, taken["status_nm"][:, m])
+            last_tables["status_nm"][:, m] = torch.where(here_j, status_j, last_tables["status_nm"][:, m])
     outcome_jo = None
     if scores.outcome_no is not None:
         outcome_jo = torch.stack([column[line.last_with(~column.isnan())] for column in scores.outcome_no.T], dim=1)
-    return Scores(scores.names, **taken, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
+    return Scores(scores.names, **last_tables, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
 
 
 def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]) -> Scores:
@@ -282,9 +282,9 @@ def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]
             row_s = line.last_with(~gone_sm[:, m])[line.index_s]
             value_sm[:, m], status_sm[:, m] = torch.where(last_s, stand_s[row_s], 0.0), status_sm[row_s, m]
         else:  # if no turn has the reward, it is absent at the last turn
-            silent_s = gone_sm[:, m] & (stand_s.isnan() | (objective.scope is None))
-            some_s = (line.added(~silent_s) > 0)[line.index_s]
-            value_sm[:, m] = torch.where(silent_s & (some_s | ~last_s), 0.0, stand_s)
+            is_silent_s = gone_sm[:, m] & (stand_s.isnan() | (objective.scope is None))
+            some_s = (line.added(~is_silent_s) > 0)[line.index_s]
+            value_sm[:, m] = torch.where(is_silent_s & (some_s | ~last_s), 0.0, stand_s)
     return replace(scores, reward_nm=value_sm, status_nm=torch.where(value_sm.isnan(), status_sm, int(Status.OK)))
 
 
@@ -312,15 +312,15 @@ def keep_for_rollouts(
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
     line, device = timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device
-    whole_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
-    paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & whole_m
+    is_rollout_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
+    paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & is_rollout_m
     # The outcome may be recorded at a last turn that only says goodbye, after the turn that wrote the block.
-    back_sm = ~scores.unused_nm.isnan() & (line.added(paid_sm) > 0)[line.index_s]
+    is_restored_sm = ~scores.unused_nm.isnan() & (line.added(paid_sm) > 0)[line.index_s]
     return replace(
         scores,
-        reward_nm=torch.where(back_sm, scores.unused_nm, scores.reward_nm),
-        status_nm=scores.status_nm.masked_fill(back_sm, int(Status.OK)),
-        unused_nm=scores.unused_nm.masked_fill(back_sm, torch.nan),
+        reward_nm=torch.where(is_restored_sm, scores.unused_nm, scores.reward_nm),
+        status_nm=scores.status_nm.masked_fill(is_restored_sm, int(Status.OK)),
+        unused_nm=scores.unused_nm.masked_fill(is_restored_sm, torch.nan),
     )
 
 

@@ -24,7 +24,7 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Objective -> its reward, or why there is none. An objective that is left out was not asked here (`Status.UNSCORED`).
+#: The reward of each objective, or the status that says why there is none; an objective that is left out is `UNSCORED`.
 Rewards = Mapping[str, "float | Status"]
 
 
@@ -73,7 +73,7 @@ class Branch:
     response_ids: tuple[int, ...]  # the responses, and the observations between them
     mask: tuple[int, ...]  # 1 at each token that the model sampled
     turn: tuple[int, ...]  # the turn of each response token; -1 at observations
-    per_token: Mapping[str, tuple[float, ...]]  # as in `Turn`; 0 at observations, NaN in turns without the entry
+    per_token: Mapping[str, tuple[float, ...]]  # 0 at observations, NaN in turns without the entry
 
 
 @dataclass(frozen=True)
@@ -111,18 +111,18 @@ class Trajectory:
         object.__setattr__(self, "turns", tuple(self.turns))
         _check_rewards(self.rewards, f"Trajectory {self.id!r}")
         for t, turn in enumerate(self.turns):
-            who, size = f"Turn {t} of trajectory {self.id!r}", len(turn.response_ids)
+            turn_name, size = f"Turn {t} of trajectory {self.id!r}", len(turn.response_ids)
             for name, values in {"mask": turn.mask, **turn.per_token}.items():
                 if len(values) != size:
                     raise AlignmentError(
-                        f"{who} has {size} response tokens and {len(values)} entries of '{name}'; give one to each."
+                        f"{turn_name} has {size} response tokens and {len(values)} entries of '{name}'; give one to each."
                     )
             if turn.parent is not None and not 0 <= turn.parent < t:
-                raise AlignmentError(f"{who} goes on from turn {turn.parent}, which does not come before it.")
-            _check_rewards(turn.rewards, who)
+                raise AlignmentError(f"{turn_name} goes on from turn {turn.parent}, which does not come before it.")
+            _check_rewards(turn.rewards, turn_name)
             if twice := [name for name in turn.rewards if name in self.rewards]:
                 raise RewardError(
-                    f"{who} has a reward '{twice[0]}', and so has the trajectory as a whole; give the two different names."
+                    f"{turn_name} has a reward '{twice[0]}', and so has the trajectory as a whole; give the two different names."
                 )
 
     @staticmethod
@@ -164,7 +164,7 @@ class Trajectory:
                     f"Row {row} has a parent, but a row holds its whole context; take `rows()` of its trajectory."
                 )
         line = timeline(trajectory, torch.tensor(step))
-        line.groups(group)  # refuses a trajectory in two
+        line.groups(group)  # refuses a trajectory of two prompts
         ordered: dict[Hashable, list[int]] = {name: [] for name in trajectory}
         for row in line.left_s.argsort(descending=True).tolist():
             ordered[trajectory[row]].append(row)
@@ -185,10 +185,10 @@ class Trajectory:
     def _path(self, t: int, taken: Collection[int] = ()) -> list[int]:
         """Return the turns that lead to turn t and turn t itself, without the turns up to the last taken turn."""
         path: list[int] = []
-        at: int | None = t
-        while at is not None and at not in taken:
-            path.append(at)
-            at = self.turns[at].parent
+        turn_index: int | None = t
+        while turn_index is not None and turn_index not in taken:
+            path.append(turn_index)
+            turn_index = self.turns[turn_index].parent
         return path[::-1]
 
     def rows(self) -> Trajectory:
@@ -210,18 +210,18 @@ class Trajectory:
             AlignmentError: a prompt was tokenised again; the message shows the first token that differs.
         """
         turns: list[Turn] = []
-        whole: list[tuple[int, ...]] = []  # context and response of each turn
+        contexts: list[tuple[int, ...]] = []  # context and response of each turn
         for t, turn in enumerate(self.turns):
-            prompt = tuple(turn.prompt_ids) if turn.parent is None else whole[turn.parent] + tuple(turn.prompt_ids)
+            prompt = tuple(turn.prompt_ids) if turn.parent is None else contexts[turn.parent] + tuple(turn.prompt_ids)
             if turn.parent is None:
-                longest = sorted(range(t), key=lambda p: (len(whole[p]), p), reverse=True)
-                fit = next((p for p in longest if prompt[: len(whole[p])] == whole[p]), None)
-                if fit is not None:
-                    turn = replace(turn, prompt_ids=prompt[len(whole[fit]) :], parent=fit)
+                by_length = sorted(range(t), key=lambda p: (len(contexts[p]), p), reverse=True)
+                parent = next((p for p in by_length if prompt[: len(contexts[p])] == contexts[p]), None)
+                if parent is not None:
+                    turn = replace(turn, prompt_ids=prompt[len(contexts[parent]) :], parent=parent)
                 elif vocabulary is not None:
-                    self._refuse_other_tokens(t, prompt, whole, vocabulary)
+                    self._refuse_other_tokens(t, prompt, contexts, vocabulary)
             turns.append(turn)
-            whole.append(prompt + tuple(turn.response_ids))
+            contexts.append(prompt + tuple(turn.response_ids))
         return replace(self, turns=tuple(turns))
 
     def _refuse_other_tokens(
@@ -242,12 +242,12 @@ class Trajectory:
 
     def branches(self) -> list[Branch]:
         """Return the sequences to train on: a path to each last turn, without what an earlier path holds."""
-        inner = {turn.parent for turn in self.turns}
-        taken: set[int] = set()
+        parents = {turn.parent for turn in self.turns}
+        used_turns: set[int] = set()
         branches = []
-        for leaf in (t for t in range(len(self.turns)) if t not in inner):
-            path = self._path(leaf, taken)
-            taken.update(path)
+        for leaf in (t for t in range(len(self.turns)) if t not in parents):
+            path = self._path(leaf, used_turns)
+            used_turns.update(path)
             branches.append(self._branch(path))
         return branches
 
@@ -388,12 +388,12 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     mask_nt = mask_nt.bool()
     turn_nt = runs(mask_nt) if turn_nt is None else turn_nt
     check_shapes(turn_nt=turn_nt, mask_nt=mask_nt)
-    if lost := first_of(mask_nt & (turn_nt < 0)):
-        row, place = lost
+    if bad_token := first_of(mask_nt & (turn_nt < 0)):
+        row, place = bad_token
         raise AlignmentError(f"Token {place} of sequence {row} was sampled and belongs to no turn; give it a turn id.")
     row_i, place_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     key_i = torch.stack([row_i, turn_nt[row_i, place_i].long()], dim=1)
-    keys, turn_i = torch.unique(key_i, dim=0, return_inverse=True)  # by sequence, then by id
+    keys, turn_i = torch.unique(key_i, dim=0, return_inverse=True)  # sorted by sequence, then by turn id
     keep_s = torch.zeros(len(keys), dtype=torch.bool, device=mask_nt.device)
     keep_s[turn_i[mask_nt[row_i, place_i]]] = True
     row_s, order = keys[keep_s, 0], turn_i.argsort(stable=True)  # places stay ascending inside a turn

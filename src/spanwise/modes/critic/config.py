@@ -143,19 +143,19 @@ class CriticConfig(Mode):
         if not low < high:
             raise RecipeError(f"critic.value_range is [{low}, {high}]; the first number must be the smaller one.")
         object.__setattr__(self, "value_range", (float(low), float(high)))
-        usual = {option.name: option.default for option in fields(self)}
+        defaults = {option.name: option.default for option in fields(self)}
         for name in ("bins", "value_range"):
-            if self.head == "scalar" and getattr(self, name) != usual[name]:
+            if self.head == "scalar" and getattr(self, name) != defaults[name]:
                 raise RecipeError(
                     f"critic.{name} is {getattr(self, name)}, which the scalar head does not look at; set head to hl_gauss or "
                     f"leave it out."
                 )
-        clip = f"critic.value_clip is {self.value_clip}, but"
-        useless = f"{clip} every value is fitted once and never differs from the old one; set epochs up."
+        problem = f"critic.value_clip is {self.value_clip}, but"
+        useless_clip = f"{problem} every value is fitted once and never differs from the old one; set epochs up."
         refuse(
             {
-                f"{clip} a categorical head (hl_gauss) has no clipped loss.": self.value_clip and self.head == "hl_gauss",
-                useless: self.value_clip and self.epochs == 1,
+                f"{problem} a categorical head (hl_gauss) has no clipped loss.": self.value_clip and self.head == "hl_gauss",
+                useless_clip: self.value_clip and self.epochs == 1,
             }
         )
 
@@ -181,13 +181,13 @@ def critic_faults(
     own: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
     """Return the sentences on a method and a critic that do not fit each other."""
-    names, none = scheme.value_names, f"method '{scheme.method}' reads no values"
+    names, why = scheme.value_names, f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
         f"such as 'bae' or 'grpo'.": names and not there,
-        f"{option.split('=')[0]} asks for a critic, but {none}, so it would train on nothing. Leave it out, or use method 'gae' or "
+        f"{option.split('=')[0]} asks for a critic, but {why}, so it would train on nothing. Leave it out, or use method 'gae' or "
         f"'sae'.": there and not names,
-        f"The recipe has a critic section, but {none}. Leave it out, or use method 'gae' or 'sae'.": (
+        f"The recipe has a critic section, but {why}. Leave it out, or use method 'gae' or 'sae'.": (
             own != CriticConfig() and not names
         ),
         f"Each objective has a value of its own here ({', '.join(names)}), and {engine}'s critic gives one per token; write "

@@ -108,11 +108,11 @@ class Critic:
         count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
         total = torch.zeros((), device=count.device)
         for part in row_r.split(self.micro_batch):
-            here, logits = batch.take(part), self._read(batch.take(part))
+            part_batch, logits = batch.take(part), self._read(batch.take(part))
             if first:
                 value_nts[part] = self.model.value(logits).detach()
-            old_nts, mask_nts = value_nts[part], here.mask_nts
-            target_nts = here.targets(old_nts)
+            old_nts, mask_nts = value_nts[part], part_batch.mask_nts
+            target_nts = part_batch.targets(old_nts)
             losses = (
                 self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_nts[:, :-1, s]).sum() / count
                 for s in range(len(self.model.names))
@@ -125,7 +125,7 @@ class Critic:
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        if not norm < float("inf"):  # NaN too; the sum is the same in every process
+        if not norm < float("inf"):  # this stops on NaN, too; the sum is the same in every process
             raise self._diverged(f"the norm of its gradient is {norm}")
         self.optimizer.step()
         self.schedule.step()
@@ -138,9 +138,9 @@ class Critic:
         lost_r = batch.take(row_r).lost_n(value_nts[row_r])
         count = int(self._sum(lost_r.sum()))
         if count:
-            faulty = row_r[lost_r.cpu() > 0].tolist()
-            where = f"of completion {faulty[0]} first" if faulty else "of completions of another process"
-            raise self._diverged(f"{count:g} of its values are not finite, {where}")
+            faulty_rows = row_r[lost_r.cpu() > 0].tolist()
+            place = f"of completion {faulty_rows[0]} first" if faulty_rows else "of completions of another process"
+            raise self._diverged(f"{count:g} of its values are not finite, {place}")
 
     def _diverged(self, what: str) -> DivergedError:
         self.optimizer.zero_grad()
@@ -190,8 +190,8 @@ class Critic:
                 f"The checkpoint '{place.parent}' holds no critic with its optimizer ({place.name}/{STATE}), so the run cannot "
                 "go on from it as it was. Resume from another checkpoint, or start anew."
             )
-        saved = ValueModel.load(str(place), self.model.names, self.config)
-        self.model.load_state_dict(saved.state_dict())
+        critic = ValueModel.load(str(place), self.model.names, self.config)
+        self.model.load_state_dict(critic.state_dict())
         state = torch.load(place / STATE, map_location=next(self.model.parameters()).device, weights_only=True)
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
@@ -235,9 +235,9 @@ class _Batch:
     def targets(self, value_nts: Tensor) -> Tensor:
         """Return the target of each value, and 0 without one; `lost` values count as 1/2, so that all processes stop together."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
-        rule: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
+        options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         parts: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
-        return torch.stack([value_target(**part, **rule) for part in parts], dim=2)
+        return torch.stack([value_target(**part, **options) for part in parts], dim=2)
 
     def take(self, row_r: Tensor) -> _Batch:
         """Return some of the rows."""

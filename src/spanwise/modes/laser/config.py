@@ -111,11 +111,11 @@ class Laser(Mode):
     def check_reach(self, reference: float) -> None:
         """Refuse a reference from which no answer could be called right: a log-probability is never above 0."""
         if -self.beta * reference < 1:
-            needed = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
-            mend = f"set beta to {needed:.2f} or more" if reference < 0 else "a log-probability is below 0"
+            needed_beta = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
+            remedy = f"set beta to {needed_beta:.2f} or more" if reference < 0 else "a log-probability is below 0"
             raise RecipeError(
                 f"laser: with beta {self.beta:g} and the reference {reference:.3g} no score can exceed "
-                f"{-self.beta * reference:.2g}, so no answer could be called right; {mend}."
+                f"{-self.beta * reference:.2g}, so no answer could be called right; {remedy}."
             )
 
     @property
@@ -161,14 +161,14 @@ class Laser(Mode):
 
     def check_steps(self, steps: int) -> None:
         """Refuse warm-ups after which a run leaves nothing to train."""
-        for begins, what, mend in (
+        for start, part, remedy in (
             (self.reasoning_warmup, "loss", "set reasoning_warmup down"),
             (self.first_mix, "mixing", "set self_rewarding_warmup down, or mix: 0"),
         ):
-            if begins is not None and begins >= steps:
+            if start is not None and start >= steps:
                 raise RecipeError(
-                    f"laser: the {what} begins after {begins} generation batches and the run has {steps}, so it does nothing; "
-                    f"{mend}."
+                    f"laser: the {part} begins after {start} generation batches and the run has {steps}, so it does nothing; "
+                    f"{remedy}."
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
@@ -192,8 +192,8 @@ class Laser(Mode):
                 f"The recipe has laser, which mixes the model's own score into each completion's credit. '{table.path}' "
                 f"has no column 'self_reward' with that score. Use the rollouts of a run with laser, or leave laser out."
             )
-        mixed = len(rows) > 0 and bool(self.mixes_at(table.step_n[rows])[0])
-        return {"score_n": table.score_n[rows]} if mixed else {}
+        is_mixed = len(rows) > 0 and bool(self.mixes_at(table.step_n[rows])[0])
+        return {"score_n": table.score_n[rows]} if is_mixed else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
         """Return tau and z (`own_opinion`), where the score is mixed in."""

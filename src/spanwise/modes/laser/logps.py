@@ -24,21 +24,21 @@ _FAR, _NEAR = 0.5, 0.1
 
 def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int]) -> int:
     """Return the id of the reserved token, which the policy must never write."""
-    ids, called = tokenizer.get_vocab(), f"laser.token '{laser.token}'"
-    taken = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
+    ids, setting = tokenizer.get_vocab(), f"laser.token '{laser.token}'"
+    used_ids = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
     free = {token: ids[token] for token in tokenizer.all_special_tokens if token in ids}
     free |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    free = {token: number for token, number in free.items() if number not in taken}
-    such = (
+    free = {token: number for token, number in free.items() if number not in used_ids}
+    example = (
         f"such as {', '.join(list(free)[:3])}" if free else f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
     )
     token = ids.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token is None or not 0 <= token < size:
-        raise RecipeError(f"{called} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {such}.")
-    if token in taken:
-        raise RecipeError(f"{called} begins, ends or pads a completion; name one that has no use, {such}.")
+        raise RecipeError(f"{setting} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {example}.")
+    if token in used_ids:
+        raise RecipeError(f"{setting} begins, ends or pads a completion; name one that has no use, {example}.")
     if token in set(ids.values()) - set(free.values()):
-        raise RecipeError(f"{called} is text that the policy writes, so it can be sampled; name a special one, {such}.")
+        raise RecipeError(f"{setting} is text that the policy writes, so it can be sampled; name a special one, {example}.")
     return token
 
 
@@ -123,8 +123,8 @@ def measured(
             raise RecipeError(f"{sentence}: the reference is of another model, or token. Leave it out, and it is measured.")
         if abs(start) > _NEAR:
             warning = f"{sentence}. That is as it should be only for a policy that was trained with this score before."
-    about = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean, "std": std}
-    return laser, {**about, "completions": len(known_n), "temperature": temperature}, warning
+    contents = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean, "std": std}
+    return laser, {**contents, "completions": len(known_n), "temperature": temperature}, warning
 
 
 # The token stands behind the end of a completion and outside the loss mask, so that every pass of the trainer gives its
@@ -143,8 +143,8 @@ class Appended(RowPart):
     def check(mode: Laser, engine: str, config: Any) -> None:
         """Refuse rows that are not whole completions, and passes without the log-probability of a token that was not sampled."""
         faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
-        nobody = "laser has no reference, which nothing measures here; run `spanwise reference RECIPE` and write what it finds as "
-        refuse({**faults, f"{nobody}reference: under laser:.": mode.reference is None})
+        problem = "laser has no reference, which nothing measures here; run `spanwise reference RECIPE` and write what it finds as "
+        refuse({**faults, f"{problem}reference: under laser:.": mode.reference is None})
 
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
         """Return whether the last token of a row was sampled, is trained, and ends a completion."""

@@ -1,4 +1,4 @@
-"""spanwise's own files, of a training run or of `spanwise credit`: the columns of `rollouts.schema`."""
+"""Read the rollout files that a training run or `spanwise credit` wrote, with the columns of `rollouts.schema`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AS_TEXT = "The file holds its tokens as text, without ids."
 
 
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read spanwise's own parquet; the tokenizer is the one of the run's model, or the one that the file names.
+    """Read spanwise's own parquet with the tokenizer of the run's model, or with the tokenizer that the file names.
 
     Credit is left where it is: it is what a method made of the rest. So are advantages, but for those of the only method, or of
     `recorded`: they are what the completions were trained with.
@@ -40,35 +40,35 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     if source == schema.IDS and tokenizer is None:
         tokenizer = (folder and tokenizer_in(folder)) or schema.tokenizer_of(arrow_schema)
     per_token = schema.token_columns(names)
-    chosen = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
-    trained = [name for method in chosen if (name := schema.column("advantages", method)) in names]
-    left = {schema.column("start", block) for block in schema.behind(names, "end")}  # that segmentation finds again
-    left.update(name for method in methods for name in schema.made_by(method, names) if name not in trained)
-    left.update([] if tokenizer is None else [schema.TEXT])
-    tables = [pq.read_table(file, columns=[name for name in names if name not in left]) for file in files]
+    trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
+    trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in names]
+    unread = {schema.column("start", block) for block in schema.behind(names, "end")}  # segmentation finds the spans again
+    unread.update(name for method in methods for name in schema.made_by(method, names) if name not in trained_columns)
+    unread.update([] if tokenizer is None else [schema.TEXT])
+    tables = [pq.read_table(file, columns=[name for name in names if name not in unread]) for file in files]
     for file, table in zip(files, tables, strict=True):
-        schema.token_edges(table, [source, schema.TRAINABLE, *per_token, *trained], f"'{file}'")
+        schema.token_edges(table, [source, schema.TRAINABLE, *per_token, *trained_columns], f"'{file}'")
     table = joined(path, tables)
     trainable = schema.flat(table[schema.TRAINABLE], np.bool_)
     edges = schema.offsets(table[source])
-    if source == schema.TOKENS:  # each text, or what it is as bytes, gets an id
-        coded = table[source].combine_chunks().flatten().dictionary_encode()
-        vocabulary = Vocabulary(tuple(coded.dictionary.cast(pa.binary()).to_pylist()) or (b"",))
-        ids = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    if source == schema.TOKENS:  # each distinct token text gets an id
+        token_texts = table[source].combine_chunks().flatten().dictionary_encode()
+        vocabulary = Vocabulary(tuple(token_texts.dictionary.cast(pa.binary()).to_pylist()) or (b"",))
+        ids = token_texts.indices.to_numpy(zero_copy_only=False).astype(np.int32)
         cut = Cut(Ragged(ids, edges), trainable, vocabulary, AS_TEXT)
     elif tokenizer is not None:
         vocabulary = load_tokenizer(tokenizer)[1]
         cut = Cut(Ragged(schema.flat(table[source], np.int32), edges), trainable, vocabulary, "")
         _check_spelling(files[0], vocabulary, tokenizer)
     else:
-        per_token, trained = [], []  # the tokens are not the file's own, so what it says of each is of no use
+        per_token, trained_columns = [], []  # numbers per token do not fit other tokens
         if schema.TEXT not in names:
             raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
         note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
         cut = cut_text([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=note)
-    plain = [one.name for one in table.schema if not pa.types.is_list(one.type)]
+    plain = [column_field.name for column_field in table.schema if not pa.types.is_list(column_field.type)]
     rollouts = _whole(path, table, schema.ROLLOUT)
-    values = {name: schema.flat(table[name], np.float64) for name in trained}
+    values = {name: schema.flat(table[name], np.float64) for name in trained_columns}
     recorded = [AsRecorded(f"the file's '{name}'", value, shares=True, by_token=True) for name, value in values.items()]
     return replace(
         RolloutTable.of(
@@ -93,38 +93,38 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 
 def tokenizer_in(run: Path) -> Path | None:
-    """The folder of a run that holds its tokenizer: that of its model, or the one that a script's run lays beside its rollouts."""
+    """Return the folder with a run's tokenizer: `model` or, for a run of a script, `tokenizer`; None if neither has one."""
     return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
 
 
 def _whole(path: Path, table: pa.Table, name: str) -> list[int] | None:
-    """What the file says of groups, or of rollouts."""
+    """Return the column of group or rollout ids; refuse one with gaps."""
     if name not in table.column_names:
         return None
-    if lacking := table[name].null_count:
-        lack = f"{lacking} of {len(table)} completions of '{path}' have no '{name}'"
-        raise DataError(f"{lack}; say it of all of them, or leave the column out.")
+    if missing_count := table[name].null_count:
+        problem = f"{missing_count} of {len(table)} completions of '{path}' have no '{name}'"
+        raise DataError(f"{problem}; fill in every row, or remove the column.")
     return table[name].to_pylist()
 
 
 def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
-    """The rewards with the statuses they were written with; a gap without a reason was never scored."""
+    """Read the rewards with their statuses; a missing value without a status counts as unscored."""
     rewards = {}
-    by_name = {status.name.lower(): status for status in Status}
+    codes = {status.name.lower(): status for status in Status}
     for name in schema.behind(table.column_names, "reward"):
         status = schema.column("status", name)
-        given = table[status].to_pylist() if status in table.column_names else ["unscored"] * len(table)
-        unknown = next((row for row, value in enumerate(given) if value not in by_name), None)
-        if unknown is not None:
-            there = f"Completion {unknown} of '{path}' has '{given[unknown]}' as '{status}'"
-            raise DataError(f"{there}, which is none of {', '.join(by_name)}.")
+        statuses = table[status].to_pylist() if status in table.column_names else ["unscored"] * len(table)
+        wrong_row = next((row for row, value in enumerate(statuses) if value not in codes), None)
+        if wrong_row is not None:
+            problem = f"Completion {wrong_row} of '{path}' has '{statuses[wrong_row]}' as '{status}'"
+            raise DataError(f"{problem}, which is none of {', '.join(codes)}.")
         values = [finite(value) for value in table[schema.column("reward", name)].to_pylist()]
-        rewards[name] = Reward.of(values, status=[Status.UNSCORED if value == "ok" else by_name[value] for value in given])
+        rewards[name] = Reward.of(values, status=[Status.UNSCORED if value == "ok" else codes[value] for value in statuses])
     return rewards
 
 
 def _learned(table: pa.Table, cut: Cut) -> torch.Tensor | None:
-    """A completion that has tokens and no block was left out of the loss (`mask_truncated_completions`)."""
+    """Return which completions were in the loss; one with tokens and no block was masked (`mask_truncated_completions`)."""
     ends = [table[schema.column("end", name)].to_numpy() for name in schema.behind(table.column_names, "end")]
     if not ends:
         return None
@@ -133,19 +133,19 @@ def _learned(table: pa.Table, cut: Cut) -> torch.Tensor | None:
 
 
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:
-    """The first completions as the tokenizer spells them, against the text beside them."""
-    opened = pq.ParquetFile(file)
+    """Refuse a tokenizer that decodes the first completions to another text than the file holds."""
+    parquet_file = pq.ParquetFile(file)
     names = [schema.IDS, schema.TRAINABLE, schema.TEXT]
-    if schema.TEXT not in opened.schema_arrow.names:
+    if schema.TEXT not in parquet_file.schema_arrow.names:
         return
-    rows = [row for batch in islice(opened.iter_batches(batch_size=32, columns=names), 1) for row in batch.to_pylist()]
-    wrong = 0
+    rows = [row for batch in islice(parquet_file.iter_batches(batch_size=32, columns=names), 1) for row in batch.to_pylist()]
+    errors = 0
     for row in rows:
         ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
-        spelled = ids[(ids >= 0) & (ids < len(vocabulary))]
-        wrong += len(spelled) < len(ids) or vocabulary.join(spelled)[0].decode(errors="replace") != row[schema.TEXT]
-    if wrong > len(rows) // 2:
+        known_ids = ids[(ids >= 0) & (ids < len(vocabulary))]
+        errors += len(known_ids) < len(ids) or vocabulary.join(known_ids)[0].decode(errors="replace") != row[schema.TEXT]
+    if errors > len(rows) // 2:
         raise DataError(
-            f"The tokenizer of '{tokenizer}' spells {wrong} of the first {len(rows)} completions of '{file}' otherwise than "
-            f"the file does; give the tokenizer that they were sampled with."
+            f"The tokenizer of '{tokenizer}' decodes {errors} of the first {len(rows)} completions of '{file}' to "
+            f"another text than the file holds; give the tokenizer that they were sampled with."
         )

@@ -1,6 +1,6 @@
-"""What other trainers write: verl's dump, texts without ids; verifiers' traces, an episode per line.
+"""Read the rollout files of other trainers: verl's dumps, which hold no token ids, and verifiers' traces.
 
-Of verifiers also `results.jsonl` of the versions before 1.0.
+The `results.jsonl` of verifiers before 1.0 is read, too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 
 VERL_REQUIRED = ("input", "output")
 _ROLLOUT_KEY = re.compile(r"(.+)_\d+_\d+", re.DOTALL)
-#: Fields of verl's that are no rewards.
+#: Fields of a verl dump that are not rewards.
 _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verl's dump: `input`, `output`, `gts`, `score`, `step` and whatever the reward function added.
+    """Read verl's dump: `input`, `output`, `gts`, `score`, `step` and the fields that the reward function added.
 
     `gts` is the gold answer, also under the name `answer`; `score` and every other numeric field are taken for rewards. `uid`
     says which prompt a row belongs to where it has the shape of V1's rollout keys (sample, rollout, output), or where rows of
@@ -42,10 +42,10 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
         columns.setdefault("answer", columns["gts"])
     uids = columns.get("uid", [])
     keys = uids if all(isinstance(uid, str) for uid in uids) else []
-    matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
-    if len(matches) == len(keys):
-        keys = [match[1] for match in matches]
-    elif len(set(zip(keys, steps, strict=True))) == len(keys):  # no two rows share one
+    rollout_keys = [rollout_key for rollout_key in map(_ROLLOUT_KEY.fullmatch, keys) if rollout_key]
+    if len(rollout_keys) == len(keys):
+        keys = [rollout_key[1] for rollout_key in rollout_keys]
+    elif len(set(zip(keys, steps, strict=True))) == len(keys):  # no two rows share a uid
         keys = []
     return RolloutTable.of(
         "verl",
@@ -60,7 +60,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
 
 
 def _outputs(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
-    """What was said in every record, whose other fields go to `rows`; each prompt is kept once."""
+    """Yield the output of every record and append the other fields to `rows`."""
     prompts: dict[str, str] = {}
     for row in parsed(files, _row):
         row["input"] = prompts.setdefault(row["input"], row["input"])
@@ -70,19 +70,19 @@ def _outputs(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cell
 
 
 def _row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with its prompt and what was said as text, and its step as a number."""
+    """Return a verl record with prompt and output as text and the step as a number."""
     for key in VERL_REQUIRED:
         if key not in record:
             raise cells.lacks(key, record)
-    read = {
+    texts = {
         "input": cells.prompt_text(record["input"]),
         "output": cells.spoken(record["output"]),
         "step": cells.whole(record.get("step"), "step"),
     }
-    return {**record, **read}
+    return {**record, **texts}
 
 
-#: Numbers of `results.jsonl` that are no rewards by that name, where it has no `metrics`.
+#: Numeric fields of `results.jsonl` that are not rewards, for records without `metrics`.
 _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
@@ -97,109 +97,110 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     """
     episodes = list(parsed(files, _episode))
     rows = [row for episode, _ in episodes for row in episode]
-    own = defaultdict(list, cells.by_column(rows))
-    has_ids = tokenizer is not None and bool(rows) and all(own["ids"])
+    fields = defaultdict(list, cells.by_column(rows))
+    has_ids = tokenizer is not None and bool(rows) and all(fields["ids"])
     if tokenizer is not None and has_ids:
-        flags = np.array([flag for mask in own["mask"] for flag in mask], dtype=np.bool_)
-        cut = Cut(Ragged.of(own["ids"]), flags, load_tokenizer(tokenizer)[1], "")
+        sampled_flags = np.array([flag for mask in fields["mask"] for flag in mask], dtype=np.bool_)
+        cut = Cut(Ragged.of(fields["ids"]), sampled_flags, load_tokenizer(tokenizer)[1], "")
     else:
-        cut = cut_text(own["parts"], tokenizer)
-    if any(own["ids"]) and not has_ids:
+        cut = cut_text(fields["parts"], tokenizer)
+    if any(fields["ids"]) and not has_ids:
         note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
         cut = cut._replace(note=note)
     sampled = cut.trainable
-    logprobs = np.array([value for streams in own["streams"] for value in streams.get("logprobs", ())], dtype=np.float32)
+    logprobs = np.array([value for streams in fields["streams"] for value in streams.get("logprobs", ())], dtype=np.float32)
     has_logprobs = has_ids and len(logprobs) == len(sampled) and not np.isnan(logprobs[sampled]).any()
-    rollout_n = torch.tensor(own["opens"], dtype=torch.long).cumsum(dim=0) - 1
-    traces, branched = sum(own["opens"]), int((rollout_n.bincount() > 1).sum())
-    columns = cells.by_column(own["columns"])
-    several = (
-        f"{branched} of {traces} traces have several branches; each is a row, whose prompt is the part that an earlier one "
+    rollout_n = torch.tensor(fields["opens"], dtype=torch.long).cumsum(dim=0) - 1
+    trace_count, branched = sum(fields["opens"]), int((rollout_n.bincount() > 1).sum())
+    columns = cells.by_column(fields["columns"])
+    branch_note = (
+        f"{branched} of {trace_count} traces have several branches; each is a row, whose prompt is the part that an earlier one "
         "also has. All branches of a trace together have one vote."
     )
     table = RolloutTable.of(
         "verifiers",
         path,
         cut,
-        prompts=own["prompt"],
-        steps=own["step"],
-        keys=own["key"],
+        prompts=fields["prompt"],
+        steps=fields["step"],
+        keys=fields["key"],
         columns={name: values for name, values in columns.items() if values.count(None) < len(values)},
-        rewards=cells.by_column(own["rewards"]),
-        notes=[several if branched else "", _silent([stopped for _, stopped in episodes])],
+        rewards=cells.by_column(fields["rewards"]),
+        notes=[branch_note if branched else "", _silent([errors for _, errors in episodes])],
     )
     return replace(
         table,
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
         token_values={schema.LOGP: np.where(sampled, logprobs, np.float32(np.nan))} if has_logprobs else {},
-        keyed=all(own["keyed"]),
-        as_recorded=_advantages(own, cut, has_ids=has_ids) or table.as_recorded,
+        keyed=all(fields["keyed"]),
+        as_recorded=_advantages(fields, cut, has_ids=has_ids) or table.as_recorded,
         rollout_n=rollout_n if branched else None,
     )
 
 
-def _silent(stopped: Sequence[str | None]) -> str:
-    """The sentence on episodes without a completion, with what stopped most of them."""
-    reasons = Counter(reason for reason in stopped if reason is not None)
+def _silent(errors: Sequence[str | None]) -> str:
+    """Return the note on episodes without a completion, with the most frequent error."""
+    reasons = Counter(reason for reason in errors if reason is not None)
     if not reasons:
         return ""
     reason, count = reasons.most_common(1)[0]
-    why = f" {count} of them failed with {reason}." if reason else ""
-    return f"{reasons.total()} of {len(stopped)} episodes hold no message that a trained model sampled.{why}"
+    cause = f" {count} of them failed with {reason}." if reason else ""
+    return f"{reasons.total()} of {len(errors)} episodes hold no message that a trained model sampled.{cause}"
 
 
 def _error(record: Mapping[str, Any]) -> str:
-    """The first error of an episode, in words; empty where it names none."""
-    places = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
-    first = next((one for place in places for one in (*(place.get("errors") or ()), place.get("error")) if one), "")
+    """Return the text of an episode's first error; empty if there is none."""
+    records = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
+    first = next((e for place in records for e in (*(place.get("errors") or ()), place.get("error")) if e), "")
     words = [first.get(key) for key in ("type", "error", "message")] if isinstance(first, Mapping) else [first]
     return ": ".join(str(word) for word in words if word)
 
 
 def _episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
-    """The rows of an episode, and what stopped one in which no model said anything; None: one did."""
+    """Return the rows of an episode and, if no model sampled anything, the error that stopped the episode."""
     rows = [_legacy(record)] if "completion" in record else list(_branches(record))
     return rows, None if any(text for row in rows for text, _ in row["parts"]) else _error(record)
 
 
 def _branches(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each branch of its traces: one completion, what it samples that no earlier branch of the trace does.
+    """Yield one row per branch of an episode's traces; the completion starts at the branch's first own sampled token.
 
     Rewards are None where the scoring did not run; a stream has a number for each token; the first branch of a trace opens it.
     """
     for trace in trained_traces(record):
-        for n, (before, own) in enumerate(trace.paths):
-            tokens = [node_tokens(trace, i) for i in own]
-            mask = [flag for part in tokens for flag in part.mask]
-            start = mask.index(True) if True in mask else len(mask)
+        for n, (earlier_nodes, nodes) in enumerate(trace.paths):
+            tokens = [node_tokens(trace, i) for i in nodes]
+            sampled_flags = [flag for node in tokens for flag in node.mask]
+            start = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
             yield {
                 "key": trace.key,
                 "step": trace.step,
                 "keyed": trace.keyed,
-                "prompt": trace.prompt(before),
+                "prompt": trace.prompt(earlier_nodes),
                 "parts": [
-                    (cells.said(cells.mapping(trace.nodes[i], "message")), bool(trace.nodes[i].get("sampled"))) for i in own
+                    (cells.said(cells.mapping(trace.nodes[i], "message")), bool(trace.nodes[i].get("sampled")))
+                    for i in nodes
                 ],
                 "rewards": trace_rewards(trace),
-                "columns": {k: v for k, v in trace.task.items() if not isinstance(v, (dict, list))},
-                "ids": [i for part in tokens for i in part.ids][start:],
-                "mask": mask[start:],
+                "columns": {key: v for key, v in trace.task.items() if not isinstance(v, (dict, list))},
+                "ids": [i for node in tokens for i in node.ids][start:],
+                "mask": sampled_flags[start:],
                 "streams": {
-                    name: [value for part in tokens for value in part.stream(name)][start:]
+                    name: [value for node in tokens for value in node.stream(name)][start:]
                     for name in ("logprobs", "advantages")
-                    if any(name in part.streams for part in tokens)
+                    if any(name in node.streams for node in tokens)
                 },
                 "opens": n == 0,
             }
 
 
 def _legacy(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a rollout of the versions before 1.0."""
+    """Return the row of a rollout that verifiers before 1.0 wrote."""
     if "prompt" not in record:
         raise cells.lacks("prompt", record)
     prompt, info = cells.prompt_text(record["prompt"]), record.get("info")
-    others = {k: v for k, v in record.items() if k not in _LEGACY_FIELDS and type(v) in (int, float)}
-    rewards = {**(cells.mapping(record, "metrics") or others), "reward": record.get("reward")}
+    other_fields = {key: value for key, value in record.items() if key not in _LEGACY_FIELDS and type(value) in (int, float)}
+    rewards = {**(cells.mapping(record, "metrics") or other_fields), "reward": record.get("reward")}
     return {
         "key": f"{record.get('task', '')} {record.get('example_id', prompt)}", "step": 0, "keyed": False, "prompt": prompt,
         "parts": cells.completion_parts(record["completion"]),
@@ -210,15 +211,15 @@ def _legacy(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _advantages(own: Mapping[str, Sequence[Any]], cut: Cut, *, has_ids: bool) -> AsRecorded | None:
-    """The advantages of the traces; of each completion their mean, where the tokens are not the file's own.
+    """Return the advantages of the traces, or their mean per completion if the text was cut into other tokens.
 
     A node that was given none beside one that was is read as 0, as verifiers reads it.
     """
     if not any("advantages" in streams for streams in own["streams"]):
         return None
-    flat = np.full(len(cut.trainable), np.nan)
+    token_values = np.full(len(cut.trainable), np.nan)
     for streams, mask, (first, last) in zip(own["streams"], own["mask"], pairwise(cut.tokens.offsets.tolist()), strict=True):
         if "advantages" in streams:
             values = np.nan_to_num(np.array(streams["advantages"]))
-            flat[first:last] = values if has_ids else values[np.array(mask)].mean()
-    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", flat, by_token=True)
+            token_values[first:last] = values if has_ids else values[np.array(mask)].mean()
+    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", token_values, by_token=True)
