@@ -219,7 +219,7 @@ CASES = [
     Case(
         "`answer_column: null`, and a reward that reads the answers",
         trains([{"question": "2 + 2?", "gold": "4"}] * 10, answer_column=None),
-        "Objective 'correct' reads the dataset column 'answer', which is not there; there are prompt, question, gold.",
+        "Objective 'correct' reads the dataset column 'answer', which does not exist; the columns are prompt, question, gold.",
     ),
     Case(
         "a dataset file without a line in it",
@@ -307,7 +307,7 @@ CASES = [
     Case(
         "a train.py with `beta=-0.1`, which pays for leaving the reference",
         lambda folder: str(trl_small.trainer(folder, beta=-0.1)),
-        "beta is -0.1; it must lie between 0 and 1000.",
+        "beta is -0.1; set it between 0 and 1000.",
     ),
     Case("`steps: 0`", refused("steps: 0"), "steps is 0, and must be at least 1 (generation batches)"),
     Case("`steps: yes`", refused("steps: yes"), "steps cannot be true; only report can be true or false."),
@@ -353,7 +353,7 @@ CASES = [
     Case(
         "a train.py with a dataset of questions in place of prompts",
         trainer(train_dataset=Dataset.from_list(ROWS)),
-        "The training dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
+        "The training dataset has no column 'prompt' with the text or messages to complete; its columns are "
         "question, answer. Rename one: dataset.rename_column('question', 'prompt').",
     ),
     Case(

@@ -161,7 +161,7 @@ def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
 def test_a_run_goes_on_under_its_own_recipe_only(run):
     before = files_of(run)
     for changes, said in (
-        ({"method": "rlcr"}, r"method was 'bae' and is 'rlcr' now, objectives was another"),
+        ({"method": "rlcr"}, r"method was 'bae' and is 'rlcr' now, objectives differs"),
         ({"steps": 1}, r"steps was 2 and is 1 now"),
         ({"learning_rate": 1e-3}, r"learning_rate was 0.0004 and is 0.001 now"),
         ({"trainer": {"beta": 0.1}}, r"trainer was \{\} and is"),
@@ -178,7 +178,7 @@ def test_a_run_goes_on_under_its_own_recipe_only(run):
     [
         ({"seed": 7}, r"seed was 0 and is 7 now"),
         ({"learning_rate": 1e-3}, r"learning_rate was 0.0004 and is 0.001 now"),
-        ({"objectives": "weight"}, r"objectives was another"),
+        ({"objectives": "weight"}, r"objectives differs"),
         ({"trainer": {"lr_scheduler_type": "linear"}, "steps": 3}, r"steps was 2 and is 3 now, trainer was .*"),
     ],
 )
@@ -225,7 +225,7 @@ def test_a_checkpoint_of_before_is_taken_with_one_sentence(run, capsys):
     file.write_text(json.dumps({name: held[name] for name in ("files", "processes", "resumable", "estimator")}))
     recipe = load(None, SMALL)
     train(recipe, console=Console(width=500), resume=str(file.parent))
-    assert capsys.readouterr().out.count("was written by an earlier version, without file digests") == 1
+    assert capsys.readouterr().out.count("comes from an earlier version without file digests") == 1
 
 
 def test_more_steps_may_be_asked_for(run):
@@ -335,7 +335,7 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(first, tmp
     assert lines() == whole
     for wrong, said in (
         ({"max_steps": 3}, r"Use the recipe's own field instead: steps"),
-        ({"num_iterations": 0}, r"num_iterations is 0; it must lie between 1 and"),
+        ({"num_iterations": 0}, r"num_iterations is 0; set it between 1 and"),
         ({"gradient_accumulation_steps": 3}, r"must be a positive multiple of 3"),
     ):
         with pytest.raises(RecipeError, match=said):
