@@ -182,7 +182,7 @@ class Recipe(BaseModel):
             kinds, must = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
             if isinstance(value, bool) or not isinstance(value, kinds):
                 raise ValueError(f"verifier.{name} is {value!r}, and must be {must}.")
-        MathVerifier(**written)  # this starts no worker; a RewardError is a ValueError
+        MathVerifier(**written)  # the check starts no worker; a RewardError is a ValueError
         return written
 
     @field_validator("*", mode="before")
@@ -213,7 +213,7 @@ class Recipe(BaseModel):
         for field, tasks in _USED_BY.items():
             value = getattr(self, field)
             if self.task not in tasks and value != type(self).model_fields[field].default:
-                raise ValueError(f"The task is '{self.task}', which has no use for {field} (got {value!r}); leave it out.")
+                raise ValueError(f"Task '{self.task}' does not use {field} (got {value!r}); leave {field} out.")
         batch = self.prompts * self.group_size
         if batch % self.mini_batches or (batch // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
@@ -308,7 +308,7 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"The recipe '{path}' is nested deeper than can be read.") from error
     if read is not None and not isinstance(read, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
-    # The files beside the recipe of a run are its results.
+    # The files beside a run's recipe are results, not inputs.
     return dict(read or {}) if (folder / "metrics.jsonl").is_file() else _beside(read or {}, folder)
 
 
@@ -367,7 +367,7 @@ def scheme_of(
 
 
 def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of the task `fields`, one reward per field; None for any other task, which has the preset's."""
+    """Return the objectives of the task `fields`, one reward per field; None for other tasks."""
     if recipe.task != "fields":
         return None
     chosen = method(recipe.method)

@@ -173,7 +173,7 @@ CASES = [
     Case(
         "`instruction:` without a model by name",
         refused("instruction: Think first."),
-        "The task is 'digits', which has no use for instruction (got 'Think first.'); leave it out.",
+        "Task 'digits' does not use instruction (got 'Think first.'); leave instruction out.",
     ),
     Case(
         "`prompt_column: prompt` and an `instruction:`",

@@ -148,7 +148,8 @@ CASES = [
     Case(
         "an eval_dataset without the answers that `correct` reads",
         lambda folder: script(folder, given={"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}}),
-        "eval_dataset['hard']: Objective 'correct' reads the dataset column 'answer', which does not exist; the columns are prompt.",
+        "eval_dataset['hard']: Objective 'correct' reads the dataset column 'answer', which does not exist; the columns are "
+        "prompt.",
     ),
     Case(
         "mask_truncated_completions=True, and no completion ends before max_completion_length",

@@ -139,7 +139,7 @@ def test_a_recipe_rewards_each_field_and_pays_the_form_for_all() -> None:
     recipe = load(None, {"task": "fields", "fields": 2, "method": "grpo"})
     assert [o.pays for o in scheme_of(recipe, task_layout(recipe), 6).objectives] == [("form", "a", "b")] * 2
     assert load(None, resolved(recipe, scheme_of(recipe, task_layout(recipe), 6))).fields == 2
-    with pytest.raises(RecipeError, match="The task is 'digits', which has no use for fields"):
+    with pytest.raises(RecipeError, match="Task 'digits' does not use fields"):
         load(None, {"fields": 3})
     with pytest.raises(RecipeError, match="The task is 'fields', which has no use for start"):
         load(None, {"task": "fields", "start": "hard"})

@@ -102,12 +102,12 @@ def _warnings(comparison: ArmComparison) -> list[str]:
         if not any(comparison.cells[arm, figure].count for figure in comparison.figures)
     ]  # fmt: skip
     return sentences + [
-        f"{arm}: none of its runs has a figure. Run spanwise compare again; what is there is kept." for arm in empty
+        f"{arm}: no run of this arm has a figure. Run spanwise compare again; finished runs are kept." for arm in empty
     ]
 
 
 def _best(comparison: ArmComparison) -> list[Headline]:
-    """Return the arms that no clear difference ranks behind another arm, for both figures of a calibrated policy."""
+    """Return, for accuracy and ECE, the arms that no clear difference ranks behind another arm."""
     headlines = []
     for figure, sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:

@@ -63,9 +63,9 @@ def credit_report(
     credit, rewards = {method: parts.grouped(columns) for method, columns in credit.items()}, parts.grouped(rewards)
     statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in together(statuses).items()}
     applied = [name for name in methods if name != RECORDED]
-    what = f"What {', '.join(applied)} would have credited in {count:,} completions, without training"
+    what = f"The credit that {', '.join(applied)} would have given to {count:,} completions, without training"
     if RECORDED in methods:
-        what = f"{what}, beside what is recorded" if applied else f"What is recorded of {count:,} completions"
+        what = f"{what}, beside the recorded credit" if applied else f"The recorded credit of {count:,} completions"
     sections = [
         parts.tokens_section(view),
         parts.credit_section(methods, credit, of="these rollouts"),
@@ -88,7 +88,7 @@ def credit_report(
 def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Warn about objectives whose reward no completion has, so that they train nothing."""
     return [
-        f"No completion has the reward {name} ({', '.join(f'{n:,} {status}' for status, n in counts.items())}): it trains nothing."
+        f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
         for name, counts in statuses.items()
         if counts and not counts.get("ok")
     ]
@@ -157,7 +157,7 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         return f"{alarm}{right} gives credit to {moved:,} of {count:,} completions."
     whole = next(iter(theirs.values())) if len(theirs) == 1 else None
     pairs = {name: (theirs.get(name, whole), column_n) for name, column_n in ours.items()}
-    against = {name: them * us < 0 for name, (them, us) in pairs.items() if them is not None}  # False where either is NaN
+    against = {name: them * us < 0 for name, (them, us) in pairs.items() if them is not None}  # NaN counts as False
     if not against:
         return ""
     opposed = int(torch.stack(list(against.values())).any(dim=0).sum())

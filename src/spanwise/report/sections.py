@@ -146,7 +146,7 @@ def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
-    # A number that rounding puts just below a border (.7 in float32) belongs above it.
+    # A number that rounding puts just below a border (.7 in float32) belongs above the border.
     nudged_n, kinds = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
     return _binned({series: nudged_n[correct_n == kind] for series, kind in kinds.items()}, [b / 10 for b in range(12)])
 

@@ -145,7 +145,7 @@ def payload(view: TokenView) -> dict[str, Any]:
 def _own_score(score: float | None) -> str | None:
     """Describe the score that a completion gives itself."""
     if score is None or math.isnan(score):
-        return None if score is None else "no score of its own: it was cut off"
+        return None if score is None else "no score of its own: the completion was cut off"
     clipped = min(max(score, 0.0), 1.0)
     return f"says of itself {clipped:.2f}" + (f" ({score:.2g}, clipped)" if clipped != score else "")
 

@@ -160,8 +160,8 @@ def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: boo
     asked = recipe.get("steps")
     if ended or asked is None or done >= asked:
         return []
-    on = " spanwise train --resume FOLDER goes on from its last checkpoint." if again else ""
-    return [f"The run is not finished: {done} of {asked} steps are recorded. It was stopped, or it still goes on.{on}"]
+    on = " spanwise train --resume FOLDER resumes from its last checkpoint." if again else ""
+    return [f"The run is not finished: {done} of {asked} steps are recorded. The run was stopped, or still trains.{on}"]
 
 
 def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> str:

@@ -168,7 +168,9 @@ def test_a_run_goes_on_under_its_own_recipe_only(run):
     ):
         for output in (str(run), "elsewhere"):
             resume = "last" if output == str(run) else str(run / "checkpoints" / "checkpoint-1")
-            with pytest.raises(DataError, match=rf"is of a run of another recipe \({said}.*spanwise train --resume .*moved"):
+            with pytest.raises(
+                DataError, match=rf"belongs to a run of another recipe \({said}.*spanwise train --resume .*moved"
+            ):
                 again(**changes, output=output, resume=resume)
     assert files_of(run) == before
 
@@ -280,7 +282,9 @@ def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):
         assert model == (run / "model" if place == run else place)
         assert (recipe.steps, recipe.start_steps) == (2, 2)
     shutil.rmtree(run / "model")
-    with pytest.raises(DataError, match=r"has no model, so it has not ended; its newest checkpoint is '.*checkpoint-2'"):
+    with pytest.raises(
+        DataError, match=r"has no model, so the run has not ended; its newest checkpoint is '.*checkpoint-2'"
+    ):
         run_or_model(run, None, {})
     assert report_folder(run) == run / "report.html"
 
@@ -301,7 +305,7 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_takes_nothing_with_it(run):
     with full_disk(1_000_000), pytest.raises(DataError) as told:
         again(output=str(run), resume="last")
     assert str(told.value).startswith(f"'{run}/checkpoints/checkpoint-2' cannot be written: File too large; ")
-    assert str(told.value).endswith(f"Make room there. Go on from checkpoint-1: spanwise train --resume {run}.")
+    assert str(told.value).endswith(f"Make room there. Resume from checkpoint-1: spanwise train --resume {run}.")
     assert files_of(run / "checkpoints") == kept
     assert not [path.name for path in run.glob(".*") if path.name != ".lock"]
     assert not (run / "summary.json").exists()

@@ -100,7 +100,7 @@ def test_what_skyrls_critic_cannot_do(data, recipe, sentence):
 def test_what_nothing_reads_is_said(data):
     recipe = GAE + "steps: 9\ncritic: {learning_rate: 1.0e-3, gae_lambda_value: 0.9, policy_training_start_step: 2}"
     cfg = small.config(data, recipe=recipe, **{"trainer.critic.model.path": "some"})
-    with pytest.warns(UserWarning, match=r"also sets critic\.learning_rate, steps, which SkyRL's own configuration decides"):
+    with pytest.warns(UserWarning, match=r"also sets critic\.learning_rate, steps, but SkyRL's own configuration decides"):
         check(cfg)
     assert critic_of(cfg).gae_lambda_value == 0.9
     with pytest.raises(RecipeError, match="has a critic section, but method 'rloo' reads no values"):
@@ -109,7 +109,7 @@ def test_what_nothing_reads_is_said(data):
 
 def test_versions():
     assert [untested("skyrl", version) for version in ("0.3.0", "0.4.0")] == ["", ""]
-    assert "tested with skyrl >=0.3,<0.5 but yours is skyrl 0.5.0" in untested("skyrl", "0.5.0")
+    assert "tested with skyrl >=0.3,<0.5, but yours is skyrl 0.5.0" in untested("skyrl", "0.5.0")
 
 
 def test_the_configuration_travels_to_the_task_that_trains(data):

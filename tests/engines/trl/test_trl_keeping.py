@@ -63,7 +63,7 @@ def test_the_folder_holds_what_spanwise_train_leaves(ran):
     assert (said["task"], said["method"], said["steps"]) == ("own", "bae", 3)
     page = (ran / "report.html").read_text()
     assert "is not finished" not in page
-    assert "the training script asks no held-out prompts" in page
+    assert "the training script has no held-out prompts" in page
 
 
 def test_the_recipe_reads_back_as_the_rule_it_was_trained_with(ran):
@@ -148,7 +148,7 @@ def test_an_interrupted_run_has_its_data_and_a_report_that_says_so(tmp_path):
     assert kept(tmp_path) == ["step_000001.parquet", "step_000002.parquet"]
     assert not (tmp_path / "summary.json").exists()
     page = (tmp_path / "report.html").read_text()
-    assert "The run is not finished: 2 of 3 steps are recorded. It was stopped, or it still goes on." in page
+    assert "The run is not finished: 2 of 3 steps are recorded. The run was stopped, or still trains." in page
     assert "spanwise train --resume" not in page  # which does not know the script
 
 

@@ -54,11 +54,11 @@ def command(
     check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
     check_no_run(output)
     fields = recipe_fields(set_)
-    place, loaded = run_or_model(checkpoint, recipe, fields)
+    folder, full_recipe = run_or_model(checkpoint, recipe, fields)
     if (critics or reference) and not tokens:
         raise RecipeError("--critics and --reference only work when comparing token by token; add --tokens.")
     options = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-    asked = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
-    all_options = {**options, **({"tokens": True, **asked} if tokens else {}), "recipe": recipe, "overrides": fields}
+    by_token = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
+    all_options = {**options, **({"tokens": True, **by_token} if tokens else {}), "recipe": recipe, "overrides": fields}
     with sole_writer(output):
-        show(place, loaded, output=output, console=Console(), options=all_options)
+        show(folder, full_recipe, output=output, console=Console(), options=all_options)

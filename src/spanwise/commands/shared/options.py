@@ -31,16 +31,16 @@ def column_roles(given: Sequence[str] | None) -> dict[str, str]:
     entries = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
     pairs = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
     roles = [role for role, _ in pairs]
-    twice = next((role for role in roles if roles.count(role) > 1), None)
-    if twice is not None:
-        raise RecipeError(f"--columns names the column of {twice} more than once.")
+    repeated = next((role for role in roles if roles.count(role) > 1), None)
+    if repeated is not None:
+        raise RecipeError(f"--columns names the column of {repeated} more than once.")
     return dict(pairs)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CreditOptions:
-    """The options of how to read and credit a rollout file.
+    """Options for reading and crediting a rollout file.
 
     Attributes:
         recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task, or a
@@ -77,7 +77,7 @@ class CreditOptions:
         }
 
 
-#: The options of a user who asks for nothing special.
+#: The default options.
 AS_USUAL = CreditOptions()
 
 
@@ -98,7 +98,7 @@ def check_sizes(**sizes: int) -> None:
     """Refuse a size below 1."""
     for name, size in sizes.items():
         if size < 1:
-            raise RecipeError(f"--{name.replace('_', '-')} is {size}; at least 1 is needed.")
+            raise RecipeError(f"--{name.replace('_', '-')} is {size}; set it to 1 or more.")
 
 
 def key_value(entry: str, option: str, shape: str) -> tuple[str, str]:
