@@ -48,7 +48,7 @@ CASES = [
         lambda folder: credited(WRITTEN / "verl", "--set", *PAPER, "--reward", "correct=text"),
         "Error: grpo and rlcr and bae cannot be applied to ...: <reasoning> is in 0 and <answer> is in 0 of 8 completions; they do "
         "contain <code> (8), <plan> (8), <confidence> (7). The file records score, acc, format. Give the layout "
-        "they were sampled with (most are made of "
+        "that they were sampled with (most are made of "
         '{"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo '
         "--reward correct=acc",
     ),

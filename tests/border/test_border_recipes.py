@@ -160,9 +160,9 @@ CASES = [
     Case(
         "a recipe with a layout of its own and no instruction",
         trains(**OWN),
-        "The layout has <plan>, <code>, and no prompt asks for that: the usual instruction of 'confidence' asks for <reasoning>, "
-        "<answer>, <analysis>, <confidence>. Set instruction to a text that asks for what the layout looks for, prompt_column to "
-        "a column of whole prompts, or instruction='' for a model that knows by itself what to write.",
+        "The layout has <plan>, <code>, but no prompt asks for them: the usual instruction of 'confidence' asks for <reasoning>, "
+        "<answer>, <analysis>, <confidence>. Set instruction to a text that asks for the layout's tags, prompt_column to "
+        "a column of whole prompts, or instruction='' for a model that writes them by itself.",
     ),
     Case(
         "`task: digits` with a layout of other tags",
@@ -214,7 +214,7 @@ CASES = [
         "a dataset without answers",
         trains([{"question": "2 + 2?", "gold": "4"}] * 4),
         "The dataset 'data.jsonl' has no column 'answer'; its columns are question, gold. Name the right one with --set "
-        "answer_column=NAME, or say with answer_column=null that there are none.",
+        "answer_column=NAME, or set answer_column=null if there are no answers.",
     ),
     Case(
         "`answer_column: null`, and a reward that reads the answers",

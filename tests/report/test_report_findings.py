@@ -160,7 +160,7 @@ def test_fidelity():
     )
     assert fidelity_finding(rows, [paired | {"low": -0.01}]).endswith("; the two are not told apart.")
     assert fidelity_finding(rows).endswith("; the two are not told apart.")  # without pairs their intervals overlap
-    nothing = "At G = 4 no baseline is told from noise: the best, a, has 0.100 [-0.100, 0.300]."
+    nothing = "At G = 4 no baseline is clearly better than noise: the best, a, has 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
     assert (
         fidelity_finding([row("a", None, None, None)])

@@ -46,7 +46,7 @@ def test_fields_know_their_names_and_what_cannot_be_known() -> None:
     assert Chain(3).knowable == ("a", "b", "c")
     assert Total(3).names == Total(3).knowable == ("a", "b", "total")
     for kind, count, limits in (("independent", 17, "1 to 16"), ("chain", 0, "1 to 16"), ("total", 1, "2 to 9")):
-        with pytest.raises(DataError, match=f"{count} fields were asked for; those of kind '{kind}' are {limits}"):
+        with pytest.raises(DataError, match=f"{count} fields were requested; kind '{kind}' has {limits}"):
             BY_NAME[kind](count)
 
 
@@ -88,7 +88,7 @@ def test_held_out_prompts_are_different_and_excluded(kind) -> None:
     assert not source.held_out_prompts & set(source.training(2000, rng=again).prompts)
     if kind == "chain":
         assert held_out.digit_nd[:, 1:].max() == 4
-    with pytest.raises(DataError, match="holds 512 evaluation prompts; 513 were asked for"):
+    with pytest.raises(DataError, match="has 512 evaluation prompts and you asked for 513"):
         source.held_out(513)
 
 

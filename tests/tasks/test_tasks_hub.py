@@ -138,7 +138,7 @@ def test_the_same_prompts_from_every_kind_of_file(models, tmp_path, kind) -> Non
 def test_conversations_that_hold_the_answer_are_no_prompts(models, tmp_path) -> None:
     chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "4"}]
     file = save(tmp_path, [{"messages": chat, "answer": "4"}] * 4, "jsonl")
-    with pytest.raises(DataError, match="that ends with what the assistant says, and a prompt ends before it"):
+    with pytest.raises(DataError, match="ends with an answer of the assistant"):
         load_task(models["system"], str(file), layout=Layout(["answer"]))
 
 

@@ -142,7 +142,7 @@ class Fidelity:
 
 
 def place_of(kind: str, known: Sequence[Any], name: Any) -> int:
-    """Return the index of a name; raise a RecipeError with the known names if it is none of them."""
+    """Return the index of a name; raise a RecipeError with the known names for an unknown name."""
     check_known(kind, str(name), names := [str(entry) for entry in known])
     return names.index(str(name))
 
@@ -239,7 +239,7 @@ def _prepare(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(report_n, outcome_n, rule=rule)
     again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # -1, no prefix, is the last row
+    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # prefix -1 (none) reads the last row
     value_n, noise_n = mean_and_noise(proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule))
     return {
         "prompt_n": torch.arange(x).repeat_interleave(s), "reward_n": reward_n, "outcome_n": outcome_n,
@@ -253,7 +253,7 @@ _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute the sums that the figures are made of, from a batch's advantages `a`."""
+    """Compute the sums behind the figures from a batch's advantages `a`."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     kinds = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
@@ -278,7 +278,7 @@ def agreement(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the correlation of A and A_MC, that of the exact advantage, and the RMSE at the best scale."""
     var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
-    varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # the rounding error of a constant is no variance
+    varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # the rounding error of a constant must not count as variance
     correlation = torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan)
     return correlation, root(var_m - noise, var_m), root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n)
 
