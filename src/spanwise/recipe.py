@@ -214,11 +214,11 @@ class Recipe(BaseModel):
             value = getattr(self, field)
             if self.task not in tasks and value != type(self).model_fields[field].default:
                 raise ValueError(f"Task '{self.task}' does not use {field} (got {value!r}); leave {field} out.")
-        batch = self.prompts * self.group_size
-        if batch % self.mini_batches or (batch // self.mini_batches) % (self.micro_batch or 1):
+        batch_size = self.prompts * self.group_size
+        if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions = {batch} cannot be cut into {self.mini_batches} "
-                f"mini-batches of whole micro-batches of {self.micro_batch or batch // self.mini_batches}."
+                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} cannot be cut into {self.mini_batches} "
+                f"mini-batches of whole micro-batches of {self.micro_batch or batch_size // self.mini_batches}."
             )
         return self
 
@@ -281,10 +281,10 @@ for _name, _about in _described(Recipe.__doc__).items():
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
-    written = {} if path is None else _read(path)
+    from_file = {} if path is None else _read(path)
     changes = dict(overrides or {})
-    _check_void(written, changes)
-    values = {**written, **changes}
+    _check_void(from_file, changes)
+    values = {**from_file, **changes}
     if "task" not in values and (values.get("model") or values.get("dataset")):
         values["task"] = "confidence"
     if values.get("task", EMBEDDED[0]) not in EMBEDDED:
@@ -336,16 +336,16 @@ def _no_field(key: str) -> str:
 def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse to change a preset that the file already spells out; the change would be ignored."""
     for field in ("method", "baseline", "calibration"):
-        before = written.get(field, Recipe.model_fields[field].default)
-        if field not in given or given[field] == before:
+        old_value = written.get(field, Recipe.model_fields[field].default)
+        if field not in given or given[field] == old_value:
             continue
-        fixed = ("objectives", "per") if field == "method" else ("objectives",)
-        void = [name for name in fixed if written.get(name) is not None and name not in given]
-        if void:
-            null = " ".join(f"--set {name}=null" for name in void)
+        preset_fields = ("objectives", "per") if field == "method" else ("objectives",)
+        own_fields = [name for name in preset_fields if written.get(name) is not None and name not in given]
+        if own_fields:
+            resets = " ".join(f"--set {name}=null" for name in own_fields)
             raise RecipeError(
-                f"The recipe has its own {' and '.join(void)}, so changing {field} to {given[field]} would change "
-                f"nothing or half of it. Change it there, or take the preset's with {null}."
+                f"The recipe has its own {' and '.join(own_fields)}, so changing {field} to {given[field]} would change "
+                f"nothing or half of it. Change it there, or take the preset's with {resets}."
             )
 
 
@@ -370,11 +370,11 @@ def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
     """Return the objectives of the task `fields`, one reward per field; None for other tasks."""
     if recipe.task != "fields":
         return None
-    chosen = method(recipe.method)
+    entry = method(recipe.method)
     # Every field pays for keys and punctuation too: a wrong one loses a field, and no other reward would notice.
-    form = () if layout.rest is None else (layout.names[layout.rest],)
-    pays = (OWN, *form) if chosen.kind == "block" else layout.names
-    baseline = {"baseline": "group"} if "baseline" in chosen.inputs else {}
+    rest_block = () if layout.rest is None else (layout.names[layout.rest],)
+    pays = (OWN, *rest_block) if entry.kind == "block" else layout.names
+    baseline = {"baseline": "group"} if "baseline" in entry.inputs else {}
     return [{"reward": "equals", "each": "*", "pays": pays, "if_missing": 0.0, **baseline}]
 
 
@@ -390,8 +390,8 @@ def _limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
         raise RecipeError(
             f"No objective compares answers as mathematics, so verifier: {dict(limits)} would do nothing; leave it out."
         )
-    within = [replace(one, options={**limits, **one.options}) if compares(one) else one for one in scheme.objectives]
-    return replace(scheme, objectives=within)
+    limited = [replace(one, options={**limits, **one.options}) if compares(one) else one for one in scheme.objectives]
+    return replace(scheme, objectives=limited)
 
 
 def scheme_at(path: str | Path, *, longest: int) -> Scheme:
@@ -426,12 +426,12 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
     """Refuse tags that the embedded model has never learnt; its prompts do not ask for them."""
     layout, tags = recipe.own_layout, task_layout.tags
-    strange = [f"<{tag}>" for tag in (layout.tags if layout and layout.segmenter == "tags" else ()) if tag not in tags]
-    if strange:
+    unknown_tags = [f"<{tag}>" for tag in (layout.tags if layout and layout.segmenter == "tags" else ()) if tag not in tags]
+    if unknown_tags:
         raise RecipeError(
             f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(tags))} and "
-            f"nothing else, so no completion would hold {', '.join(strange)}. Use its tags in the layout, or train a --model on a "
-            "--dataset."
+            f"nothing else, so no completion would hold {', '.join(unknown_tags)}. Use its tags in the layout, or train a "
+            "--model on a --dataset."
         )
 
 
@@ -495,10 +495,10 @@ def _sentence(error: ValidationError) -> str:
             sentences.append(unknown(field, value, re.findall(r"'([^']*)'", context["expected"])))
         else:
             bound = next((f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context), None)
-            about = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
+            note = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
             must = bound or _KINDS.get(kind.split("_")[0], item["msg"])
-            faults.setdefault((f"{field} is {value!r}", about), []).append(must)
-    sentences += [f"{start}, and must be {' or '.join(must)}{about}" for (start, about), must in faults.items()]
+            faults.setdefault((f"{field} is {value!r}", note), []).append(must)
+    sentences += [f"{start}, and must be {' or '.join(must)}{note}" for (start, note), must in faults.items()]
     return "; ".join(sentences)
 
 

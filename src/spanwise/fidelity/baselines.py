@@ -219,12 +219,12 @@ def measure_fidelity(
         prompt_p = torch.randperm(x, generator=generator)[: batch // size]
         member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
         row_n = (prompt_p[:, None] * s + member_pg).flatten()
-        drawn = {name: column[row_n] for name, column in data.items()}
-        reward_n, prompt_n = drawn["reward_n"], drawn["prompt_n"]
+        columns = {name: column[row_n] for name, column in data.items()}
+        reward_n, prompt_n = columns["reward_n"], columns["prompt_n"]
         for b, options in enumerate(baselines.values()):
-            outcomes = {"outcome_no": drawn["outcome_n"], "by_outcome_n2": drawn["by_outcome_n2"]}
+            outcomes = {"outcome_no": columns["outcome_n"], "by_outcome_n2": columns["by_outcome_n2"]}
             advantage_n = advantage(reward_n, prompt_n, **outcomes, **options).advantage_n
-            sums[b, g].index_add_(0, prompt_n, _terms(drawn, advantage_n))
+            sums[b, g].index_add_(0, prompt_n, _terms(columns, advantage_n))
     drawn_rx = torch.multinomial(torch.ones(x), draws * x, True, generator=generator).reshape(draws, -1)
     weight_rx = torch.nn.functional.one_hot(drawn_rx, x).sum(dim=1).double()
     draw_rbgf = _figures(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
@@ -256,10 +256,10 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
     """Compute the sums behind the figures from a batch's advantages `a`."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
-    kinds = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
+    selections = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
     m, noise, square = batch["exact_n"], batch["noise_n"], batch["square_n"]
     error = (a - m).square() - noise
-    terms = [term for kind in kinds for term in (kind.double(), kind * error)]
+    terms = [term for selection in selections for term in (selection.double(), selection * error)]
     terms += [a, m, a * a, m * m, a * m, noise]
     terms += [square * a * a, square * a * m, square * m * m, square * noise]
     return torch.where(usable_n[:, None], torch.stack(terms, dim=1), 0.0)
@@ -268,7 +268,7 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
 def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the figures, in the order of `FIGURES`, from sums over completions."""
     n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
-    rmses = [root(top, below) for top, below in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
+    rmses = [root(total, count) for total, count in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
     gradient_noise = root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise)
     return torch.stack([*rmses, *agreement(n, a, m, aa, mm, am, noise), gradient_noise], dim=-1)
 

@@ -132,8 +132,8 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     paired = [
         row for row in differences if (row["figure"], row["group_size"], {row["a"], row["b"]}) == ("correlation", size, pair)
     ]
-    same = any(row["low"] <= 0 <= row["high"] for row in paired) if paired else next_best["high"] >= best["low"]
-    tail = ", but their difference is within the noise" if same else ""
+    is_same = any(row["low"] <= 0 <= row["high"] for row in paired) if paired else next_best["high"] >= best["low"]
+    tail = ", but their difference is within the noise" if is_same else ""
     return f"{sentence}; next is {next_best['baseline']} with {_with_bounds(next_best)}{tail}."
 
 
@@ -171,17 +171,17 @@ def _correlations(critic: str, rows: Rows) -> Panel:
 def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
     """Build a chart of values with intervals, one line per row."""
     key, *_ = columns.values()
-    drawn: list[Row] = [{"name": f"{prefix}{row[key]}", "series": "", **_numbers(**row)} for row in rows]
+    chart_rows: list[Row] = [{"name": f"{prefix}{row[key]}", "series": "", **_numbers(**row)} for row in rows]
     table = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]
-    return Panel(title, (forest(drawn, names=("",), x=x),), table)
+    return Panel(title, (forest(chart_rows, names=("",), x=x),), table)
 
 
 def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
     panels = []
     for size, rows in _by(points, "group_size"):
-        drawn = [{"series": row["baseline"], "x": row["p"], "value": row["q"], "error": row.get("error")} for row in rows]
-        table = wide(drawn, key="x", label="p")
-        errors = [float(row["error"]) for row in drawn if isinstance(row["error"], float)]
+        dots = [{"series": row["baseline"], "x": row["p"], "value": row["q"], "error": row.get("error")} for row in rows]
+        table = wide(dots, key="x", label="p")
+        errors = [float(row["error"]) for row in dots if isinstance(row["error"], float)]
         note = f"Simulated points have a standard error of at most {max(errors):.4f}." if errors else ""
-        panels.append(Panel(f"G = {size}", (fixed_points(drawn, names=names),), table, note))
+        panels.append(Panel(f"G = {size}", (fixed_points(dots, names=names),), table, note))
     return panels

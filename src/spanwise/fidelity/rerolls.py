@@ -139,15 +139,15 @@ class Roller:
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # The shortest prefixes first, so that prefixes of one batch have about as much to sample.
         order = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
-        room = min(ROWS, TOKENS // self.limit)
-        together = max(1, room // rerolls)
-        for number, first in enumerate(range(0, len(order), together)):
-            members = order[first : first + together]
-            chosen = [prefixes[d] for d in members]
+        capacity = min(ROWS, TOKENS // self.limit)
+        prefix_count = max(1, capacity // rerolls)
+        for number, first in enumerate(range(0, len(order), prefix_count)):
+            indices = order[first : first + prefix_count]
+            chosen = [prefixes[d] for d in indices]
             with self._stopping():
-                text = self.continued(rows, chosen, rerolls=rerolls, seed=seed + number, batch_size=max(room, rerolls))
+                text = self.continued(rows, chosen, rerolls=rerolls, seed=seed + number, batch_size=max(capacity, rerolls))
             row_n = [row for row, _ in chosen for _ in range(rerolls)]
-            reward_dm[members] = self.rewards(rows, text, row_n).reshape(-1, rerolls)
+            reward_dm[indices] = self.rewards(rows, text, row_n).reshape(-1, rerolls)
         return reward_dm
 
     @contextmanager
@@ -156,13 +156,13 @@ class Roller:
         config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
         (_, first_tags), *later = self.task.layout.blocks
         opening = (f"<{tag}>" for _, tags in later for tag in tags if tag not in first_tags)
-        before = config.eos_token_id
+        old_end_ids = config.eos_token_id
         try:
             ends = end_ids(self.model, self.tokenizer)
             config.eos_token_id = [*ends, *(vocabulary[tag] for tag in opening if tag in vocabulary)]
             yield
         finally:
-            config.eos_token_id = before
+            config.eos_token_id = old_end_ids
 
     @torch.no_grad()
     def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
@@ -220,8 +220,8 @@ def collect_tokens(
         raise DataError(
             f"None of {len(blocks.heads)} completions has the block '{roller.task.layout.names[0]}'; there is nothing to re-roll."
         )
-    logp_nt, rolling = roller.logp(blocks), next(seeds)
-    weight_nt = picked(logp_nt, mask_nt, most=most, seed=rolling)
+    logp_nt, reroll_seed = roller.logp(blocks), next(seeds)
+    weight_nt = picked(logp_nt, mask_nt, most=most, seed=reroll_seed)
     if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
         raise DataError(
             f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at some of them; the critic 'mc' "
@@ -236,7 +236,7 @@ def collect_tokens(
     for n, t in (mask_nt & ((weight_nt > 0) | after_nt)).nonzero().tolist():
         prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
         place_nt[n, t] = numbers.setdefault(prefix, len(numbers))
-    reward_dm = roller.rewards_from(rows, list(numbers), rerolls=sets * rerolls, seed=rolling)
+    reward_dm = roller.rewards_from(rows, list(numbers), rerolls=sets * rerolls, seed=reroll_seed)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
     # The mean over the second set of re-rolls, the last result, serves as a critic with independent noise.

@@ -54,15 +54,15 @@ class Source(Generic[AnyProblems]):
         """Draw random problems, without the prompts in `exclude`; with `unique` no prompt is drawn twice."""
         if size < 1:
             raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
-        drawn_prompts, parts, missing = set(exclude), list[AnyProblems](), size
-        while missing:
-            drawn, rows = self.draw_any(missing, rng), list[int]()
-            for row, prompt in enumerate(drawn.prompts):
+        drawn_prompts, parts, missing_count = set(exclude), list[AnyProblems](), size
+        while missing_count:
+            candidates, rows = self.draw_any(missing_count, rng), list[int]()
+            for row, prompt in enumerate(candidates.prompts):
                 if prompt not in drawn_prompts:
                     rows.append(row)
                     drawn_prompts.update([prompt] if unique else [])
-            parts.append(drawn.take(np.array(rows, dtype=np.int64)))
-            missing -= len(rows)
+            parts.append(candidates.take(np.array(rows, dtype=np.int64)))
+            missing_count -= len(rows)
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return type(parts[0])(*(np.concatenate(column) for column in columns))
 

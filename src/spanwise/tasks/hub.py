@@ -160,11 +160,11 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
 def _prompts(part: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
     """Return the rows with the columns `prompt` and `answer` beside the other columns."""
     added = ["prompt"] if columns.answer is None else ["prompt", "answer"]
-    whole = [columns.prompt] if columns.whole else []
-    other_columns = [name for name in part.column_names if name not in (*added, *whole, *_TAKEN)]
+    prompt_columns = [columns.prompt] if columns.whole else []
+    other_columns = [name for name in part.column_names if name not in (*added, *prompt_columns, *_TAKEN)]
     options = {"columns": columns, "instruction": instruction, "style": style}
-    gone = [name for name in part.column_names if name not in other_columns]
-    return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*added, *other_columns])
+    dropped_columns = [name for name in part.column_names if name not in other_columns]
+    return part.map(_row, fn_kwargs=options, remove_columns=dropped_columns).select_columns([*added, *other_columns])
 
 
 def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
@@ -257,8 +257,8 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     if path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # the libraries would report readers of local files to a server
     if path.is_file() != (suffix in kinds):
-        gone = f"does not exist in '{Path.cwd()}' or beside the recipe"
-        problem = "is not a kind of file that can be read" if path.is_file() else gone
+        not_found = f"does not exist in '{Path.cwd()}' or beside the recipe"
+        problem = "is not a kind of file that can be read" if path.is_file() else not_found
         raise DataError(
             f"The dataset file '{dataset}' {problem}; set --dataset to a {', '.join(kinds)} file, a folder or a hub name."
         )
@@ -288,10 +288,10 @@ def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
 ) -> DatasetColumns:
     """Find the named columns; without a question column take whole prompts from `prompt`, else from `messages`."""
-    conversations = False
+    may_be_conversations = False
     if prompt is None and not instruction and question not in names:
         prompt = next((name for name in ("prompt", "messages") if name in names), None)
-        conversations = prompt == "messages"
+        may_be_conversations = prompt == "messages"
     if prompt is not None and instruction:
         raise RecipeError(
             f"Prompts of the column '{prompt}' are used as they are, so that the instruction would go nowhere. Leave it out, or "
@@ -304,7 +304,7 @@ def find_columns(
             UserWarning,
             stacklevel=3,
         )
-    return DatasetColumns(question if prompt is None else prompt, prompt is not None, answer, conversations)
+    return DatasetColumns(question if prompt is None else prompt, prompt is not None, answer, may_be_conversations)
 
 
 def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
@@ -327,10 +327,10 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
                 f"Name the right one with --set {option}=NAME{advice.get(option, '')}."
             )
         for row, cell in enumerate(rows[name]):
-            empty = cell is None or not str(cell).strip()
-            fault = "fill it in or remove the row." if empty else _fault(cell, option, columns, template=template)
+            is_empty = cell is None or not str(cell).strip()
+            fault = "fill it in or remove the row." if is_empty else _fault(cell, option, columns, template=template)
             if fault:
-                content = "nothing" if empty else f"{cell!r:.80}"
+                content = "nothing" if is_empty else f"{cell!r:.80}"
                 raise DataError(f"Row {row} of the dataset '{dataset}' has {content} in column '{name}'; {fault}")
 
 
@@ -356,9 +356,9 @@ def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
             f"The dataset '{dataset}' has {len(rows)} rows and {eval_limit} evaluation rows were asked for; "
             f"at least one must be left on each side. Give a larger dataset or --set eval_prompts=1 or more."
         )
-    chosen = np.random.default_rng(0).permutation(len(rows))[:size]
-    other_rows = np.setdiff1d(np.arange(len(rows)), chosen)
-    return rows.select(other_rows.tolist()), rows.select(sorted(chosen[:eval_limit].tolist()))
+    held_out = np.random.default_rng(0).permutation(len(rows))[:size]
+    other_rows = np.setdiff1d(np.arange(len(rows)), held_out)
+    return rows.select(other_rows.tolist()), rows.select(sorted(held_out[:eval_limit].tolist()))
 
 
 def reason(error: BaseException) -> str:

@@ -129,14 +129,14 @@ def warm_start(
     root = Path(cache_folder) if cache_folder is not None else default_cache_folder()
     stretches = course.stretches
     folders = [root / _folder_name(course, index, seed, settings) for index in range(len(stretches))]
-    done = next((index + 1 for index in reversed(range(len(stretches))) if is_intact(folders[index])), 0)
-    if done == len(stretches):
+    done_count = next((index + 1 for index in reversed(range(len(stretches))) if is_intact(folders[index])), 0)
+    if done_count == len(stretches):
         return folders[-1]
-    total = sum(_phases(settings)[stretch.name].steps for stretch in stretches[done:])
+    total = sum(_phases(settings)[stretch.name].steps for stretch in stretches[done_count:])
     tokenizer = course.tokenizer()
-    model = load(folders[done - 1]) if done else build_model(tokenizer, seed, **course.shape)
+    model = load(folders[done_count - 1]) if done_count else build_model(tokenizer, seed, **course.shape)
     step = 0
-    for index in range(done, len(stretches)):
+    for index in range(done_count, len(stretches)):
         for loss in _train(model, tokenizer, stretches[index], seed, settings):
             step += 1
             if progress is not None:

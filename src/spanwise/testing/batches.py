@@ -100,10 +100,10 @@ class DrawnBatch:
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments by name."""
-        inputs, whole = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
+        inputs, fill_index = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
         for entry in (entry for entry in self.spec if entry.by_token):
-            other = self.fill if entry.dtype == torch.float64 else whole
-            masked = -1 if entry.stem == "block" else 0.0 if entry.is_reward else other
+            fill = self.fill if entry.dtype == torch.float64 else fill_index
+            masked = -1 if entry.stem == "block" else 0.0 if entry.is_reward else fill
             inputs[entry.name] = (
                 self.place_nt >= 0 if entry.stem == "mask" else placed(self.rows[entry.name], self.place_nt, masked)
             )

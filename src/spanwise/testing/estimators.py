@@ -103,8 +103,8 @@ def check_estimator(
     )
 
     def strategy_of(name: str) -> SearchStrategy[DrawnBatch]:
-        whole = name in ("precision", "shift", "monotone", "signs") or "absent" in method.exceptions
-        return batches_of(spec, absent=not whole and method.kind in ("completion", "block"))
+        all_present = name in ("precision", "shift", "monotone", "signs") or "absent" in method.exceptions
+        return batches_of(spec, absent=not all_present and method.kind in ("completion", "block"))
 
     suite.check(strategy_of, asked=properties, exceptions=declared, examples=examples)
 
@@ -254,11 +254,7 @@ class _Estimator(Suite):
         lower, result = self.run(batch)[""], self.run(moved)[""]
         place = at[: result.ndim]
         if not bool(result[place] >= lower[place] - 1e-9):
-            self.refuse(
-                moved,
-                result,
-                f"at {place} no less than {float(lower[place])}, as with {amount:g} less of {name}",
-            )
+            self.refuse(moved, result, f"at {place} at least {float(lower[place])}, as with {amount:g} less of {name}")
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)[""]

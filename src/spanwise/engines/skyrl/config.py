@@ -87,9 +87,7 @@ def check(cfg: Any) -> Scheme:
     critic, modes = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
     # Dynamic sampling reads the environment's reward of single rows.
     reward_name = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
-    reason = (
-        f"'{reward_name}' may differ in a dropped group" if reward_name else "step-wise training counts rows, not rollouts"
-    )
+    reason = f"'{reward_name}' may differ there" if reward_name else "step-wise training counts rows, not rollouts"
     note = " generator.apply_overlong_filtering=true leaves cut-off rollouts out of the loss."
     critic_path, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
     refuse(

@@ -234,9 +234,7 @@ def _check_dataset(
     type_name, column_names = type(dataset).__name__, columns or ["none"]
     faults: dict[str, Any] = {
         f"{argument} holds the splits {', '.join(splits)}; pass one of them: {argument}=data[{next(iter(splits), '')!r}].": splits,
-        f"{argument} is a {type_name}; make a dataset of it: datasets.Dataset.from_list(rows).": isinstance(
-            dataset, list | tuple
-        ),
+        f"{argument} is a {type_name}; make a dataset: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
         f"{argument} is a {type_name}; pass a datasets.Dataset or IterableDataset.": (
             dataset is not None and not isinstance(dataset, Dataset | IterableDataset)
         ),

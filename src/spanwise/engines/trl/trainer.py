@@ -175,8 +175,6 @@ class SpanGRPOTrainer(GRPOTrainer):
         """The number of training batches in which every credit was 0."""
         return self.step.zero_batches
 
-    # ------------------------------------------------------------------ checkpoints
-
     @property
     def _text_tokenizer(self) -> Any:
         # The processor of a multimodal model holds its tokenizer.
@@ -251,8 +249,6 @@ class SpanGRPOTrainer(GRPOTrainer):
         if self.scheme.entry.stateful:
             restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))
 
-    # ------------------------------------------------------------------ rewards
-
     def _reward_function(self, name: str) -> Any:
         """Return a reward function that only keeps TRL's arguments for an objective; the returned zeros are never used."""
 
@@ -287,8 +283,6 @@ class SpanGRPOTrainer(GRPOTrainer):
         value_nm = self._own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
         self._read_seconds = time.perf_counter() - start_time
         return value_nm
-
-    # ------------------------------------------------------------------ credit
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output, read_batch, training = super()._generate_and_score_completions(inputs), self._own, self.model.training
@@ -350,8 +344,6 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Let TRL log the mean of each metric over the batches since its last line, without NaN."""
         for name, value in metrics.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
-
-    # ------------------------------------------------------------------ loss
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         """Compute TRL's loss with its normaliser undone in the advantages, plus the KL term with a normaliser of its own."""
@@ -433,8 +425,6 @@ class SpanGRPOTrainer(GRPOTrainer):
         if self._waits:
             model.zero_grad(set_to_none=True)  # gradients of 0 would still decay the weights
         return loss
-
-    # ------------------------------------------------------------------ log
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Write TRL's log line without the metrics that are NaN in every batch since the last line."""

@@ -178,10 +178,7 @@ def _faults(config: Any) -> dict[str, Any]:
         f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and train_batch_size={prompts} prompts makes "
         f"several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. {USE}": mode == "token-mean" and several_batches,
         "algorithm.spanwise.options is for estimators of one reward; write options: in the recipe.": "options" in section,
-        **{
-            f"algorithm.spanwise.{name} is no option; choose from {', '.join(_KNOWN)}.": name not in _KNOWN
-            for name in section
-        },
+        **{f"algorithm.spanwise.{name} is no option; use {', '.join(_KNOWN)}.": name not in _KNOWN for name in section},
         f"trainer.val_only=True trains nothing, so no run folder is written; leave {OPTION} out.": folder
         and trainer.get("val_only"),
         f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} keeps its own rollouts; leave it out, or give another "
