@@ -44,54 +44,54 @@ HUB: Mapping[str, Any] = {
 class Recipe(BaseModel):
     """Everything that one run depends on; `resolved` also writes out its preset.
 
-    Fields left out take the values below, those of the embedded task; for a model by name `load` puts `HUB` in their place. What is
-    no field below is the section of a feature beside the method, by its name (`spanwise.modes.MODES`), such as `critic` or `laser`.
+    Missing fields take the defaults of the embedded task below; for a model by name `load` takes `HUB` instead. An
+    unlisted field is the section of a feature beside the method, by name (`spanwise.modes.MODES`), such as `critic` or `laser`.
 
     Attributes:
         task: digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of some seventy
             tokens; fields: a JSON object of many small answers; confidence, two_attempts: a model and a dataset by name or
             folder; own: of a script of your own, in the recipe.yaml that it leaves in its run folder
-        start: embedded task: how good the warm start is
-        start_seed: embedded task: seed of the warm start, shared by runs of every seed
-        start_steps: embedded task: shorten each phase of the warm start, for a quick look
-        fields: task fields: how many the object has
+        start: quality of the embedded task's warm start
+        start_seed: seed of the embedded task's warm start, which runs of every seed share
+        start_steps: steps of each warm-start phase of the embedded task, for a quick look
+        fields: number of fields of the object in the task fields
         model: hub name or folder of the model; not for the embedded task
         dataset: hub name, folder or file of the prompts; not for the embedded task
         split: split of the dataset
         question_column: column of the dataset that holds the question
-        prompt_column: column of whole prompts, texts or conversations, used as they are; default: prompt if no question
-        answer_column: column of the dataset that holds the right answer; null: none
-        instruction: goes before each question and asks for the layout's tags; '': the model knows; default: the task's
-        method: named preset: see `spanwise methods`
-        calibration: score of the confidence where no objectives are given; default: brier
-        baseline: what the confidence is compared with (bae); default: outcome
+        prompt_column: column of whole prompts, texts or conversations, used unchanged; default: prompt if no question
+        answer_column: column of the dataset that holds the right answer; null: there is no such column
+        instruction: text before each question that asks for the layout's tags; '': no text; default: the task's
+        method: name of the preset, see `spanwise methods`
+        calibration: scoring rule of the confidence if objectives are missing; default: brier
+        baseline: baseline that the confidence is compared with (bae); default: outcome
         layout: block: its marks (tags, paths, ...), in order; or a list of blocks marked by their names; default: the
             task's
-        segmenter: what finds the blocks whose marks do not say it (json:price)
-        most: how many blocks a repeated one becomes, such as items[*]
-        prefilled: mark that the prompt already opened
-        objectives: replaces the preset's objectives
+        segmenter: segmenter of marks that name none, as json:price does
+        most: number of blocks that a repeated block such as items[*] becomes
+        prefilled: mark that the prompt already opens
+        objectives: list of objectives that replaces the preset's
         per: 'block', 'completion', 'batch' or a number of tokens; default: the preset's
-        values: what a critic's values are of (gae, sae): all that is still to come, or each objective; default: objective
+        values: targets of a critic's values (gae, sae): all rewards to come, or each objective; default: objective
             if objectives pay different blocks
-        verifier: how answers are compared as mathematics: workers, processes (default: one a core); deadline, seconds for
+        verifier: limits of comparing answers as mathematics: workers, processes (default: one a core); deadline, seconds for
             each comparison (default: 5)
-        options: of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ...
-        refine: what changes the advantages of the tokens after the method: ktae, oar, or fields of `Refinement`: method,
+        options: options of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ...
+        refine: stage that changes token advantages after the method: ktae, oar, or fields of `Refinement`: method,
             options, correct
         steps: generation batches
         prompts: prompts per step
         group_size: completions per prompt, which are compared with each other
         mini_batches: optimizer steps per generation batch
         micro_batch: completions per forward pass; default: a whole mini-batch, of a model by name at most 4
-        learning_rate: of AdamW; constant after the warm-up
+        learning_rate: learning rate of AdamW; constant after the warm-up
         warmup_steps: generation batches over which the learning rate rises to its full value
         clip: PPO clip range of the ratio
-        entropy: coefficient of the entropy bonus; where it starts, if there is a target
-        entropy_target: nats per token: the bonus acts below it only, its coefficient moves by 5e-4 a step; null: constant
-        temperature: of sampling, in training and in evaluations
-        max_completion_length: tokens; default: the task's
-        seed: of prompts and sampling
+        entropy: coefficient of the entropy bonus; its first value, if there is a target
+        entropy_target: nats per token below which the bonus acts; its coefficient moves by 5e-4 a step; null: constant
+        temperature: temperature of sampling, in training and in evaluations
+        max_completion_length: largest number of tokens of a completion; default: the task's
+        seed: seed of prompts and sampling
         trainer: further SpanGRPOConfig options, as TRL names them
         eval_every: steps between evaluations; 0: only at the end
         eval_prompts: held-out prompts of each evaluation
@@ -100,7 +100,7 @@ class Recipe(BaseModel):
         save_every: steps between checkpoints to resume from; 0: none
         keep_rollouts: write the rollouts of every k-th step; 0: none
         report: write report.html at the end
-        report_to: none, trackio, wandb: as TRL takes it
+        report_to: tracker of TRL: none, trackio or wandb
         threads: torch threads on CPU; more than one is slower on a shared machine
     """
 

@@ -131,7 +131,7 @@ CASES = [
     Case(
         "train_dataset=[{'prompt': ...}, ...], a list",
         lambda folder: script(folder, given={"train_dataset": QUESTIONS}),
-        "train_dataset is a list; make a dataset of it: datasets.Dataset.from_list(rows).",
+        "train_dataset is a list; make a dataset: datasets.Dataset.from_list(rows).",
     ),
     Case(
         "no train_dataset",

@@ -22,12 +22,12 @@ def command(
     """Sample a trained model on held-out prompts: accuracy, calibration, format, refusals, votes, with 95 % intervals by prompt.
 
     Args:
-        model: a run folder (its recipe says the task), a checkpoint of it or a model folder; `evaluation.parquet` is written
+        model: a run folder, whose recipe names the task, a checkpoint or a model folder; `evaluation.parquet` is written
             into it.
-        recipe: YAML file that says the task; default: the run's own, else the embedded task.
+        recipe: YAML file that names the task; default: the run's own, else the embedded task.
         prompts: held-out prompts.
         samples: completions per prompt.
-        seed: of sampling.
+        seed: the seed of sampling.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
     from spanwise.commands.eval.evaluate import evaluate_folder

@@ -28,21 +28,21 @@ def command(
     output: Path = Path("runs/fidelity"),
     set_: Fields = None,
 ) -> None:
-    """Compare the advantages of every baseline with Monte Carlo, and show where each drives a confidence (docs/fidelity.md).
+    """Compare the advantages of every baseline with Monte Carlo, and show the confidence that each one teaches (docs/fidelity.md).
 
     Args:
         checkpoint: a run folder or a model folder of the embedded task.
-        recipe: YAML file that says the task; default: the run's own, else the embedded task.
+        recipe: YAML file that names the task; default: the run's own, else the embedded task.
         prompts: held-out prompts.
         samples: completions per prompt.
         rerolls: fresh last blocks per distinct prefix.
         tokens: also compare GAE, SAE and GRPO at the tokens of the first block.
         token_prompts: held-out prompts of --tokens, four completions each.
-        critics: of --tokens, separated by commas: own, the run's, saved with the model; fitted on other prompts; mc, means of
-            further re-rolls; default: all there are.
-        critic_steps: how long the fitted critic is fitted; it is looked at on the way.
-        reference: of --tokens: what Monte Carlo says of each token (default), or of each segment of SAE, which favours SAE.
-        seed: of sampling.
+        critics: the critics of --tokens, separated by commas: own, saved with the model; fitted, on other prompts; mc, means of
+            further re-rolls; default: all that exist.
+        critic_steps: the number of fitting steps of the fitted critic, which is also measured at earlier steps.
+        reference: the reference of --tokens: Monte Carlo values by token (default), or by segment of SAE, which favours SAE.
+        seed: the seed of sampling.
         output: folder for fidelity.json and report.html.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """

@@ -1,4 +1,4 @@
-"""`methods`: list the methods with what each needs, and print one preset in full."""
+"""`methods`: list the methods with their needs, or print one preset in full."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanwise.tasks import DIGITS_LAYOUT
 
 
 def show_methods(name: str | None = None) -> None:
-    """List the methods with what each needs, its paper and its source, or print one preset in full."""
+    """List the methods with their needs, papers and sources, or print one preset in full."""
     console = Console()
     if name is None:
         METHODS.load_plugins()

@@ -22,7 +22,7 @@ def command(
     """Measure the reference of a self-rewarding score (laser) on the policy that a recipe starts from (docs/laser.md).
 
     Args:
-        recipe: YAML file with laser; a model and a dataset stand in it or are given here.
+        recipe: YAML file with a laser section; the file or these options name a model and a dataset.
         model: hub name or folder.
         dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
         prompts: training prompts.

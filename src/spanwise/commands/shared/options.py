@@ -44,16 +44,16 @@ class CreditOptions:
 
     Attributes:
         recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task, or a
-            block for each tag of the file where it has others.
-        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own, or recorded for
-            what the trainer recorded (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and what another
-            trainer recorded; of `spanwise why` on a run of ours its own method.
+            block for each tag of a file with other tags.
+        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own method, or recorded for
+            the trainer's numbers (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and the numbers of another
+            trainer; `spanwise why` on a spanwise run: its own method.
         tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
-        columns: role=column of a table whose columns are called otherwise, as in prompt=input,completion=output,answer=gold; roles
+        columns: role=column for a table with other column names, as in prompt=input,completion=output,answer=gold; roles
             are prompt, completion or completions (a list in each cell), answer, group and step. May be repeated.
         reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
-            it from the text. May be repeated. Default: the column of its name; for correct also acc, accuracy_reward, score or
-            reward, if they hold nothing but 0 and 1.
+            it from the text. May be repeated. Default: the column of the same name; for correct also acc, accuracy_reward, score or
+            reward, if these hold only 0 and 1.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
 
