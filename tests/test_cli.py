@@ -140,7 +140,7 @@ def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]) + '{"step": 2, "fin')
     done = spanwise("train", *SMALL, "--save-every", "1", "--output", broken, "--resume", "last", cache=cache)
     assert (
-        "Resuming from checkpoint-1; not readable are checkpoint-2: it holds no spanwise.json, which is written"
+        "Training resumes from checkpoint-1; newer checkpoints are not readable: checkpoint-2: the folder lacks spanwise.json"
         in done.stdout
     )
     assert told(broken) == told(folder)
@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_is_one_sentence(run, cache, tmp_path):
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     done = spanwise("train", *SMALL, "--output", tmp_path / "never", "--resume", broken, cache=cache, expect=2)
-    assert "is not a readable checkpoint: model.safetensors is damaged, it has 1000 bytes of" in done.stderr
+    assert "is not a readable checkpoint: model.safetensors is damaged: it has 1000 of" in done.stderr
     shutil.copytree(broken, tmp_path / "run" / "checkpoints" / "checkpoint-1")
     with pytest.raises(DataError, match=r"No checkpoint .* is readable \(checkpoint-1: model.safetensors"):
         find_checkpoint(tmp_path / "run" / "checkpoints")

@@ -47,7 +47,7 @@ def test_callers_may_expect_either(call, kind, unchecked_shapes):
 
 @TRL_NOTICE
 def test_trl_callers_get_a_value_error(tmp_path):
-    with pytest.raises(ValueError, match="reward_funcs is built from the objectives") as caught:
+    with pytest.raises(ValueError, match="builds reward_funcs from the objectives") as caught:
         trl_small.trainer(tmp_path, extra={"reward_funcs": lambda completions, **_: [0.0] * len(completions)})
     assert type(caught.value) is RecipeError
 

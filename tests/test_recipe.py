@@ -157,7 +157,7 @@ def test_a_model_name_means_the_real_task():
         ({"report": "maybe"}, "report is 'maybe', and must be true or false"),
         (
             {"model": "m", "dataset": "d", "start": "hard"},
-            "The task is 'confidence', which has no use for start (got 'hard')",
+            "Task 'confidence' does not use start (got 'hard')",
         ),
     ],
 )

@@ -261,7 +261,7 @@ def test_a_method_without_a_preset_is_called_from_python_only(capsys):
     finally:
         METHODS.pop("measured")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "# Called from Python only" in shown
+    assert "# Callable from Python only" in shown
     assert "from Python only" in shown
 
 

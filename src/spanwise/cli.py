@@ -31,7 +31,7 @@ app = App(
 )
 app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")
 
-#: Name -> module: its `command` is what runs, its `EXTRA` the extra of pip that brings what it needs, if that is not `train`.
+#: Command -> its module, which has the function `command` and maybe `EXTRA`, the pip extra that it needs instead of `train`.
 COMMANDS = {
     folder.name: import_module(f"{commands.__name__}.{folder.name}.command")
     for folder in iter_modules(commands.__path__)
@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command line, or `words` in its place; a SpanwiseError becomes one sentence and exit status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    # A sentence for the user, not a line of code.
+    # Warnings are printed as sentences, without a line of code.
     warnings.formatwarning = lambda message, *_: f"Warning: {message}\n"
     try:
         app(words)
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
         Console(stderr=True).print(f"Error: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
         sys.exit(2)
     except OSError as error:
-        if refusal(error) is None:  # of what no command writes itself: a cache, the terminal's own file
+        if refusal(error) is None:  # a file that no command writes itself, such as a cache
             raise
         print(f"Error: {unwritten(Path(str(error.filename or '.')), error)}", file=sys.stderr)
         sys.exit(2)

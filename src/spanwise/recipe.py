@@ -44,54 +44,54 @@ HUB: Mapping[str, Any] = {
 class Recipe(BaseModel):
     """Everything that one run depends on; `resolved` also writes out its preset.
 
-    Fields left out take the values below, those of the embedded task; for a model by name `load` puts `HUB` in their place. What is
-    no field below is the section of a feature beside the method, by its name (`spanwise.modes.MODES`), such as `critic` or `laser`.
+    Missing fields take the defaults of the embedded task below; for a model by name `load` takes `HUB` instead. An
+    unlisted field is the section of a feature beside the method, by name (`spanwise.modes.MODES`), such as `critic` or `laser`.
 
     Attributes:
         task: digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of some seventy
             tokens; fields: a JSON object of many small answers; confidence, two_attempts: a model and a dataset by name or
             folder; own: of a script of your own, in the recipe.yaml that it leaves in its run folder
-        start: embedded task: how good the warm start is
-        start_seed: embedded task: seed of the warm start, shared by runs of every seed
-        start_steps: embedded task: shorten each phase of the warm start, for a quick look
-        fields: task fields: how many the object has
+        start: quality of the embedded task's warm start
+        start_seed: seed of the embedded task's warm start, which runs of every seed share
+        start_steps: steps of each warm-start phase of the embedded task, for a quick look
+        fields: number of fields of the object in the task fields
         model: hub name or folder of the model; not for the embedded task
         dataset: hub name, folder or file of the prompts; not for the embedded task
         split: split of the dataset
         question_column: column of the dataset that holds the question
-        prompt_column: column of whole prompts, texts or conversations, used as they are; default: prompt if no question
-        answer_column: column of the dataset that holds the right answer; null: none
-        instruction: goes before each question and asks for the layout's tags; '': the model knows; default: the task's
-        method: named preset: see `spanwise methods`
-        calibration: score of the confidence where no objectives are given; default: brier
-        baseline: what the confidence is compared with (bae); default: outcome
+        prompt_column: column of whole prompts, texts or conversations, used unchanged; default: prompt if no question
+        answer_column: column of the dataset that holds the right answer; null: there is no such column
+        instruction: text before each question that asks for the layout's tags; '': no text; default: the task's
+        method: name of the preset, see `spanwise methods`
+        calibration: scoring rule of the confidence if objectives are missing; default: brier
+        baseline: baseline that the confidence is compared with (bae); default: outcome
         layout: block: its marks (tags, paths, ...), in order; or a list of blocks marked by their names; default: the
             task's
-        segmenter: what finds the blocks whose marks do not say it (json:price)
-        most: how many blocks a repeated one becomes, such as items[*]
-        prefilled: mark that the prompt already opened
-        objectives: replaces the preset's objectives
+        segmenter: segmenter of marks that name none, as json:price does
+        most: number of blocks that a repeated block such as items[*] becomes
+        prefilled: mark that the prompt already opens
+        objectives: list of objectives that replaces the preset's
         per: 'block', 'completion', 'batch' or a number of tokens; default: the preset's
-        values: what a critic's values are of (gae, sae): all that is still to come, or each objective; default: objective
+        values: targets of a critic's values (gae, sae): all rewards to come, or each objective; default: objective
             if objectives pay different blocks
-        verifier: how answers are compared as mathematics: workers, processes (default: one a core); deadline, seconds for
+        verifier: limits of comparing answers as mathematics: workers, processes (default: one a core); deadline, seconds for
             each comparison (default: 5)
-        options: of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ...
-        refine: what changes the advantages of the tokens after the method: ktae, oar, or fields of `Refinement`: method,
+        options: options of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ...
+        refine: stage that changes token advantages after the method: ktae, oar, or fields of `Refinement`: method,
             options, correct
         steps: generation batches
         prompts: prompts per step
         group_size: completions per prompt, which are compared with each other
         mini_batches: optimizer steps per generation batch
         micro_batch: completions per forward pass; default: a whole mini-batch, of a model by name at most 4
-        learning_rate: of AdamW; constant after the warm-up
+        learning_rate: learning rate of AdamW; constant after the warm-up
         warmup_steps: generation batches over which the learning rate rises to its full value
         clip: PPO clip range of the ratio
-        entropy: coefficient of the entropy bonus; where it starts, if there is a target
-        entropy_target: nats per token: the bonus acts below it only, its coefficient moves by 5e-4 a step; null: constant
-        temperature: of sampling, in training and in evaluations
-        max_completion_length: tokens; default: the task's
-        seed: of prompts and sampling
+        entropy: coefficient of the entropy bonus; its first value, if there is a target
+        entropy_target: nats per token below which the bonus acts; its coefficient moves by 5e-4 a step; null: constant
+        temperature: temperature of sampling, in training and in evaluations
+        max_completion_length: largest number of tokens of a completion; default: the task's
+        seed: seed of prompts and sampling
         trainer: further SpanGRPOConfig options, as TRL names them
         eval_every: steps between evaluations; 0: only at the end
         eval_prompts: held-out prompts of each evaluation
@@ -100,7 +100,7 @@ class Recipe(BaseModel):
         save_every: steps between checkpoints to resume from; 0: none
         keep_rollouts: write the rollouts of every k-th step; 0: none
         report: write report.html at the end
-        report_to: none, trackio, wandb: as TRL takes it
+        report_to: tracker of TRL: none, trackio or wandb
         threads: torch threads on CPU; more than one is slower on a shared machine
     """
 
@@ -182,7 +182,7 @@ class Recipe(BaseModel):
             kinds, must = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
             if isinstance(value, bool) or not isinstance(value, kinds):
                 raise ValueError(f"verifier.{name} is {value!r}, and must be {must}.")
-        MathVerifier(**written)  # this starts no worker; a RewardError is a ValueError
+        MathVerifier(**written)  # the check starts no worker; a RewardError is a ValueError
         return written
 
     @field_validator("*", mode="before")
@@ -213,12 +213,12 @@ class Recipe(BaseModel):
         for field, tasks in _USED_BY.items():
             value = getattr(self, field)
             if self.task not in tasks and value != type(self).model_fields[field].default:
-                raise ValueError(f"The task is '{self.task}', which has no use for {field} (got {value!r}); leave it out.")
-        batch = self.prompts * self.group_size
-        if batch % self.mini_batches or (batch // self.mini_batches) % (self.micro_batch or 1):
+                raise ValueError(f"Task '{self.task}' does not use {field} (got {value!r}); leave {field} out.")
+        batch_size = self.prompts * self.group_size
+        if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions = {batch} cannot be cut into {self.mini_batches} "
-                f"mini-batches of whole micro-batches of {self.micro_batch or batch // self.mini_batches}."
+                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} cannot be cut into {self.mini_batches} "
+                f"mini-batches of whole micro-batches of {self.micro_batch or batch_size // self.mini_batches}."
             )
         return self
 
@@ -281,10 +281,10 @@ for _name, _about in _described(Recipe.__doc__).items():
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
-    written = {} if path is None else _read(path)
+    from_file = {} if path is None else _read(path)
     changes = dict(overrides or {})
-    _check_void(written, changes)
-    values = {**written, **changes}
+    _check_void(from_file, changes)
+    values = {**from_file, **changes}
     if "task" not in values and (values.get("model") or values.get("dataset")):
         values["task"] = "confidence"
     if values.get("task", EMBEDDED[0]) not in EMBEDDED:
@@ -308,7 +308,7 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"The recipe '{path}' is nested deeper than can be read.") from error
     if read is not None and not isinstance(read, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
-    # The files beside the recipe of a run are its results.
+    # The files beside a run's recipe are results, not inputs.
     return dict(read or {}) if (folder / "metrics.jsonl").is_file() else _beside(read or {}, folder)
 
 
@@ -336,16 +336,16 @@ def _no_field(key: str) -> str:
 def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse to change a preset that the file already spells out; the change would be ignored."""
     for field in ("method", "baseline", "calibration"):
-        before = written.get(field, Recipe.model_fields[field].default)
-        if field not in given or given[field] == before:
+        old_value = written.get(field, Recipe.model_fields[field].default)
+        if field not in given or given[field] == old_value:
             continue
-        fixed = ("objectives", "per") if field == "method" else ("objectives",)
-        void = [name for name in fixed if written.get(name) is not None and name not in given]
-        if void:
-            null = " ".join(f"--set {name}=null" for name in void)
+        preset_fields = ("objectives", "per") if field == "method" else ("objectives",)
+        own_fields = [name for name in preset_fields if written.get(name) is not None and name not in given]
+        if own_fields:
+            resets = " ".join(f"--set {name}=null" for name in own_fields)
             raise RecipeError(
-                f"The recipe has its own {' and '.join(void)}, so changing {field} to {given[field]} would change "
-                f"nothing or half of it. Change it there, or take the preset's with {null}."
+                f"The recipe has its own {' and '.join(own_fields)}, so changing {field} to {given[field]} would change "
+                f"nothing or half of it. Change it there, or take the preset's with {resets}."
             )
 
 
@@ -367,14 +367,14 @@ def scheme_of(
 
 
 def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of the task `fields`, one reward per field; None for any other task, which has the preset's."""
+    """Return the objectives of the task `fields`, one reward per field; None for other tasks."""
     if recipe.task != "fields":
         return None
-    chosen = method(recipe.method)
+    entry = method(recipe.method)
     # Every field pays for keys and punctuation too: a wrong one loses a field, and no other reward would notice.
-    form = () if layout.rest is None else (layout.names[layout.rest],)
-    pays = (OWN, *form) if chosen.kind == "block" else layout.names
-    baseline = {"baseline": "group"} if "baseline" in chosen.inputs else {}
+    rest_block = () if layout.rest is None else (layout.names[layout.rest],)
+    pays = (OWN, *rest_block) if entry.kind == "block" else layout.names
+    baseline = {"baseline": "group"} if "baseline" in entry.inputs else {}
     return [{"reward": "equals", "each": "*", "pays": pays, "if_missing": 0.0, **baseline}]
 
 
@@ -390,8 +390,8 @@ def _limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
         raise RecipeError(
             f"No objective compares answers as mathematics, so verifier: {dict(limits)} would do nothing; leave it out."
         )
-    within = [replace(one, options={**limits, **one.options}) if compares(one) else one for one in scheme.objectives]
-    return replace(scheme, objectives=within)
+    limited = [replace(one, options={**limits, **one.options}) if compares(one) else one for one in scheme.objectives]
+    return replace(scheme, objectives=limited)
 
 
 def scheme_at(path: str | Path, *, longest: int) -> Scheme:
@@ -426,12 +426,12 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
     """Refuse tags that the embedded model has never learnt; its prompts do not ask for them."""
     layout, tags = recipe.own_layout, task_layout.tags
-    strange = [f"<{tag}>" for tag in (layout.tags if layout and layout.segmenter == "tags" else ()) if tag not in tags]
-    if strange:
+    unknown_tags = [f"<{tag}>" for tag in (layout.tags if layout and layout.segmenter == "tags" else ()) if tag not in tags]
+    if unknown_tags:
         raise RecipeError(
             f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(tags))} and "
-            f"nothing else, so no completion would hold {', '.join(strange)}. Use its tags in the layout, or train a --model on a "
-            "--dataset."
+            f"nothing else, so no completion would hold {', '.join(unknown_tags)}. Use its tags in the layout, or train a "
+            "--model on a --dataset."
         )
 
 
@@ -495,10 +495,10 @@ def _sentence(error: ValidationError) -> str:
             sentences.append(unknown(field, value, re.findall(r"'([^']*)'", context["expected"])))
         else:
             bound = next((f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context), None)
-            about = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
+            note = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
             must = bound or _KINDS.get(kind.split("_")[0], item["msg"])
-            faults.setdefault((f"{field} is {value!r}", about), []).append(must)
-    sentences += [f"{start}, and must be {' or '.join(must)}{about}" for (start, about), must in faults.items()]
+            faults.setdefault((f"{field} is {value!r}", note), []).append(must)
+    sentences += [f"{start}, and must be {' or '.join(must)}{note}" for (start, note), must in faults.items()]
     return "; ".join(sentences)
 
 

@@ -34,21 +34,21 @@ CASES = [
     Case(
         "a verl dump whose completions are <plan> <code> <confidence>, no recipe",
         lambda folder: credited(WRITTEN / "verl", code=0),
-        "recorded plan ... No layout is given, and the usual one is not that of the file. <reasoning> is in 0 and <answer> is in 0 "
-        "and <analysis> is in 0 of 8 completions; they do contain <confidence> (7), <code> (8), <plan> (8). 7 of 8 are made of "
-        "<plan> <code> <confidence>, in this order, so the blocks are plan, code, confidence; "
+        "recorded plan ... You gave no layout, and the usual layout does not fit the file. <reasoning> is in 0 and <answer> is "
+        "in 0 and <analysis> is in 0 of 8 completions; they do contain <confidence> (7), <code> (8), <plan> (8). 7 of 8 "
+        "completions consist of <plan> <code> <confidence>, in this order, so the blocks are plan, code, confidence; "
         "for other blocks, edit and give: --set ... "
         "recorded is no method: the file's 'score', from which nothing is subtracted, ... "
-        "Rewards: score from the file, correct from the file's 'acc', brier from the text. Nothing is paid by the file's format; "
-        "--reward OBJECTIVE=COLUMN would. "
-        "One number for a completion is made of, in grpo: score alone; in rlcr: correct + brier.",
+        "Rewards: score from the file, correct from the file's 'acc', brier from the text. No objective uses the file's format; "
+        "--reward OBJECTIVE=COLUMN assigns one. "
+        "The one number of a completion adds up rewards: grpo: score alone; rlcr: correct + brier.",
     ),
     Case(
         "the same file with the paper's layout",
         lambda folder: credited(WRITTEN / "verl", "--set", *PAPER, "--reward", "correct=text"),
         "Error: grpo and rlcr and bae cannot be applied to ...: <reasoning> is in 0 and <answer> is in 0 of 8 completions; they do "
         "contain <code> (8), <plan> (8), <confidence> (7). The file records score, acc, format. Give the layout "
-        "they were sampled with (most are made of "
+        "that they were sampled with (most are made of "
         '{"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo '
         "--reward correct=acc",
     ),
@@ -68,8 +68,8 @@ CASES = [
             verl_file(folder / "1.jsonl", ["<think>so</think> 4"] * 2, score=[-1.0, 1.0], gts=["4"] * 2), code=0
         ),
         "rlcr and bae are left out: Nothing says which completions of ... are right: <answer> is in 0 of 2 completions; they do "
-        "contain <think> (2). The file records score. Give the layout they were sampled with ..., or credit whole completions with "
-        "--methods grpo --reward correct=score",
+        "contain <think> (2). The file records score. Give the layout that they were sampled with ..., or credit whole "
+        "completions with --methods grpo --reward correct=score",
     ),
     Case(
         "a confidence judged by a score from -1 to 1",
@@ -83,7 +83,7 @@ CASES = [
         lambda folder: credited(
             rows_without_answers(folder), "--set", "layout={solution: [answer], confidence: [confidence]}"
         ),
-        "Error: Reward 'correct' needs the right answers, and ... has none (no column 'answer'). It records acc, grade: take one "
+        "Error: Reward 'correct' needs gold answers, but ... has no column 'answer'. The file records acc, grade: take one "
         "with --reward correct=acc, or add the column.",
     ),
     Case(
@@ -92,7 +92,7 @@ CASES = [
             trl_file(folder / "a.parquet", WELL_FORMED, step=[1] * 4, form=[1.0] * 4, accuracy_reward=[1.0, 0.0, 0.0, 1.0]),
             code=0,
         ),
-        "One number for a completion is made of, in grpo: form + accuracy_reward; in rlcr: correct + brier ...",
+        "The one number of a completion adds up rewards: grpo: form + accuracy_reward; rlcr: correct + brier ...",
     ),
     Case(
         "`--reward correct=acc` where `acc` holds words",
@@ -113,14 +113,14 @@ CASES = [
         "a recipe for other tags than the file's",
         lambda folder: credited(trl_file(folder / "a.parquet", WELL_FORMED, acc=[1, 0, 1, 0]), "--recipe", recipe(folder)),
         "Error: bae cannot be applied to ...: <plan> is in 0 and <code> is in 0 of 4 completions; they do contain <answer> (4), "
-        "<confidence> (4). The file records acc. Give the layout they were sampled with (most are made of "
+        "<confidence> (4). The file records acc. Give the layout that they were sampled with (most are made of "
         '{"answer": ["answer"], "confidence": ["confidence"]}), or credit whole completions with --methods grpo '
         "--reward correct=acc",
     ),
     Case(
         "`--methods recorded` on a file that records no advantages, score or reward",
         lambda folder: credited(trl_file(folder / "a.parquet", WELL_FORMED, acc=[1, 0, 1, 0]), "--methods", "recorded"),
-        "Error: ... records no advantages, score or reward, so there is nothing to show under 'recorded'; leave it out.",
+        "Error: ... records no advantages, score or reward, so there is nothing to show; leave 'recorded' out.",
     ),
     Case(
         "a CSV table whose columns say nothing to spanwise",
@@ -182,7 +182,7 @@ CASES = [
     Case(
         "completions that are all empty",
         lambda folder: credited(verl_file(folder / "1.jsonl", ["", ""], score=[0, 0])),
-        "Error: None of the 2 completions of ... says anything.",
+        "Error: None of the 2 completions of ... has any text.",
     ),
     Case(
         "conversations with several turns of the assistant, and no column of completions",
@@ -204,7 +204,7 @@ CASES = [
     Case(
         "a method of one number beside a recipe with two rewards",
         lambda folder: credited(summed(folder), "--methods", "dr_grpo", "--recipe", folder / "mine.yaml", code=0),
-        "One number for a completion is made of, in dr_grpo: form + 4 acc.",
+        "The one number of a completion adds up rewards: dr_grpo: form + 4 acc.",
     ),
 ]
 

@@ -95,7 +95,7 @@ CASES = [
         "The same in `spanwise credit`, of two fields",
         credited,
         "'name' is in 0 and 'price' is in 0 of 4 completions; they do contain 'cost' (4), 'title' (4). Give the "
-        "layout they were sampled with, ...",
+        "layout that they were sampled with, ...",
     ),
     Case(
         "A layout of fields for a model that writes tags, at the first batch of a training",

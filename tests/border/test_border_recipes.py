@@ -160,9 +160,9 @@ CASES = [
     Case(
         "a recipe with a layout of its own and no instruction",
         trains(**OWN),
-        "The layout has <plan>, <code>, and no prompt asks for that: the usual instruction of 'confidence' asks for <reasoning>, "
-        "<answer>, <analysis>, <confidence>. Set instruction to a text that asks for what the layout looks for, prompt_column to "
-        "a column of whole prompts, or instruction='' for a model that knows by itself what to write.",
+        "The layout has <plan>, <code>, but no prompt asks for them: the usual instruction of 'confidence' asks for <reasoning>, "
+        "<answer>, <analysis>, <confidence>. Set instruction to a text that asks for the layout's tags, prompt_column to "
+        "a column of whole prompts, or instruction='' for a model that writes them by itself.",
     ),
     Case(
         "`task: digits` with a layout of other tags",
@@ -173,7 +173,7 @@ CASES = [
     Case(
         "`instruction:` without a model by name",
         refused("instruction: Think first."),
-        "The task is 'digits', which has no use for instruction (got 'Think first.'); leave it out.",
+        "Task 'digits' does not use instruction (got 'Think first.'); leave instruction out.",
     ),
     Case(
         "`prompt_column: prompt` and an `instruction:`",
@@ -214,12 +214,12 @@ CASES = [
         "a dataset without answers",
         trains([{"question": "2 + 2?", "gold": "4"}] * 4),
         "The dataset 'data.jsonl' has no column 'answer'; its columns are question, gold. Name the right one with --set "
-        "answer_column=NAME, or say with answer_column=null that there are none.",
+        "answer_column=NAME, or set answer_column=null if there are no answers.",
     ),
     Case(
         "`answer_column: null`, and a reward that reads the answers",
         trains([{"question": "2 + 2?", "gold": "4"}] * 10, answer_column=None),
-        "Objective 'correct' reads the dataset column 'answer', which is not there; there are prompt, question, gold.",
+        "Objective 'correct' reads the dataset column 'answer', which does not exist; the columns are prompt, question, gold.",
     ),
     Case(
         "a dataset file without a line in it",
@@ -307,7 +307,7 @@ CASES = [
     Case(
         "a train.py with `beta=-0.1`, which pays for leaving the reference",
         lambda folder: str(trl_small.trainer(folder, beta=-0.1)),
-        "beta is -0.1; it must lie between 0 and 1000.",
+        "beta is -0.1; set it between 0 and 1000.",
     ),
     Case("`steps: 0`", refused("steps: 0"), "steps is 0, and must be at least 1 (generation batches)"),
     Case("`steps: yes`", refused("steps: yes"), "steps cannot be true; only report can be true or false."),
@@ -353,7 +353,7 @@ CASES = [
     Case(
         "a train.py with a dataset of questions in place of prompts",
         trainer(train_dataset=Dataset.from_list(ROWS)),
-        "The training dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
+        "The training dataset has no column 'prompt' with the text or messages to complete; its columns are "
         "question, answer. Rename one: dataset.rename_column('question', 'prompt').",
     ),
     Case(

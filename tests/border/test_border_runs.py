@@ -140,18 +140,18 @@ CASES = [
         lambda folder: command(
             "train", "--output", str(begun(folder / "A")), "--method", "rlcr", "--resume", "last", "--steps", "1", *QUICK
         ),
-        "checkpoint-1' is of a run of another recipe (method was 'bae' and is 'rlcr' now, ... Resume that run with its own recipe: "
-        "spanwise train --resume ...A; or leave out --resume.",
+        "checkpoint-1' belongs to a run of another recipe (method was 'bae' and is 'rlcr' now, ... Resume that run with its own "
+        "recipe: spanwise train --resume ...A; or leave out --resume.",
     ),
     Case(
         "a run is to be trained for fewer steps than its recipe says",
         lambda folder: command("train", "--resume", str(begun(folder / "A", steps=200)), "--steps", "1"),
-        "is of a run of another recipe (steps was 200 and is 1 now)",
+        "belongs to a run of another recipe (steps was 200 and is 1 now)",
     ),
     Case(
         "`spanwise train --resume last` where nothing was trained",
         lambda folder: command("train", "--resume", "last"),
-        "There is no run 'runs/digits-bae-0-<n>' to go on with; say which one with --resume FOLDER.",
+        "There is no run 'runs/digits-bae-0-<n>' to resume; name a run with --resume FOLDER.",
     ),
     Case(
         "`--resume last` on a run without checkpoints",
@@ -161,7 +161,7 @@ CASES = [
     Case(
         "`--resume` and `--overwrite` together",
         lambda folder: command("train", "--resume", str(begun(folder / "A")), "--overwrite"),
-        "--resume goes on with a run and --overwrite replaces it; give one of them.",
+        "--resume continues a run, and --overwrite replaces a run; give one of the two.",
     ),
     Case(
         "`--overwrite` on a folder of one's own that has a model/ in it",
@@ -236,31 +236,31 @@ CASES = [
     Case(
         "`spanwise fidelity` with a run folder as its output",
         lambda folder: command("fidelity", str(begun(folder / "A")), "--output", str(folder / "A")),
-        "'...A' holds a run, whose summary and report would be written over; give another --output.",
+        "'...A' holds a run, and its summary and report would be overwritten; give another --output.",
     ),
     Case(
         "`spanwise eval` on a run that has not ended",
         lambda folder: command("eval", str(begun(folder / "A"))),
-        "The run in '...A' has no model, so it has not ended; its newest checkpoint is '...checkpoint-1'.",
+        "The run in '...A' has no model, so the run has not ended; its newest checkpoint is '...checkpoint-1'.",
     ),
     Case(
         "`spanwise eval --samples 0`",
         lambda folder: command("eval", "anything", "--samples", "0"),
-        "--samples is 0; at least 1 is needed.",
+        "--samples is 0; set it to 1 or more.",
     ),
     Case(
         "`spanwise eval` under a layout without the tags <answer> and <confidence>",
         lambda folder: evaluated(folder, "--set", "layout={draft: [reasoning, analysis]}"),
         "Not measured: coverage; the last block, draft, has no tag <confidence>, only <reasoning>, <analysis>. Not measured: "
         "ECE, "
-        "brier, AUROC, ... no block has the tag <answer>, only <reasoning>, <analysis>; name the one that holds the answer in the "
-        "objective correct.",
+        "brier, AUROC, ... no block has the tag <answer>, only <reasoning>, <analysis>; name the answer's own in the objective "
+        "correct.",
     ),
     Case(
         "`spanwise eval` under a layout of JSON fields without them",
         lambda folder: evaluated(folder, "--set", "layout=[g, h]", "--set", "segmenter=json"),
         "Not measured: coverage; the last block, h, has no part 'confidence', only 'h'. Not measured: ECE, brier, AUROC, ... no "
-        "block has the part 'answer', only 'g', 'h'; name the one that holds the answer in the objective correct.",
+        "block has the part 'answer', only 'g', 'h'; name the answer's own in the objective correct.",
     ),
     Case(
         "`spanwise eval` of a model that answers nothing",
@@ -291,7 +291,7 @@ CASES = [
     Case(
         "`spanwise compare` into the folder of a run",
         lambda folder: command("compare", "--output", str(begun(folder / "A"))),
-        "'...A' holds a run, whose summary and report would be written over; give another --output.",
+        "'...A' holds a run, and its summary and report would be overwritten; give another --output.",
     ),
     Case(
         "`spanwise demo --seeds one`",
@@ -306,7 +306,7 @@ CASES = [
     Case(
         "`spanwise demo --set method=grpo`",
         lambda folder: command("demo", "--set", "method=grpo"),
-        "The demo sets the method of its arms itself, so --set method would change nothing; leave it out.",
+        "The demo sets the method of its arms itself, so --set method would change nothing; leave that out.",
     ),
 ]
 

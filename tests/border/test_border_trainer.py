@@ -46,18 +46,18 @@ CASES = [
     Case(
         "SpanGRPOTrainer(..., reward_funcs=[right]), as with GRPOTrainer",
         lambda folder: script(folder, given={"reward_funcs": [right]}),
-        "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known which "
-        "blocks it pays.",
+        "The trainer builds reward_funcs from the objectives. Pass each reward as Objective(reward, pays=[...]), which names the "
+        "blocks that it pays.",
     ),
     Case(
         "SpanGRPOTrainer without a scheme",
         lambda folder: script(folder, given={"scheme": None}),
-        "The scheme is None; it says what is read, rewarded and compared. Write scheme=Scheme.preset('bae', layout, objectives=",
+        "The scheme is None, which is no Scheme. Write scheme=Scheme.preset('bae', layout, objectives=",
     ),
     Case(
         "SpanGRPOTrainer(..., scheme='bae')",
         lambda folder: script(folder, given={"scheme": "bae"}),
-        "The scheme is 'bae'; it says what is read, rewarded and compared. Write scheme=Scheme.preset(",
+        "The scheme is 'bae', which is no Scheme. Write scheme=Scheme.preset(",
     ),
     Case(
         "SpanGRPOTrainer(..., layout=layout, objectives=objectives), as in older versions",
@@ -77,7 +77,8 @@ CASES = [
     Case(
         "SpanGRPOConfig(num_generations=1)",
         lambda folder: script(folder, num_generations=1),
-        "num_generations is 1: a completion that is alone in its group has nobody to be compared with, so its credit is always 0.",
+        "num_generations is 1: a completion that is alone in its group has no other to be compared with, so its credit is "
+        "always 0.",
     ),
     Case(
         "8 completions per step and num_generations=3",
@@ -102,7 +103,7 @@ CASES = [
     Case(
         "reward_weights=[1.0, 0.5]",
         lambda folder: script(folder, reward_weights=[1.0, 0.5]),
-        "reward_weights is [1.0, 0.5]: TRL would only weigh the reward it logs. Give each objective its weight instead, for "
+        "reward_weights is [1.0, 0.5]: TRL would weigh only the logged reward. Set the weight of each objective instead, for "
         "example Objective('brier', weight=0.5, ...).",
     ),
     Case(
@@ -130,30 +131,31 @@ CASES = [
     Case(
         "train_dataset=[{'prompt': ...}, ...], a list",
         lambda folder: script(folder, given={"train_dataset": QUESTIONS}),
-        "train_dataset is a list; make a dataset of it: datasets.Dataset.from_list(rows).",
+        "train_dataset is a list; make a dataset: datasets.Dataset.from_list(rows).",
     ),
     Case(
         "no train_dataset",
         lambda folder: script(folder, given={"train_dataset": None}),
-        "train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.",
+        "train_dataset is missing: pass a dataset with the column 'prompt' and the columns of the rewards.",
     ),
     Case(
         "a streamed dataset without the answers that `correct` reads",
         lambda folder: script(
             folder, train=True, given={"train_dataset": Dataset.from_list(QUESTIONS).to_iterable_dataset()}
         ),
-        "Objective 'correct' reads the dataset column 'answer', which is not there; there are prompt.",
+        "Objective 'correct' reads the dataset column 'answer', which does not exist; the columns are prompt.",
     ),
     Case(
         "an eval_dataset without the answers that `correct` reads",
         lambda folder: script(folder, given={"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}}),
-        "eval_dataset['hard']: Objective 'correct' reads the dataset column 'answer', which is not there; there are prompt.",
+        "eval_dataset['hard']: Objective 'correct' reads the dataset column 'answer', which does not exist; the columns are "
+        "prompt.",
     ),
     Case(
         "mask_truncated_completions=True, and no completion ends before max_completion_length",
         lambda folder: script(folder, said=cut_off(), train=True, mask_truncated_completions=True),
-        "Step 0: all 8 completions were cut off at max_completion_length=16, and mask_truncated_completions leaves those out of "
-        "the loss, so nothing is learned from them.",
+        "Step 0: all 8 completions were cut off at max_completion_length=16, and mask_truncated_completions leaves them out of "
+        "the loss, so nothing is learned.",
     ),
     Case(
         "Scheme.preset('rlcr', ...) with objectives that pay different blocks",

@@ -141,7 +141,7 @@ CASES = [
     Case(
         "`adv_estimator=spanwise` in a trainer of verl that passes rewards alone",
         lambda folder: f"{carried_advantages(torch.zeros(1, 2), torch.ones(1, 2), index=['a'])}",
-        "adv_estimator 'spanwise' needs what the reward workers read, and this trainer passes rewards alone. Use "
+        "adv_estimator 'spanwise' needs the readings of the reward workers, but this trainer passes rewards alone. Use "
         "verl.trainer.main_ppo with trainer.v1.trainer_mode sync, colocate_async or separate_async, or trainer.use_v1=False. With "
         "another trainer use an estimator of one reward: spanwise_dr_grpo, spanwise_grpo, ...",
     ),

@@ -40,13 +40,13 @@ CASES = [
     Case(
         "`why` for a completion that the file does not have",
         lambda folder: why(folder, "--completion", "9"),
-        "Error: --completion is 9, and '...' holds the completions 0 to 3.",
+        "Error: --completion is 9, but '...' holds the completions 0 to 3.",
     ),
-    Case("`why` with no example at all", lambda folder: why(folder, "--examples", "0"), "Error: --examples is 0; at least 1"),
+    Case("`why` with no example at all", lambda folder: why(folder, "--examples", "0"), "Error: --examples is 0; set it to 1"),
     Case(
         "`why` of what a trainer recorded, in a file that records nothing of the kind",
         lambda folder: command("why", trl_file(folder / "a.parquet", WELL_FORMED), *LAYOUT, "--methods", "recorded"),
-        "Error: '...' records no advantages, score or reward, so there is nothing to show under 'recorded'; leave it out.",
+        "Error: '...' records no advantages, score or reward, so there is nothing to show; leave 'recorded' out.",
     ),
     Case(
         "a trace with more sampled tokens than log-probabilities",

@@ -92,7 +92,7 @@ def test_what_a_layout_without_tags_cannot_tell_is_said_of_its_parts():
     assert unmeasured(Layout(["answer", "confidence"], segmenter="json"), TAGS) == {}
     fields = unmeasured(Layout(["g", "h"], segmenter="json"), TAGS)
     assert fields["coverage"] == "the last block, h, has no part 'confidence', only 'h'"
-    assert fields["accuracy"].startswith("no block has the part 'answer', only 'g', 'h'; name the one")
+    assert fields["accuracy"].startswith("no block has the part 'answer', only 'g', 'h'; name the answer's own")
     rest = unmeasured(Layout({"answer": "json:answer", "rest": []}), TAGS)
     assert set(rest.values()) == {"the last block, rest, has no part 'confidence'"}
 

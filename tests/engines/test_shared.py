@@ -65,7 +65,7 @@ def test_settings_that_changed():
 
 def test_the_sentence_for_an_option_that_must_keep_its_value():
     fixed = {"gamma": (1.0, "it changes nothing")}
-    assert fixed_faults(fixed, {"gamma": 0.9}.get) == {"gamma is 0.9: it changes nothing. Leave it at 1.0.": True}
+    assert fixed_faults(fixed, {"gamma": 0.9}.get) == {"gamma is 0.9: it changes nothing. Leave gamma at 1.0.": True}
     assert not any(fixed_faults(fixed, {"gamma": 1.0}.get).values())
 
 

@@ -95,7 +95,7 @@ def test_sentences():
     with pytest.raises(AlignmentError, match="Datum 0 of rollout 1 has neither 'mask' nor 'weights'"):
         credit_datums([[good, bare]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
     short = {"loss_fn_inputs": {"target_tokens": [1, 2], "weights": [1.0]}}
-    with pytest.raises(AlignmentError, match="Datum 0 of rollout 0 has 2 target tokens and a mask of 1"):
+    with pytest.raises(AlignmentError, match="Datum 0 of rollout 0 has 2 target tokens and 1 mask values"):
         credit_datums([[short]], RLOO, VOCABULARY, rewards={"correct": [[1.0]]})
     with pytest.raises(
         AlignmentError, match=r"Rewards 'correct' come in groups of \[1\], but the groups hold \[2\] rollouts"

@@ -15,7 +15,7 @@ from test_report_tokens_browser import PIXEL, assert_untouched, choose, luminanc
 
 from spanwise.report import TokenView
 
-WORDS = "A tick stands where a token of a probability below 0.2 opens a segment."
+WORDS = "A tick marks each place where a token with a probability below 0.2 opens a segment."
 VALUES = [0.5, 0.25, math.nan, 0.75, 1.0, -1.0]
 FIRST = row(
     ["So", " two", "tool", " and", " so", " on"],

@@ -52,7 +52,11 @@ def test_rows_become_tables():
 
 def test_a_completion_states_its_score():
     scores = [_own_score(score) for score in (0.834, -0.1, math.nan)]
-    assert scores == ["says of itself 0.83", "says of itself 0.00 (-0.1, clipped)", "no score of its own: it was cut off"]
+    assert scores == [
+        "says of itself 0.83",
+        "says of itself 0.00 (-0.1, clipped)",
+        "no score of its own: the completion was cut off",
+    ]
 
 
 def test_arithmetic_is_written_down():

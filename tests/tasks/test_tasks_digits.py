@@ -72,7 +72,7 @@ def test_held_out_prompts_are_different_nested_and_excluded() -> None:
 
 @pytest.mark.parametrize("size", [0, 513])
 def test_held_out_size_is_limited(size: int) -> None:
-    with pytest.raises(DataError, match=f"holds 512 evaluation prompts; {size} were asked for"):
+    with pytest.raises(DataError, match=f"has 512 evaluation prompts and you asked for {size}"):
         DIGITS.held_out(size)
 
 

@@ -46,7 +46,7 @@ def test_fields_know_their_names_and_what_cannot_be_known() -> None:
     assert Chain(3).knowable == ("a", "b", "c")
     assert Total(3).names == Total(3).knowable == ("a", "b", "total")
     for kind, count, limits in (("independent", 17, "1 to 16"), ("chain", 0, "1 to 16"), ("total", 1, "2 to 9")):
-        with pytest.raises(DataError, match=f"{count} fields were asked for; those of kind '{kind}' are {limits}"):
+        with pytest.raises(DataError, match=f"{count} fields were requested; kind '{kind}' has {limits}"):
             BY_NAME[kind](count)
 
 
@@ -88,7 +88,7 @@ def test_held_out_prompts_are_different_and_excluded(kind) -> None:
     assert not source.held_out_prompts & set(source.training(2000, rng=again).prompts)
     if kind == "chain":
         assert held_out.digit_nd[:, 1:].max() == 4
-    with pytest.raises(DataError, match="holds 512 evaluation prompts; 513 were asked for"):
+    with pytest.raises(DataError, match="has 512 evaluation prompts and you asked for 513"):
         source.held_out(513)
 
 
@@ -139,7 +139,7 @@ def test_a_recipe_rewards_each_field_and_pays_the_form_for_all() -> None:
     recipe = load(None, {"task": "fields", "fields": 2, "method": "grpo"})
     assert [o.pays for o in scheme_of(recipe, task_layout(recipe), 6).objectives] == [("form", "a", "b")] * 2
     assert load(None, resolved(recipe, scheme_of(recipe, task_layout(recipe), 6))).fields == 2
-    with pytest.raises(RecipeError, match="The task is 'digits', which has no use for fields"):
+    with pytest.raises(RecipeError, match="Task 'digits' does not use fields"):
         load(None, {"fields": 3})
     with pytest.raises(RecipeError, match="The task is 'fields', which has no use for start"):
         load(None, {"task": "fields", "start": "hard"})

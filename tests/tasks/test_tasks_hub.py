@@ -138,7 +138,7 @@ def test_the_same_prompts_from_every_kind_of_file(models, tmp_path, kind) -> Non
 def test_conversations_that_hold_the_answer_are_no_prompts(models, tmp_path) -> None:
     chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "4"}]
     file = save(tmp_path, [{"messages": chat, "answer": "4"}] * 4, "jsonl")
-    with pytest.raises(DataError, match="that ends with what the assistant says, and a prompt ends before it"):
+    with pytest.raises(DataError, match="ends with an answer of the assistant"):
         load_task(models["system"], str(file), layout=Layout(["answer"]))
 
 
@@ -246,7 +246,7 @@ def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> Non
 
 
 def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_path) -> None:
-    with pytest.raises(RecipeError, match=r"The layout has <plan>, <code>, and no prompt asks for that"):
+    with pytest.raises(RecipeError, match=r"The layout has <plan>, <code>, but no prompt asks for them"):
         load_task(models["system"], jsonl, layout=PLAN)
     with pytest.raises(RecipeError, match=r"The layout has <code>, and"):
         load_task(models["system"], jsonl, layout=Layout({"a": ["answer"], "b": ["code"]}))
@@ -282,7 +282,7 @@ def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models,
 def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None:
     rows = [{"question": "total: 3, subtotals: 2", "answer": '{"total": 3, "items": []}'}] * 5
     layout = Layout(["total", "items[*].subtotal"], segmenter="json", most=2)
-    with pytest.raises(RecipeError, match="The layout has items, subtotal, and no prompt asks for that"):
+    with pytest.raises(RecipeError, match="The layout has items, subtotal, but no prompt asks for them"):
         load_task(models["system"], file_of(tmp_path, rows), layout=layout)
     with pytest.warns(UserWarning, match=r"holds subtotal of the layout\. A model that has not learnt these keys before"):
         load_task(models["system"], file_of(tmp_path, rows), layout=layout, instruction="JSON with items.")

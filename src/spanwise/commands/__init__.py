@@ -1,1 +1,1 @@
-"""What the command line does, a folder per command."""
+"""The commands of the command line, one folder per command."""

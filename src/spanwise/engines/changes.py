@@ -1,4 +1,4 @@
-"""Compare the settings of a resumed run with those it was started with; needs no trainer."""
+"""Compare the settings of a resumed run with the settings of its start; no trainer package is imported."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from spanwise.rollouts.folder import hidden
 MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the settings that differ from before, except some names; secrets are not compared."""
-    before, now = plain(before), plain(now)
-    names = [name for name in now if name not in but and not _same(name, before.get(name), now[name])]
-    sentences = [f"{name} was {before.get(name)!r} and is {now[name]!r} now" for name in names]
-    return [text if len(text) < 100 else f"{name} was another" for name, text in zip(names, sentences, strict=True)]
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
+    """List the settings that changed, except the names in `but`; secrets are not compared."""
+    old, new = plain(old), plain(new)
+    changed = [name for name in new if name not in but and not _same(name, old.get(name), new[name])]
+    sentences = [f"{name} was {old.get(name)!r} and is {new[name]!r} now" for name in changed]
+    return [text if len(text) < 100 else f"{name} differs" for name, text in zip(changed, sentences, strict=True)]
 
 
-def _same(name: str, before: Any, now: Any) -> bool:
+def _same(name: str, old: Any, new: Any) -> bool:
     """Compare one setting; for a layout the order of blocks counts too."""
-    return before == now and (name != "layout" or list(before or ()) == list(now or ()))
+    return old == new and (name != "layout" or list(old or ()) == list(new or ()))
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:

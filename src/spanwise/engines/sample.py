@@ -16,7 +16,7 @@ from spanwise.modes.sequences import left_padded
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Any], **options: Any
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample completions of prompts, strings or message lists for a chat template; options as in `continue_ids`."""
+    """Sample completions of prompts, which are strings or message lists; the options are those of `continue_ids`."""
     return continue_ids(model, tokenizer, prompt_ids(tokenizer, prompts), **options)
 
 
@@ -32,8 +32,8 @@ def continue_ids(
     seed: int = 0,
     batch_size: int = 512,
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample continuations of token ids, `samples` of each prefix next to each other; the training's random state stays."""
-    training, ends = model.training, torch.tensor(end_ids(model, tokenizer))
+    """Sample `samples` continuations of each prefix, next to each other; the random state of training is kept."""
+    was_training, end_token_ids = model.training, torch.tensor(end_ids(model, tokenizer))
     size, chunks = max(1, batch_size // samples), []
     model.eval()
     try:
@@ -55,17 +55,17 @@ def continue_ids(
                 )
                 chunks.append(output[:, ids_nl.shape[1] :].cpu())
     finally:
-        model.train(training)
+        model.train(was_training)
     width = max(chunk.shape[1] for chunk in chunks)
-    ids_nt = torch.cat([pad(chunk, (0, width - chunk.shape[1]), value=int(ends[0])) for chunk in chunks])
-    ended_nt = torch.isin(ids_nt, ends).cumsum(dim=1)
+    ids_nt = torch.cat([pad(chunk, (0, width - chunk.shape[1]), value=int(end_token_ids[0])) for chunk in chunks])
+    ended_nt = torch.isin(ids_nt, end_token_ids).cumsum(dim=1)
     # Tokens count up to and including the first end token; `generate` pads after it.
     mask_nt = torch.cat([torch.ones_like(ended_nt[:, :1]), (ended_nt[:, :-1] == 0).long()], dim=1).bool()
     return ids_nt, mask_nt
 
 
 def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
-    """Return the token ids of each prompt: of the string, or of the message list in the tokenizer's chat template."""
+    """Return the token ids of each prompt; message lists go through the tokenizer's chat template."""
     return [
         tokenizer(prompt)["input_ids"]
         if isinstance(prompt, str)
@@ -76,5 +76,5 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
     """Return the token ids that end a completion."""
-    ends = model.generation_config.eos_token_id
-    return list(ends) if isinstance(ends, list) else [int(tokenizer.eos_token_id if ends is None else ends)]
+    ids = model.generation_config.eos_token_id
+    return list(ids) if isinstance(ids, list) else [int(tokenizer.eos_token_id if ids is None else ids)]

@@ -1,4 +1,4 @@
-"""Helpers of several engines: `RunRecord`, the folder of a run that a trainer drives, and checks of recipes and options."""
+"""Helpers that the engines share: `RunRecord`, which writes a run folder, and checks of recipes and options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from spanwise.rollouts.folder import RunFolder, check_free, hidden, is_run, metr
 from spanwise.scheme import SCRIPT, Scheme
 from spanwise.step import StepResult
 
-#: The files that a run writes; all other files in the folder belong to the trainer or the user, and stay.
+#: The files that a run writes; all other files in the folder belong to the trainer or the user and are kept.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
 #: The packages that the report needs.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
@@ -45,47 +45,45 @@ _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
 def idle_fields(path: str | Path, *, engine: str) -> str:
-    """Return a warning that lists the recipe fields which nothing reads; empty if there are none."""
-    written = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    idle = {*written} - _CREDIT
+    """Return a warning that lists the recipe fields that an engine ignores, or an empty string."""
+    recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    names = {*recipe} - _CREDIT
     for name, mode in MODES.items():
-        idle |= {f"{name}.{field}" for field in written.get(name) or {} if mode.elsewhere and field not in mode.elsewhere}
-    if not idle:
+        names |= {f"{name}.{field}" for field in recipe.get(name) or {} if mode.elsewhere and field not in mode.elsewhere}
+    if not names:
         return ""
-    return (
-        f"The recipe also sets {', '.join(sorted(idle))}, which {engine}'s own configuration decides; nothing reads it here."
-    )
+    return f"The recipe also sets {', '.join(sorted(names))}, but {engine}'s own configuration decides; these fields are ignored."
 
 
-def fixed_faults(fixed: Mapping[str, tuple[Any, str]], setting: Callable[[str], Any]) -> dict[str, bool]:
-    """Return a sentence for each option of an engine that is not at its fixed value, and whether the sentence applies."""
-    set_to = {name: setting(name) for name in fixed}
+def fixed_faults(required: Mapping[str, tuple[Any, str]], get_setting: Callable[[str], Any]) -> dict[str, bool]:
+    """Map a sentence about each engine option to whether the option differs from its required value."""
+    values = {name: get_setting(name) for name in required}
     return {
-        f"{name} is {set_to[name]}: {why}. Leave it at {usual}.": set_to[name] not in (None, usual)
-        for name, (usual, why) in fixed.items()
+        f"{name} is {values[name]}: {reason}. Leave {name} at {required_value}.": values[name] not in (None, required_value)
+        for name, (required_value, reason) in required.items()
     }
 
 
 def model_size(path: str | None) -> int | None:
     """Return how many token ids a model folder can sample, often more than its tokenizer has; None if unknown."""
     try:
-        written, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
+        config, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
     except (OSError, ValueError):
         return None
-    return {**written, **(written.get("text_config") or {})}.get("vocab_size")
+    return {**config, **(config.get("text_config") or {})}.get("vocab_size")
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
     """Refuse wrong settings for rollouts and report before training starts."""
-    lack = [name for name in _REPORT if report and find_spec(name) is None]
+    missing = [name for name in _REPORT if report and find_spec(name) is None]
     refuse(
         {
-            f"keep_rollouts is {keep_rollouts!r}; write the rollouts of every k-th batch with k = 1, 2, ..., or 0 for none.": (
+            f"keep_rollouts is {keep_rollouts!r}; set it to 1, 2, ... for the rollouts of every k-th batch, or to 0 for none.": (
                 isinstance(keep_rollouts, bool) or not isinstance(keep_rollouts, int) or keep_rollouts < 0
             ),
-            f"report is {report!r}; it is true or false.": not isinstance(report, bool),
-            f"report=True draws report.html, and {', '.join(lack)} {'is' if len(lack) == 1 else 'are'} not installed: "
-            "pip install 'spanwise[cli,report]'. Or leave report out: `spanwise report FOLDER` makes it later.": lack,
+            f"report is {report!r}; set it to true or false.": not isinstance(report, bool),
+            f"report=True draws report.html with packages that are not installed: {', '.join(missing)}. Run "
+            "pip install 'spanwise[cli,report]', or leave report out and run `spanwise report FOLDER` later.": missing,
         }
     )
 
@@ -97,10 +95,10 @@ def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[s
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
     """Return the prompt text of each group, from the group's first row."""
-    first: dict[Any, Sequence[int]] = {}
+    ids_by_uid: dict[Any, Sequence[int]] = {}
     for uid, ids in zip(uids, prompts, strict=True):
-        first.setdefault(uid, ids)
-    return {uid: tokenizer.decode(list(ids), skip_special_tokens=False) for uid, ids in first.items()}
+        ids_by_uid.setdefault(uid, ids)
+    return {uid: tokenizer.decode(list(ids), skip_special_tokens=False) for uid, ids in ids_by_uid.items()}
 
 
 class RunRecord:
@@ -125,34 +123,34 @@ class RunRecord:
         """Build the `recipe.yaml` of a run that has no recipe, from its scheme and the settings that are set."""
         set_values = {name: value for name, value in settings.items() if value is not None}
         recipe = {"task": SCRIPT, **scheme.plain(), **set_values, "keep_rollouts": self.keep, "report": self.report}
-        return json.loads(json.dumps(recipe))  # as read back from a file: tuples become lists
+        return json.loads(json.dumps(recipe))  # a file gives lists back for tuples
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
-        """Refuse a folder that holds something else; write nothing."""
-        place = self.folder.path
-        if not is_run(place):
-            return check_free(place, writes=WRITES)
+        """Refuse a folder that already holds another run or other files."""
+        folder = self.folder.path
+        if not is_run(folder):
+            return check_free(folder, writes=WRITES)
         if not step:
             raise DataError(
-                f"'{place}' holds a run already, and this one starts from its first step. Give another {self.option}, move that "
-                "run away, or go on with it from a checkpoint."
+                f"'{folder}' already holds a run, and the new run starts at step 0. Give another {self.option}, move the old "
+                "run away, or resume it from a checkpoint."
             )
-        written = yaml.safe_load((place / "recipe.yaml").read_text(encoding="utf-8")) or {}
-        other = [name for name in RULE if hidden({name: written.get(name)}) != hidden({name: recipe.get(name)})]
-        if other:
+        saved = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8")) or {}
+        changed = [name for name in RULE if hidden({name: saved.get(name)}) != hidden({name: recipe.get(name)})]
+        if changed:
             raise DataError(
-                f"The run in '{place}' was trained with another {', '.join(other)}, so it cannot go on in the same folder. "
+                f"The run in '{folder}' was trained with another {', '.join(changed)}, so it cannot go on in the same folder. "
                 f"Give another {self.option}."
             )
         return None
 
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
         """Start the run folder, or continue it from a step."""
-        place = self.folder.path
+        folder = self.folder.path
         self.step, self._recipe = step, recipe
-        self.folder.begin(recipe, step=step, history=metrics_until(place, step))
-        with whole_folder(place / "tokenizer"):
-            tokenizer.save_pretrained(str(place / "tokenizer"))
+        self.folder.begin(recipe, step=step, history=metrics_until(folder, step))
+        with whole_folder(folder / "tokenizer"):
+            tokenizer.save_pretrained(str(folder / "tokenizer"))
 
     def add_batch(
         self,
@@ -183,7 +181,7 @@ class RunRecord:
     def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
         """Add what the trainer logs about the update of the last batch; `names` maps report names to trainer names."""
         if self._line:
-            self.add(self._line["step"], {name: logged[theirs] for name, theirs in names.items() if theirs in logged})
+            self.add(self._line["step"], {name: logged[key] for name, key in names.items() if key in logged})
 
     def flush(self) -> None:
         """Write the finished line of metrics."""
@@ -196,19 +194,19 @@ class RunRecord:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Hold the folder's lock during training, and finish its files however training ends."""
-        started, ended = time.perf_counter(), False
+        start_time, finished = time.perf_counter(), False
         with sole_writer(self.folder.path):
             try:
                 yield
-                ended = True
+                finished = True
             finally:
                 self.flush()
-                if self._recipe is not None and ended:
-                    about = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
+                if self._recipe is not None and finished:
+                    description = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
                     share = self.own_seconds / self.seconds if self.seconds else None
-                    overhead = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
-                    seconds = time.perf_counter() - started
-                    self.folder.write_summary({**about, "steps": self.step, "seconds": seconds, **overhead})
+                    cost = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
+                    seconds = time.perf_counter() - start_time
+                    self.folder.write_summary({**description, "steps": self.step, "seconds": seconds, **cost})
                 if self._recipe is not None and self.report:
                     _make_report(self.folder.path)
                 self._recipe = None
@@ -217,11 +215,11 @@ class RunRecord:
 def _make_report(folder: Path) -> None:
     """Make the report in a separate process, so that its cost and errors stay out of the training; warn if it fails."""
     command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1].removeprefix("Error: ")
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if process.returncode:
+        reason = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1].removeprefix("Error: ")
         warnings.warn(
-            f"report.html of '{folder}' could not be made: {why} All data is there; try again with: spanwise report {folder}",
+            f"report.html of '{folder}' could not be made: {reason} All data is saved; try again with: spanwise report {folder}",
             UserWarning,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""Credit for Tinker's datums, and for servers that speak its format: a loss there takes one advantage per token.
+"""Credit for the datums of Tinker and of servers with the same format; their losses take one advantage per token.
 
 Nothing of tinker is imported: a datum is anything with `loss_fn_inputs`, as an object or as a dict.
 """
@@ -62,47 +62,47 @@ def credit_datums(
         >>> [datum["loss_fn_inputs"]["advantages"] for rollout in found[0] for datum in rollout]
         [[0.0, 1.0], [0.0, -1.0]]
     """
-    rollouts = [list(member) if isinstance(member, (list, tuple)) else [member] for group in groups for member in group]
-    of_rollout = [g for g, group in enumerate(groups) for _ in group]
+    rollouts = [list(datums) if isinstance(datums, (list, tuple)) else [datums] for group in groups for datums in group]
+    group_of_rollout = [g for g, group in enumerate(groups) for _ in group]
     sizes = [len(group) for group in groups]
     for name, values in (rewards or {}).items():
         if (counts := [len(group) for group in values]) != sizes:
             raise AlignmentError(
-                f"Rewards '{name}' come in groups of {counts}, but the groups hold {sizes} rollouts; give one to each."
+                f"Rewards '{name}' come in groups of {counts}, but the groups hold {sizes} rollouts; give each rollout one."
             )
     for name, values in (columns or {}).items():
         if len(values) != len(groups):
-            raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups; give one to each.")
-    flat = {name: [value for group in values for value in group] for name, values in (rewards or {}).items()}
+            raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups; give each group one.")
+    rollout_rewards = {name: [value for group in values for value in group] for name, values in (rewards or {}).items()}
     trajectories = [
         Trajectory(
-            j,
-            of_rollout[j],
-            tuple(_turn(datum, j, d) for d, datum in enumerate(rollout)),
-            {name: values[j] for name, values in flat.items()},
+            n,
+            group_of_rollout[n],
+            tuple(_turn(datum, n, i) for i, datum in enumerate(rollout)),
+            {name: values[n] for name, values in rollout_rewards.items()},
         )
-        for j, rollout in enumerate(rollouts)
+        for n, rollout in enumerate(rollouts)
     ]
-    wide = {name: [values[g] for g in of_rollout] for name, values in (columns or {}).items()}
-    batch, recorded = turn_batch(trajectories, columns=wide)
+    rollout_columns = {name: [values[g] for g in group_of_rollout] for name, values in (columns or {}).items()}
+    batch, recorded = turn_batch(trajectories, columns=rollout_columns)
     if all(len(rollout) == 1 for rollout in rollouts):
         batch = replace(batch, steps=None)  # rows are whole rollouts, so methods over tokens can run
     reading = read(batch, scheme, vocabulary, recorded=recorded)
-    row = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
-    credited = iter([_credited(datum, next(row)) for datum in rollout] for rollout in rollouts)
-    return [[next(credited) for _ in group] for group in groups]
+    advantage_rows = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
+    new_datums = iter([_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts)
+    return [[next(new_datums) for _ in group] for group in groups]
 
 
-def _turn(datum: Any, j: int, d: int) -> Turn:
+def _turn(datum: Any, rollout: int, number: int) -> Turn:
     """Turn a datum into a `Turn`; refuse a datum without a mask of its sampled tokens."""
     inputs = _get(datum, "loss_fn_inputs")
     ids = [int(value) for value in _values(_get(inputs, "target_tokens"))]
     mask = _values(_get(inputs, "mask")) or _values(_get(inputs, "weights"))
     refuse(
         {
-            f"Datum {d} of rollout {j} has neither 'mask' nor 'weights', so nothing says which of its {len(ids)} tokens were "
-            f"sampled; add one of them to its loss_fn_inputs.": not mask,
-            f"Datum {d} of rollout {j} has {len(ids)} target tokens and a mask of {len(mask)}; give one to each.": (
+            f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so nothing says which of its {len(ids)} tokens "
+            f"were sampled; add one of them to its loss_fn_inputs.": not mask,
+            f"Datum {number} of rollout {rollout} has {len(ids)} target tokens and {len(mask)} mask values; give each token one.": (
                 len(mask) != len(ids)
             ),
         },
@@ -111,23 +111,23 @@ def _turn(datum: Any, j: int, d: int) -> Turn:
     return Turn((), ids, [int(value != 0) for value in mask])
 
 
-def _credited(datum: Any, row: Sequence[float]) -> Any:
+def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
     """Copy a datum with new advantages, in the number type of the old ones; `row` may be padded."""
     inputs = _get(datum, "loss_fn_inputs")
-    tokens, before = _get(inputs, "target_tokens"), _get(inputs, "advantages")
-    own = _like(tokens if before is None else before, row[: len(_values(tokens))])
-    return _with(datum, "loss_fn_inputs", _with(inputs, "advantages", own))
+    tokens, old = _get(inputs, "target_tokens"), _get(inputs, "advantages")
+    new = _like(tokens if old is None else old, advantage_t[: len(_values(tokens))])
+    return _with(datum, "loss_fn_inputs", _with(inputs, "advantages", new))
 
 
-def _get(thing: Any, name: str) -> Any:
-    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+def _get(record: Any, name: str) -> Any:
+    return record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
 
 
-def _with(thing: Any, name: str, value: Any) -> Any:
+def _with(record: Any, name: str, value: Any) -> Any:
     """Copy a dict, a pydantic model or a dataclass with one field changed."""
-    if isinstance(thing, Mapping):
-        return {**thing, name: value}
-    return thing.model_copy(update={name: value}) if hasattr(thing, "model_copy") else replace(thing, **{name: value})
+    if isinstance(record, Mapping):
+        return {**record, name: value}
+    return record.model_copy(update={name: value}) if hasattr(record, "model_copy") else replace(record, **{name: value})
 
 
 def _values(numbers: Any) -> list[Any]:

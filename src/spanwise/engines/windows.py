@@ -11,9 +11,9 @@ _HOLDS = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
 
 
 def is_tested(engine: str, version: str) -> bool:
-    """Whether a version of an engine lies in its window; a pre-release counts as its release."""
+    """Check that the tests cover a version of an engine; a pre-release counts as its release."""
     bounds = re.findall(r"([<>!]=?)([\d.]+)", WINDOWS[engine])
-    return all(_HOLDS[sign](_numbers(version), _numbers(bound)) for sign, bound in bounds)
+    return all(_HOLDS[operator](_numbers(version), _numbers(bound)) for operator, bound in bounds)
 
 
 def _numbers(version: str) -> list[int]:
@@ -26,4 +26,4 @@ def untested(engine: str, version: str) -> str:
     """Return the warning for a version outside the tested range, or an empty string for a tested one."""
     if is_tested(engine, version):
         return ""
-    return f"spanwise is tested with {engine} {WINDOWS[engine]} and this is {engine} {version}: compare a short run first."
+    return f"spanwise is tested with {engine} {WINDOWS[engine]}, but yours is {engine} {version}: compare a short run first."

@@ -142,7 +142,7 @@ class Fidelity:
 
 
 def place_of(kind: str, known: Sequence[Any], name: Any) -> int:
-    """Return the index of a name; raise a RecipeError with the known names if it is none of them."""
+    """Return the index of a name; raise a RecipeError with the known names for an unknown name."""
     check_known(kind, str(name), names := [str(entry) for entry in known])
     return names.index(str(name))
 
@@ -219,12 +219,12 @@ def measure_fidelity(
         prompt_p = torch.randperm(x, generator=generator)[: batch // size]
         member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
         row_n = (prompt_p[:, None] * s + member_pg).flatten()
-        drawn = {name: column[row_n] for name, column in data.items()}
-        reward_n, prompt_n = drawn["reward_n"], drawn["prompt_n"]
+        columns = {name: column[row_n] for name, column in data.items()}
+        reward_n, prompt_n = columns["reward_n"], columns["prompt_n"]
         for b, options in enumerate(baselines.values()):
-            outcomes = {"outcome_no": drawn["outcome_n"], "by_outcome_n2": drawn["by_outcome_n2"]}
+            outcomes = {"outcome_no": columns["outcome_n"], "by_outcome_n2": columns["by_outcome_n2"]}
             advantage_n = advantage(reward_n, prompt_n, **outcomes, **options).advantage_n
-            sums[b, g].index_add_(0, prompt_n, _terms(drawn, advantage_n))
+            sums[b, g].index_add_(0, prompt_n, _terms(columns, advantage_n))
     drawn_rx = torch.multinomial(torch.ones(x), draws * x, True, generator=generator).reshape(draws, -1)
     weight_rx = torch.nn.functional.one_hot(drawn_rx, x).sum(dim=1).double()
     draw_rbgf = _figures(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
@@ -239,7 +239,7 @@ def _prepare(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(report_n, outcome_n, rule=rule)
     again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # -1, no prefix, is the last row
+    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # prefix -1 (none) reads the last row
     value_n, noise_n = mean_and_noise(proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule))
     return {
         "prompt_n": torch.arange(x).repeat_interleave(s), "reward_n": reward_n, "outcome_n": outcome_n,
@@ -253,13 +253,13 @@ _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute the sums that the figures are made of, from a batch's advantages `a`."""
+    """Compute the sums behind the figures from a batch's advantages `a`."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
-    kinds = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
+    selections = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
     m, noise, square = batch["exact_n"], batch["noise_n"], batch["square_n"]
     error = (a - m).square() - noise
-    terms = [term for kind in kinds for term in (kind.double(), kind * error)]
+    terms = [term for selection in selections for term in (selection.double(), selection * error)]
     terms += [a, m, a * a, m * m, a * m, noise]
     terms += [square * a * a, square * a * m, square * m * m, square * noise]
     return torch.where(usable_n[:, None], torch.stack(terms, dim=1), 0.0)
@@ -268,7 +268,7 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
 def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the figures, in the order of `FIGURES`, from sums over completions."""
     n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
-    rmses = [root(top, below) for top, below in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
+    rmses = [root(total, count) for total, count in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
     gradient_noise = root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise)
     return torch.stack([*rmses, *agreement(n, a, m, aa, mm, am, noise), gradient_noise], dim=-1)
 
@@ -278,7 +278,7 @@ def agreement(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the correlation of A and A_MC, that of the exact advantage, and the RMSE at the best scale."""
     var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
-    varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # the rounding error of a constant is no variance
+    varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # the rounding error of a constant must not count as variance
     correlation = torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan)
     return correlation, root(var_m - noise, var_m), root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n)
 

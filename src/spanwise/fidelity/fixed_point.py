@@ -1,4 +1,4 @@
-"""The q* test: the confidence that a baseline drives a policy to, beside the honest probability."""
+"""The q* test: compare the confidence that a baseline drives a policy to with the honest probability."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEWEST = 100
 def fixed_point(
     p_b: Float[Tensor, " b"], *, group_size: int, baseline: BaselineName, leave_one_out: bool = False
 ) -> Float[Tensor, " b"]:
-    r"""Compute the confidence q* at which a policy comes to rest that is paid a proper score through this baseline; exact.
+    r"""Compute exactly the confidence q* that a policy learns if a proper score pays it through this baseline.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: what comes through of the gradient where the outcome is o
@@ -58,7 +58,7 @@ def fixed_point(
     if baseline == "blended":
         raise RecipeError("The blended baseline has no closed form; use simulated_fixed_point.")
     if group_size < 2:
-        raise RecipeError(f"A group of {group_size} has nobody to be compared with; group_size must be at least 2.")
+        raise RecipeError(f"A group of {group_size} has no other completion to compare with; set group_size to 2 or more.")
     p_b = p_b.double()
     if baseline != "outcome":
         return p_b
@@ -147,7 +147,7 @@ def _one_batch(
     """Sum (b - V) phi and three control variates over each prompt and outcome."""
     p_b1, mean_b1, chance_bv = prompts
     b = len(p_b1)
-    torch.randint(1, (b, g), generator=generator)  # an unused draw, so that the published numbers stay reproducible
+    torch.randint(1, (b, g), generator=generator)  # this unused draw keeps the published numbers reproducible
     uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
     level_bg = (uniform_2bg[1][..., None] > chance_bv.cumsum(dim=1)[:, None]).sum(dim=2).clamp(max=LEVELS)
@@ -177,10 +177,10 @@ def _controlled(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"
     mean_b21c = rows_b2rc.mean(dim=2, keepdim=True)
     target, control = (rows_b2rc - mean_b21c).split([1, 3], dim=3)
     slope = torch.linalg.pinv(control.mT @ control, hermitian=True) @ (control.mT @ target)
-    left = (target - control @ slope)[..., 0]
-    batches = left.shape[-1]
+    residual = (target - control @ slope)[..., 0]
+    batches = residual.shape[-1]
     mean_b2 = (mean_b21c[..., :1] - mean_b21c[..., 1:] @ slope)[..., 0, 0]
-    return mean_b2, (left.square().sum(dim=-1) / (batches - 1) / batches).sqrt()
+    return mean_b2, (residual.square().sum(dim=-1) / (batches - 1) / batches).sqrt()
 
 
 def fixed_point_rows(
@@ -191,7 +191,7 @@ def fixed_point_rows(
     batches: int = 100,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return the q* test in rows: exact for all baselines but blended, which is simulated with 512 completions a batch."""
+    """Return the rows of the q* test, exact for every baseline but blended, which is simulated with 512 completions a batch."""
     p_b, rows = torch.tensor(probabilities, dtype=torch.float64), []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":

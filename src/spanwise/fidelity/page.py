@@ -1,4 +1,4 @@
-"""The report of baseline fidelity: every baseline against Monte Carlo, and where each drives a confidence."""
+"""The report of baseline fidelity: every baseline against Monte Carlo, and the confidence that each baseline teaches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanwise.report.charts import Rows, dodged, fixed_points, forest, is_known
 from spanwise.report.page import Headline, Panel, render
 from spanwise.report.sections import Row, percent, section, wide
 
-#: Figure -> title of its panel and of its axis.
+#: Figure -> the title of its panel and the title of its axis.
 PANELS: Mapping[str, tuple[str, str]] = {
     "rmse": ("Distance from Monte Carlo", "RMSE"),
     "rmse_wrong": ("… when the answer is wrong", "RMSE"),
@@ -87,7 +87,7 @@ def fidelity_report(
         warnings.append(
             "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
         )
-    if "share" in counts:  # baselines were measured, not tokens alone
+    if "share" in counts:  # these figures exist only if baselines were measured
         smallest, used = min((row["group_size"] for row in figures), default=None), percent(counts["share"])
         headlines = [
             Headline(f"{row['baseline']}, G = {smallest}", row["value"], "correlation with Monte Carlo")
@@ -97,8 +97,8 @@ def fidelity_report(
         headlines.append(Headline("completions used", used, "with re-rolls to compare"))
         if counts["share"] < 0.5:
             warnings.append(
-                f"Only {used} of the completions could be used; the figures are of those alone. Usually the others are malformed "
-                "or have no verdict."
+                f"Only {used} of the completions could be used, and only these count in the figures. Usually the others are "
+                "malformed or have no verdict."
             )
     sections = [
         section("Fidelity", legend=names, panels=[panel for figure in PANELS if (panel := _panel(figures, figure, names))]),
@@ -123,18 +123,18 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     size = min(row["group_size"] for row in correlations)
     best, *others = sorted((row for row in correlations if row["group_size"] == size), key=lambda row: -row["value"])
     if best["low"] <= 0:
-        return f"At G = {size} no baseline is told from noise: the best, {best['baseline']}, has {_with_bounds(best)}."
+        return f"At G = {size} no baseline is clearly better than noise: the best, {best['baseline']}, has {_with_bounds(best)}."
     sentence = f"At G = {size} {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
     if not others:
         return f"{sentence}."
-    second = others[0]
-    pair = {best["baseline"], second["baseline"]}
+    next_best = others[0]
+    pair = {best["baseline"], next_best["baseline"]}
     paired = [
         row for row in differences if (row["figure"], row["group_size"], {row["a"], row["b"]}) == ("correlation", size, pair)
     ]
-    same = any(row["low"] <= 0 <= row["high"] for row in paired) if paired else second["high"] >= best["low"]
-    tail = "; the two are not told apart" if same else ""
-    return f"{sentence}; next is {second['baseline']} with {_with_bounds(second)}{tail}."
+    is_same = any(row["low"] <= 0 <= row["high"] for row in paired) if paired else next_best["high"] >= best["low"]
+    tail = ", but their difference is within the noise" if is_same else ""
+    return f"{sentence}; next is {next_best['baseline']} with {_with_bounds(next_best)}{tail}."
 
 
 def _with_bounds(row: Mapping[str, Any]) -> str:
@@ -171,17 +171,17 @@ def _correlations(critic: str, rows: Rows) -> Panel:
 def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
     """Build a chart of values with intervals, one line per row."""
     key, *_ = columns.values()
-    drawn: list[Row] = [{"name": f"{prefix}{row[key]}", "series": "", **_numbers(**row)} for row in rows]
+    chart_rows: list[Row] = [{"name": f"{prefix}{row[key]}", "series": "", **_numbers(**row)} for row in rows]
     table = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]
-    return Panel(title, (forest(drawn, names=("",), x=x),), table)
+    return Panel(title, (forest(chart_rows, names=("",), x=x),), table)
 
 
 def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
     panels = []
     for size, rows in _by(points, "group_size"):
-        drawn = [{"series": row["baseline"], "x": row["p"], "value": row["q"], "error": row.get("error")} for row in rows]
-        table = wide(drawn, key="x", label="p")
-        errors = [float(row["error"]) for row in drawn if isinstance(row["error"], float)]
+        dots = [{"series": row["baseline"], "x": row["p"], "value": row["q"], "error": row.get("error")} for row in rows]
+        table = wide(dots, key="x", label="p")
+        errors = [float(row["error"]) for row in dots if isinstance(row["error"], float)]
         note = f"Simulated points have a standard error of at most {max(errors):.4f}." if errors else ""
-        panels.append(Panel(f"G = {size}", (fixed_points(drawn, names=names),), table, note))
+        panels.append(Panel(f"G = {size}", (fixed_points(dots, names=names),), table, note))
     return panels

@@ -35,7 +35,7 @@ from spanwise.types import BlockText, Spans
 
 #: The largest numbers of decisions and of other tokens re-rolled in a completion; in the embedded task all are.
 MOST = 16
-#: Tokens less probable than this are always re-rolled on both sides, as SAE cuts there.
+#: Tokens less probable than this are always re-rolled on both sides, because SAE cuts at these tokens.
 UNLIKELY = 0.2
 #: Continuations sampled at a time, and their tokens: with more, moving the cache takes longer than computing.
 ROWS, TOKENS = 512, 32_768
@@ -54,9 +54,9 @@ class FirstBlocks:
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # the token ids of each completion's prompt
-    ids_nt: Int[Tensor, "n t"]  # up to the end of the longest first block
+    ids_nt: Int[Tensor, "n t"]  # the token ids up to the end of the longest first block
     mask_nt: Bool[Tensor, "n t"]  # the trainable tokens of the first block
-    reward_n: Float[Tensor, " n"]  # whether the block is right; NaN where the completion has none
+    reward_n: Float[Tensor, " n"]  # whether the block is right; NaN if the completion has no such block
 
     def take(self, rows: slice) -> FirstBlocks:
         """Return some of the completions."""
@@ -82,11 +82,11 @@ class Roller:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The bytes of every id the model can sample."""
+        """The bytes of every token id that the model can sample."""
         return Vocabulary.of(self.tokenizer, self.model)
 
     def completions(self, rows: Any, *, samples: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Sample `samples` completions of each dataset row; return ids, mask and the row of each."""
+        """Sample `samples` completions of each dataset row; return ids, mask and the row of each completion."""
         ids_nt, mask_nt = sample(
             self.model, self.tokenizer, rows["prompt"][:], samples=samples, max_new_tokens=self.limit,
             temperature=self.temperature, seed=seed,
@@ -97,9 +97,9 @@ class Roller:
         self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
     ) -> list[BlockText]:
         """Sample completions that begin with each prefix, and return their blocks."""
-        heads, shortest = prompt_ids(self.tokenizer, rows["prompt"][:]), min(len(before) for _, before in prefixes)
+        heads, shortest = prompt_ids(self.tokenizer, rows["prompt"][:]), min(len(prefix) for _, prefix in prefixes)
         more_nt, more_mask_nt = continue_ids(
-            self.model, self.tokenizer, [[*heads[row], *before] for row, before in prefixes], samples=rerolls,
+            self.model, self.tokenizer, [[*heads[row], *prefix] for row, prefix in prefixes], samples=rerolls,
             max_new_tokens=max(1, self.limit - shortest), temperature=self.temperature, seed=seed, batch_size=batch_size,
         )  # fmt: skip
         pairs = zip([prefix for _, prefix in prefixes for _ in range(rerolls)], more_nt, more_mask_nt, strict=True)
@@ -139,30 +139,30 @@ class Roller:
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # The shortest prefixes first, so that prefixes of one batch have about as much to sample.
         order = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
-        room = min(ROWS, TOKENS // self.limit)
-        together = max(1, room // rerolls)
-        for number, first in enumerate(range(0, len(order), together)):
-            members = order[first : first + together]
-            chosen = [prefixes[d] for d in members]
+        capacity = min(ROWS, TOKENS // self.limit)
+        prefix_count = max(1, capacity // rerolls)
+        for number, first in enumerate(range(0, len(order), prefix_count)):
+            indices = order[first : first + prefix_count]
+            chosen = [prefixes[d] for d in indices]
             with self._stopping():
-                text = self.continued(rows, chosen, rerolls=rerolls, seed=seed + number, batch_size=max(room, rerolls))
+                text = self.continued(rows, chosen, rerolls=rerolls, seed=seed + number, batch_size=max(capacity, rerolls))
             row_n = [row for row, _ in chosen for _ in range(rerolls)]
-            reward_dm[members] = self.rewards(rows, text, row_n).reshape(-1, rerolls)
+            reward_dm[indices] = self.rewards(rows, text, row_n).reshape(-1, rerolls)
         return reward_dm
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
-        """End a completion where a later block opens, as its reward is settled then; for one-token tags only."""
+        """End a completion at the tag of a later block, because the reward is settled there; for one-token tags only."""
         config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
         (_, first_tags), *later = self.task.layout.blocks
         opening = (f"<{tag}>" for _, tags in later for tag in tags if tag not in first_tags)
-        before = config.eos_token_id
+        old_end_ids = config.eos_token_id
         try:
             ends = end_ids(self.model, self.tokenizer)
             config.eos_token_id = [*ends, *(vocabulary[tag] for tag in opening if tag in vocabulary)]
             yield
         finally:
-            config.eos_token_id = before
+            config.eos_token_id = old_end_ids
 
     @torch.no_grad()
     def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
@@ -193,12 +193,12 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
         prefix_n[n] = numbers.setdefault(prefix, len(numbers))
     if not numbers:
         raise DataError(f"None of {len(text)} completions has the block '{last}'; there is nothing to re-roll.")
-    again = roller.continued(rows, list(numbers), rerolls=rerolls, seed=seed + 1)
+    reread = roller.continued(rows, list(numbers), rerolls=rerolls, seed=seed + 1)
     return Rerolls(
         confidence_xs=stated_confidences(text, last, layout).reshape(-1, samples),
         outcome_xs=roller.rewards(rows, text, row_n.tolist()).reshape(-1, samples),
         prefix_xs=prefix_n.reshape(-1, samples),
-        again_dm=stated_confidences(again, last, layout).reshape(-1, rerolls),
+        again_dm=stated_confidences(reread, last, layout).reshape(-1, rerolls),
     )
 
 
@@ -212,7 +212,7 @@ def collect_tokens(
     most: int = MOST,
     seed: int = 0,
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and re-roll before each token, in long blocks before some tokens (`picked`); equal prefixes once."""
+    """Sample first blocks, and re-roll them before each token, or before the tokens that `picked` chooses in long blocks."""
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
     mask_nt = blocks.mask_nt
@@ -220,8 +220,8 @@ def collect_tokens(
         raise DataError(
             f"None of {len(blocks.heads)} completions has the block '{roller.task.layout.names[0]}'; there is nothing to re-roll."
         )
-    logp_nt, rolling = roller.logp(blocks), next(seeds)
-    weight_nt = picked(logp_nt, mask_nt, most=most, seed=rolling)
+    logp_nt, reroll_seed = roller.logp(blocks), next(seeds)
+    weight_nt = picked(logp_nt, mask_nt, most=most, seed=reroll_seed)
     if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
         raise DataError(
             f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at some of them; the critic 'mc' "
@@ -232,11 +232,11 @@ def collect_tokens(
     before_nt = torch.nn.functional.pad(latest_nt[:, :-1], (1, 0), value=-1)
     after_nt = (before_nt < 0) | (weight_nt > 0).gather(1, before_nt.clamp(min=0))
     numbers: dict[Prefix, int] = {}
-    place_nt = torch.full(blocks.ids_nt.shape, -1)  # -1 is the last row, NaN, of tokens without a prefix
+    place_nt = torch.full(blocks.ids_nt.shape, -1)  # index -1 is the last row, which holds NaN for tokens without a prefix
     for n, t in (mask_nt & ((weight_nt > 0) | after_nt)).nonzero().tolist():
         prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
         place_nt[n, t] = numbers.setdefault(prefix, len(numbers))
-    reward_dm = roller.rewards_from(rows, list(numbers), rerolls=sets * rerolls, seed=rolling)
+    reward_dm = roller.rewards_from(rows, list(numbers), rerolls=sets * rerolls, seed=reroll_seed)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
     # The mean over the second set of re-rolls, the last result, serves as a critic with independent noise.
@@ -250,7 +250,7 @@ def picked(logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most:
     """Choose the tokens with Monte Carlo values on both sides; return how many tokens each represents, 0 if not chosen."""
     draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     p_nt = logp_nt.exp()
-    # All unlikely tokens, as SAE cuts there; of the other decisions and of the rest `most` at random each, which stand for all.
+    # All unlikely tokens, because SAE cuts there; `most` random ones of the other decisions and of the other tokens.
     weight_nt = (mask_nt & (p_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         kind_nt = mask_nt & (p_nt >= low) & (p_nt < high)
@@ -268,25 +268,25 @@ def make_seeds(seed: int) -> Iterator[int]:
 
 
 def own_critic_folder(model_folder: Path) -> Path | None:
-    """Return the folder of the critic that was saved with a model, in a checkpoint or beside it; None if there is none."""
+    """Return the folder of the critic that was saved with a model, in a checkpoint or beside the checkpoint, or None."""
     places = [model_folder / "critic", *([model_folder.parent / "critic"] if model_folder.name == "model" else [])]
     return next((place for place in places if (place / ABOUT).is_file()), None)
 
 
 def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:
-    """Load a saved critic, and find its value of being right."""
+    """Load a saved critic, and find its value for a right answer."""
     saved = Saved.of(place)
     if saved is None:
         raise DataError(f"There is no {ABOUT} in '{place}'.")
     names = saved.names
-    alone = names[0] if len(names) == len(objectives) == 1 else "correct"
-    if alone not in names:
+    objective = names[0] if len(names) == len(objectives) == 1 else "correct"
+    if objective not in names:
         of = " + ".join(objectives) if len(names) == 1 else ", ".join(names)
         raise RecipeError(
-            f"The critic '{place}' gives the value of {of}, and what is re-rolled is the reward 'correct' alone. Train with "
+            f"The critic '{place}' gives the value of {of}, but only the reward 'correct' is re-rolled. Train with "
             "values: objective, or look at other critics: --critics fitted,mc."
         )
-    return ValueModel.load(str(place), names, saved.config, tokenizer).eval(), names.index(alone)
+    return ValueModel.load(str(place), names, saved.config, tokenizer).eval(), names.index(objective)
 
 
 @torch.no_grad()
@@ -297,7 +297,7 @@ def values(critic: ValueModel, blocks: FirstBlocks, *, stream: int = 0) -> Float
 
 
 def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int) -> Iterator[tuple[int, ValueModel]]:
-    """Fit one critic to the rewards of fresh completions, and yield it after each number of steps; it changes at the next one."""
+    """Fit one critic to the rewards of fresh completions, and yield the same critic after each number of steps."""
     batches = _batches(roller, rows, make_seeds(seed))
     first = next(batches)
     critic = ValueModel.of_policy(roller.model, ("return",), CriticConfig())
@@ -319,7 +319,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Yield batches of fresh completions without end; two are sampled at a time, as large batches cost less each."""
+    """Yield batches of fresh completions without end; two are sampled at a time, because large batches cost less."""
     for first in count(0, 2 * CRITIC_BATCH):
         picked = [x % len(rows) for x in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(picked), samples=1, seed=next(seeds))

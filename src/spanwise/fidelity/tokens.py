@@ -221,7 +221,7 @@ class TokenFidelity:
         return names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Return the correlations of some estimators, one row each; -inf for one that never varies."""
+        """Return the correlations of some estimators, one row per estimator; -inf for constant estimates."""
         figures = [self._figure(critic, name, "correlation", kind) for name in names]
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figures]).nan_to_num(nan=-torch.inf)
 
@@ -307,9 +307,9 @@ def token_fidelity(
     for value_nt in critics.values():
         clean_nt = torch.where(mask_nt & known_n[:, None], value_nt.double(), 0.0)
         estimates = (estimate(trajectories, clean_nt) for estimate in TOKEN_ESTIMATORS.values())
-        of_critic = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in estimates]
-        of_critic.append(_sums(clean_nt, trajectories.value_nt, trajectories.noise_nt, picked_snt))
-        sums.append(torch.stack(of_critic))
+        sums_of_critic = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in estimates]
+        sums_of_critic.append(_sums(clean_nt, trajectories.value_nt, trajectories.noise_nt, picked_snt))
+        sums.append(torch.stack(sums_of_critic))
     names, count_s = (tuple(critics), tuple(TOKEN_ESTIMATORS)), (weight_snt > 0).sum(dim=(1, 2))
     return TokenFidelity(*names, torch.stack(sums), count_s, trajectories.prompt_n, draws, seed)
 
@@ -317,7 +317,7 @@ def token_fidelity(
 def _weights(
     trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor
 ) -> Float[Tensor, "s n t"]:
-    """Return the weight of each token, over all tokens and over decisions; 0 if anything is unknown."""
+    """Return the weight of each token, over all tokens and over decisions; 0 for a token with an unknown number."""
     use_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
     choice_nt = trajectories.logp_nt.double().exp() < DECISION
     return torch.stack([torch.where(use, weight_nt, 0.0) for use in (use_nt, use_nt & choice_nt)])

@@ -40,7 +40,7 @@ def curves(
 ) -> Drawn:
     """Draw lines of rows of `x`, `value`, `series`, with a band from `low` to `high`; values below `floor` are cut off."""
 
-    def drawn(part: Rows) -> alt.Chart:
+    def draw(part: Rows) -> alt.Chart:
         return _chart(part).encode(x=_x("x", x), color=_color(names))
 
     value, low = (_y(field, y, zero=y_zero, percent=percent) for field in ("value", "low"))
@@ -48,77 +48,77 @@ def curves(
         value = value.scale(alt.Scale(zero=y_zero, domainMin=floor, clamp=True))
     layers = []
     if any(is_known(row.get("low")) for row in rows):
-        layers.append(drawn(rows).mark_area(opacity=0.13, line=False).encode(y=low, y2="high:Q"))
-    marked = [row for row in rows if dots is None or row["series"] in dots]
-    for part, width in (([row for row in rows if row not in marked], 1.2), (marked, 2)):
+        layers.append(draw(rows).mark_area(opacity=0.13, line=False).encode(y=low, y2="high:Q"))
+    dotted = [row for row in rows if dots is None or row["series"] in dots]
+    for part, width in (([row for row in rows if row not in dotted], 1.2), (dotted, 2)):
         if part:
-            opacity = 0.5 if width < 2 and marked else 1
-            layers.append(drawn(part).mark_line(strokeWidth=width, opacity=opacity).encode(y=value))
-    if marked:
-        layers.append(_points(drawn(marked), 36).encode(y=value, shape=_shape(names)))
+            opacity = 0.5 if width < 2 and dotted else 1
+            layers.append(draw(part).mark_line(strokeWidth=width, opacity=opacity).encode(y=value))
+    if dotted:
+        layers.append(_points(draw(dotted), 36).encode(y=value, shape=_shape(names)))
     return _layered(height, *layers, nearest(rows, x=_x("left", x), title=x, percent=percent))
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
     """Draw accuracy against confidence, the diagonal, and below it how many answers each bin holds."""
-    full = [row for row in rows if row["count"]]
+    filled_bins = [row for row in rows if row["count"]]
     widest = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
     scale = alt.Scale(domain=[0, max(1.04, widest)], nice=False)
     fifths = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
-    bare = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
+    unlabelled = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
     accuracy = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS)}
-    base, x = _chart(full), alt.X("confidence:Q", scale=scale, axis=bare)
+    base, x = _chart(filled_bins), alt.X("confidence:Q", scale=scale, axis=unlabelled)
     whiskers = base.mark_rule(strokeWidth=2).encode(x=x, y=alt.Y("accuracy_low:Q", **accuracy), y2="accuracy_high:Q")
     points = _points(base, 70).encode(x=x, y=alt.Y("accuracy:Q", **accuracy))
-    bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in full])
-    at = alt.X("low:Q", title=by, scale=scale, axis=fifths)
+    bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in filled_bins])
+    x_low = alt.X("low:Q", title=by, scale=scale, axis=fifths)
     count = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS, tickCount=3, format="~s"))
-    bars = bins.mark_bar(binSpacing=1).encode(x=at, x2="high:Q", y=count, y2=alt.datum(0))
-    named = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
-    tips = _tips(full, low="from", high="to", **named, count="completions")
-    above = lit(bins, x=alt.X("low:Q", scale=scale, axis=bare), x2="high:Q", tooltip=tips)
-    diagonal = _diagonal(scale, axis=bare)
-    return _layered(height, diagonal, whiskers, points, above), _layered(
-        115, bars, lit(bins, x=at, x2="high:Q", tooltip=tips)
+    bars = bins.mark_bar(binSpacing=1).encode(x=x_low, x2="high:Q", y=count, y2=alt.datum(0))
+    names = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
+    tips = _tips(filled_bins, low="from", high="to", **names, count="completions")
+    hover = lit(bins, x=alt.X("low:Q", scale=scale, axis=unlabelled), x2="high:Q", tooltip=tips)
+    diagonal = _diagonal(scale, axis=unlabelled)
+    return _layered(height, diagonal, whiskers, points, hover), _layered(
+        115, bars, lit(bins, x=x_low, x2="high:Q", tooltip=tips)
     )
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
     """Draw points with error bars side by side at each `x`."""
-    at = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
+    position = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
     offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
-    base = _chart(rows).encode(x=at, xOffset=offset, color=_color(names))
+    base = _chart(rows).encode(x=position, xOffset=offset, color=_color(names))
     layers = []
     references = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
     if references:
         ticks = _chart([{"x": key, "value": value} for key, value in references.items()])
         ticks = ticks.mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
-        layers.append(ticks.encode(x=at, y=_y("value", y)))
+        layers.append(ticks.encode(x=position, y=_y("value", y)))
     if any(is_known(row.get("low")) for row in rows):
         layers.append(base.mark_rule(strokeWidth=2).encode(y=_y("low", y), y2="high:Q"))
     layers.append(_points(base, 50).encode(y=_y("value", y), shape=_shape(names)))
-    exact = [{"x": key, "series": "exact advantages", "value": value} for key, value in references.items()]
-    return _layered(height, *layers, bands([*rows, *exact], keys={"x": x}, x=at))
+    exact_rows = [{"x": key, "series": "exact advantages", "value": value} for key, value in references.items()]
+    return _layered(height, *layers, bands([*rows, *exact_rows], keys={"x": x}, x=position))
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
     """Draw the confidence that each baseline drives a policy to, against the true probability `x`."""
-    drawn = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
-    drawn.layer.insert(0, _diagonal(_UNIT))
-    return drawn
+    chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
+    chart.layer.insert(0, _diagonal(_UNIT))
+    return chart
 
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
     """Draw the outlines of several histograms over the same bins, from rows of `low`, `high`, `share`, `series`."""
-    at = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
+    x_low = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
     share = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
-    base = _chart(rows).encode(x=at, color=_color(names))
+    base = _chart(rows).encode(x=x_low, color=_color(names))
     area = base.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share.stack(None))
     line = base.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share)
-    at_zero = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
+    zero_line = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
     bins = [row for row in rows if row["low"] < row["high"]]
-    hover = bands(bins, keys={"low": "from", "high": "to"}, value="share", percent=True, x=at, x2=alt.X2("high:Q"))
-    return _layered(height, *at_zero, area, line, hover)
+    hover = bands(bins, keys={"low": "from", "high": "to"}, value="share", percent=True, x=x_low, x2=alt.X2("high:Q"))
+    return _layered(height, *zero_line, area, line, hover)
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
@@ -129,8 +129,8 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
     whiskers = base.mark_rule(strokeWidth=2).encode(x=_x("low", x), x2="high:Q")
     points = _points(base, 60).encode(x=_x("value", x), shape=_shape(names))
     hover = lit(lines, tooltip=_tips(rows, name="", series="verdict" if palette == "verdicts" else "series", value=x))
-    at_zero = _chart([{"value": 0.0}]).mark_rule(style="reference").encode(x="value:Q")
-    return _layered(45 + 24 * max(2, len(_order(rows))), at_zero, whiskers, points, hover)
+    zero_line = _chart([{"value": 0.0}]).mark_rule(style="reference").encode(x="value:Q")
+    return _layered(45 + 24 * max(2, len(_order(rows))), zero_line, whiskers, points, hover)
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
@@ -204,8 +204,8 @@ def _shape(names: Sequence[str]) -> alt.Shape:
 def _tips(rows: Rows, **titles: str) -> list[alt.Tooltip]:
     """Build the tooltip of a row: words unchanged, numbers with four digits."""
     keys = {key for row in rows for key in row if row[key] != ""}
-    named = {"series": " ", **titles, "low": "from", "high": "to"}
-    return [tip(key, title, number=key not in ("series", "name")) for key, title in named.items() if key in keys]
+    all_titles = {"series": " ", **titles, "low": "from", "high": "to"}
+    return [tip(key, title, number=key not in ("series", "name")) for key, title in all_titles.items() if key in keys]
 
 
 def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
@@ -235,11 +235,11 @@ def bands(
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
     places: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        at = {key: row[key] for key in keys}
-        texts = places.setdefault(tuple(at.values()), at | {f"s{n}": NOTHING for n in range(len(names))})
+        place_row = {key: row[key] for key in keys}
+        texts = places.setdefault(tuple(place_row.values()), place_row | {f"s{n}": NOTHING for n in range(len(names))})
         texts[f"s{names.index(str(row['series']))}"] = said(row, value=value, percent=percent)
-    named = {key: title for key, title in keys.items() if title is not None}
-    where = [tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in named.items()]
+    titles = {key: title for key, title in keys.items() if title is not None}
+    where = [tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in titles.items()]
     tips = [tip(f"s{n}", name or value) for n, name in enumerate(names)]
     return lit(alt.Chart(alt.InlineData(values=list(places.values()))), **place, tooltip=[*where, *tips])
 
@@ -248,8 +248,8 @@ def lit(chart: alt.Chart, **encoded: Any) -> alt.Chart:
     """Build the layer that is highlighted under the pointer and shows the tooltip."""
     pointer = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
     opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
-    drawn = chart.properties(name="hover").mark_rect(style="pointed")
-    return drawn.encode(**encoded, opacity=opacity).add_params(pointer)
+    area = chart.properties(name="hover").mark_rect(style="pointed")
+    return area.encode(**encoded, opacity=opacity).add_params(pointer)
 
 
 def tip(key: str, title: str, *, number: bool = False) -> alt.Tooltip:

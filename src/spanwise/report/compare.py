@@ -49,16 +49,16 @@ def compare_report(
     """
     arms = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
-    most = max((interval.count for interval in comparison.cells.values()), default=0)
-    clear, total = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
-    uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
+    seeds_of_arm = max((interval.count for interval in comparison.cells.values()), default=0)
+    clear, pairs = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
+    is_uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
     points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
     learning: list[Panel] = []
     for name in parts.figures_of(points):
         rows = [row for arm in arms for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
         learning += parts.figure_panel(name, rows, arms)
     sections = [
-        parts.section("Figures", {"level": 100 * comparison.level, "seeds": most}, table=_table(comparison, most)),
+        parts.section("Figures", {"level": 100 * comparison.level, "seeds": seeds_of_arm}, table=_table(comparison, seeds_of_arm)),
         parts.section(
             "Differences", {"summary": comparison.summary()}, legend=VERDICTS, palette="verdicts",
             points=comparison.sentences("clear"), panels=_forests(comparison),
@@ -75,15 +75,15 @@ def compare_report(
     ]  # fmt: skip
     return render(
         title=title,
-        lead=f"{len(arms)} arms from the same start, {'up to ' if uneven else ''}{most} seeds each: {', '.join(arms)}."
+        lead=f"{len(arms)} arms from the same start, {'up to ' if is_uneven else ''}{seeds_of_arm} seeds each: {', '.join(arms)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
         finding=compare_finding(comparison),
         command=command,
         warnings=_warnings(comparison),
         headlines=[
             Headline("arms", len(arms)),
-            Headline("seeds per arm", most),
-            Headline("differences beyond the noise", f"{clear} of {total}", "all pairs of a figure considered (Holm)"),
+            Headline("seeds per arm", seeds_of_arm),
+            Headline("differences beyond the noise", f"{clear} of {pairs}", "all pairs of a figure considered (Holm)"),
             *_best(comparison),
         ],
         sections=sections,
@@ -102,22 +102,22 @@ def _warnings(comparison: ArmComparison) -> list[str]:
         if not any(comparison.cells[arm, figure].count for figure in comparison.figures)
     ]  # fmt: skip
     return sentences + [
-        f"{arm}: none of its runs has a figure. Run spanwise compare again; what is there is kept." for arm in empty
+        f"{arm}: no run of this arm has a figure. Run spanwise compare again; finished runs are kept." for arm in empty
     ]
 
 
 def _best(comparison: ArmComparison) -> list[Headline]:
-    """Return the arms that no clear difference ranks behind another arm, for both figures of a calibrated policy."""
+    """Return, for accuracy and ECE, the arms that no clear difference ranks behind another arm."""
     headlines = []
     for figure, sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:
             continue
-        clear = [d for d in comparison.differences if d.figure == figure and d.verdict == "clear"]
-        beaten = {d.b if sign * d.interval.value > 0 else d.a for d in clear}
-        left = [arm for arm in comparison.methods if arm not in beaten and comparison.cells[arm, figure].count]
-        wrong = "; ".join(f"{arm}: {why}" for arm in left if (why := comparison.wrong.get((arm, figure))))
-        count = f"{len(left)} of {len(comparison.methods)}"
-        headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count, ", ".join(left), wrong))
+        clear_differences = [d for d in comparison.differences if d.figure == figure and d.verdict == "clear"]
+        worse_arms = {d.b if sign * d.interval.value > 0 else d.a for d in clear_differences}
+        best_arms = [arm for arm in comparison.methods if arm not in worse_arms and comparison.cells[arm, figure].count]
+        warnings = "; ".join(f"{arm}: {why}" for arm in best_arms if (why := comparison.wrong.get((arm, figure))))
+        count = f"{len(best_arms)} of {len(comparison.methods)}"
+        headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count, ", ".join(best_arms), warnings))
     return headlines
 
 
@@ -141,8 +141,8 @@ def _forests(comparison: ArmComparison) -> list[Panel]:
                 {"pair": pair, "difference": i.value, "from": i.low, "to": i.high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
                  "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
             )  # fmt: skip
-        if drawn := [row for row in rows if row["value"] == row["value"]]:
-            chart = forest(drawn, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
+        if known_rows := [row for row in rows if row["value"] == row["value"]]:
+            chart = forest(known_rows, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
             panels.append(Panel(parts.figure_name(figure), (chart,), table))
     return panels
 
@@ -150,29 +150,29 @@ def _forests(comparison: ArmComparison) -> list[Panel]:
 def compare_finding(comparison: ArmComparison) -> str:
     """Say which arm is better in which figure and by how much, which differences are noise, and which mean nothing."""
     figures = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
-    failed = [
+    alarms = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {why}."
         for why, cells in by_sentence(comparison.wrong).items()
     ]
-    return " ".join(filter(None, [*failed, *(_of_figure(comparison, name) for name in figures)])) or "Nothing was compared."
+    return " ".join(filter(None, [*alarms, *(_of_figure(comparison, name) for name in figures)])) or "Nothing was compared."
 
 
 def _of_figure(comparison: ArmComparison, name: str) -> str:
     """State the clear differences in one figure, the better arm first; without any, the difference closest to clear."""
     differences = [d for d in comparison.differences if d.figure == name]
-    solid, called = [d for d in differences if not _hollow(comparison, d)], parts.figure_name(name)
-    clear = sorted((d for d in solid if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
+    meaningful, label = [d for d in differences if not _hollow(comparison, d)], parts.figure_name(name)
+    clear = sorted((d for d in meaningful if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
     sentences = [_better(d) for d in clear[:2]]
     if len(clear) > 2:
-        sentences.append(f"{len(clear) - 2} more differences in {called} are beyond the noise.")
-    if len(solid) < len(differences):
+        sentences.append(f"{len(clear) - 2} more differences in {label} are beyond the noise.")
+    if len(meaningful) < len(differences):
         arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
-        sentences.append(f"The {called} of {' and '.join(arms)} means nothing.")
-    if solid and not clear:
-        nearest = [d for d in solid if d.verdict == "borderline"][:2]
-        if len(solid) == 1 or {d.verdict for d in solid} in ({"unknown"}, {"same"}):
-            nearest = [max(solid, key=lambda d: d.interval.count)]
-        sentences += [d.sentence() for d in nearest] or [f"In {called} all differences are inside the noise."]
+        sentences.append(f"The {label} of {' and '.join(arms)} means nothing.")
+    if meaningful and not clear:
+        nearest = [d for d in meaningful if d.verdict == "borderline"][:2]
+        if len(meaningful) == 1 or {d.verdict for d in meaningful} in ({"unknown"}, {"same"}):
+            nearest = [max(meaningful, key=lambda d: d.interval.count)]
+        sentences += [d.sentence() for d in nearest] or [f"In {label} all differences are inside the noise."]
     return " ".join(sentences)
 
 
@@ -185,9 +185,9 @@ def _hollow(comparison: ArmComparison, d: Difference) -> bool:
 def _better(d: Difference) -> str:
     """State a clear difference with the better arm first; for a figure without a better direction, the higher arm."""
     lower = d.figure in LOWER
-    good = lower or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
-    first, second = (d.a, d.b) if (d.interval.value > 0) != lower else (d.b, d.a)
+    has_direction = lower or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
+    better, worse = (d.a, d.b) if (d.interval.value > 0) != lower else (d.b, d.a)
     sides = sorted((abs(d.interval.low), abs(d.interval.high)))
     size = f"{abs(d.interval.value):.3f}" + (f" [{sides[0]:.3f}, {sides[1]:.3f}]" if sides[0] == sides[0] else "")
-    word = "better" if good else "higher"
-    return f"{first} is {word} than {second} in {parts.figure_name(d.figure)} by {size} over {d.interval.count} seeds."
+    word = "better" if has_direction else "higher"
+    return f"{better} is {word} than {worse} in {parts.figure_name(d.figure)} by {size} over {d.interval.count} seeds."

@@ -62,10 +62,10 @@ def credit_report(
     finding = credit_finding(credit, *view.pair)
     credit, rewards = {method: parts.grouped(columns) for method, columns in credit.items()}, parts.grouped(rewards)
     statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in together(statuses).items()}
-    applied = [name for name in methods if name != RECORDED]
-    what = f"What {', '.join(applied)} would have credited in {count:,} completions, without training"
+    methods_tried = [name for name in methods if name != RECORDED]
+    title = f"The credit that {', '.join(methods_tried)} would have given to {count:,} completions, without training"
     if RECORDED in methods:
-        what = f"{what}, beside what is recorded" if applied else f"What is recorded of {count:,} completions"
+        title = f"{title}, beside the recorded credit" if methods_tried else f"The recorded credit of {count:,} completions"
     sections = [
         parts.tokens_section(view),
         parts.credit_section(methods, credit, of="these rollouts"),
@@ -76,7 +76,7 @@ def credit_report(
     ]
     return render(
         title=f"Credit in {source}",
-        lead=f"{what}. {note}".strip(),
+        lead=f"{title}. {note}".strip(),
         finding=finding,
         command=command,
         warnings=_warnings(statuses),
@@ -88,7 +88,7 @@ def credit_report(
 def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
     """Warn about objectives whose reward no completion has, so that they train nothing."""
     return [
-        f"No completion has the reward {name} ({', '.join(f'{n:,} {status}' for status, n in counts.items())}): it trains nothing."
+        f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
         for name, counts in statuses.items()
         if counts and not counts.get("ok")
     ]
@@ -104,9 +104,9 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
 
 
 def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[parts.Row]:
-    named = {f"{method}: {block}": credit_figures(n) for method in methods for block, n in credit[method].items()}
+    labelled = {f"{method}: {block}": credit_figures(n) for method in methods for block, n in credit[method].items()}
     return [
-        {"method and block": name} | {_FIGURES[key]: figures[key] for key in _FIGURES} for name, figures in named.items()
+        {"method and block": name} | {_FIGURES[key]: figures[key] for key in _FIGURES} for name, figures in labelled.items()
     ]
 
 
@@ -125,8 +125,8 @@ def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> li
 
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
-    counted = {status for counts in statuses.values() for status in counts}
-    names = [name for status in Status if (name := status.name.lower()) in counted]
+    used_statuses = {status for counts in statuses.values() for status in counts}
+    names = [name for status in Status if (name := status.name.lower()) in used_statuses]
     means = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
     rows = [
         {"name": name, "series": status, "value": counts.get(status, 0)}
@@ -145,25 +145,25 @@ def _by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
     """Say in how many completions two methods push a block in opposite directions, and in which block most often."""
-    ours = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
-    theirs = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}
-    if not ours or not theirs:
+    right_n = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
+    left_n = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}
+    if not right_n or not left_n:
         return ""
-    count = len(next(iter(ours.values())))
+    count = len(next(iter(right_n.values())))
     if left == right:
         moved_n = torch.stack([column_n.nan_to_num() != 0 for column_n in credit[right].values()]).any(dim=0)
-        moved = int(moved_n.sum())
-        alarm = "" if moved else "Alarm: nothing would be learned. "
-        return f"{alarm}{right} gives credit to {moved:,} of {count:,} completions."
-    whole = next(iter(theirs.values())) if len(theirs) == 1 else None
-    pairs = {name: (theirs.get(name, whole), column_n) for name, column_n in ours.items()}
-    against = {name: them * us < 0 for name, (them, us) in pairs.items() if them is not None}  # False where either is NaN
+        moving = int(moved_n.sum())
+        alarm = "" if moving else "Alarm: nothing would be learned. "
+        return f"{alarm}{right} gives credit to {moving:,} of {count:,} completions."
+    only_n = next(iter(left_n.values())) if len(left_n) == 1 else None
+    pairs = {name: (left_n.get(name, only_n), column_n) for name, column_n in right_n.items()}
+    against = {name: them * us < 0 for name, (them, us) in pairs.items() if them is not None}  # NaN counts as False
     if not against:
         return ""
-    opposed = int(torch.stack(list(against.values())).any(dim=0).sum())
-    if not opposed:
+    opposing = int(torch.stack(list(against.values())).any(dim=0).sum())
+    if not opposing:
         return f"{left} and {right} push in opposite directions in none of {count:,} completions."
-    most = max(against, key=lambda name: int(against[name].sum()))
-    where = f", most often in the block {most} ({int(against[most].sum()):,})" if len(against) > 1 else ""
-    sentence = f"{opposed:,} of {count:,} completions ({parts.percent(opposed / count)})"
-    return f"{left} and {right} push in opposite directions in {sentence}{where}."
+    block = max(against, key=lambda name: int(against[name].sum()))
+    note = f", most often in the block {block} ({int(against[block].sum()):,})" if len(against) > 1 else ""
+    sentence = f"{opposing:,} of {count:,} completions ({parts.percent(opposing / count)})"
+    return f"{left} and {right} push in opposite directions in {sentence}{note}."

@@ -153,11 +153,11 @@ def render(
         >>> "2 &lt; 3" in page, "not measured" in page, "://" in page
         (True, True, False)
     """
-    filled = [s for s in sections if s.panels or s.points or s.table or s.warnings or s.body is not None]
-    drawn = any(section.panels for section in filled)
-    assets = ("report", *(_OF_TOKENS if any(section.body is not None for section in filled) else ()))
+    full_sections = [s for s in sections if s.panels or s.points or s.table or s.warnings or s.body is not None]
+    has_charts = any(section.panels for section in full_sections)
+    assets = ("report", *(_OF_TOKENS if any(section.body is not None for section in full_sections) else ()))
     scripts = [_static(f"{asset}.js") for asset in assets]
-    runs = [*scripts, *([_vega()] if drawn else [])]
+    script_texts = [*scripts, *([_vega()] if has_charts else [])]
     return template("page.html.j2").render(
         title=title,
         lead=lead,
@@ -169,12 +169,12 @@ def render(
         notes=notes,
         terms=Terms(),
         headlines=headlines,
-        sections=filled,
+        sections=full_sections,
         recipe=yaml.safe_dump(hidden(dict(recipe)), sort_keys=False, allow_unicode=True) if recipe else "",
         styles=Markup("\n".join(_static(f"{asset}.css") for asset in assets)),
         scripts=[Markup(script) for script in scripts],
-        vega=deflated(_vega()) if drawn else None,
-        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in runs],
+        vega=deflated(_vega()) if has_charts else None,
+        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in script_texts],
     )
 
 

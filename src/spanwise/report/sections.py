@@ -38,20 +38,20 @@ VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
     """Build a section from `static/words.yaml`, with `words` filled in."""
-    written = SECTIONS[title]
-    return Section(title, written["text"].format(**words or {}).strip(), asks=written["asks"], **parts)
+    entry = SECTIONS[title]
+    return Section(title, entry["text"].format(**words or {}).strip(), asks=entry["asks"], **parts)
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
     """Build the reliability diagrams, one per arm; a single arm ("") also gets histograms of its confidences."""
     panels = []
     for name, columns in samples.items():
-        for kind, have in _KINDS:
+        for kind, phrase in _KINDS:
             if kind in columns:
-                panels += _calibration(name, kind, have, columns, note)
+                panels += _calibration(name, kind, phrase, columns, note)
     scored = any("score" in columns for columns in samples.values())
-    kinds = "confidence or have the same score" if scored else "confidence"
-    return section("Reliability", {"kinds": kinds, "score": f" {NOTES['score']}" if scored else ""}, panels=panels)
+    phrases = "confidence or have the same score" if scored else "confidence"
+    return section("Reliability", {"kinds": phrases, "score": f" {NOTES['score']}" if scored else ""}, panels=panels)
 
 
 def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
@@ -59,7 +59,7 @@ def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor],
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
-    counted = f"{sum(row['count'] for row in rows):,} of {len(columns['correct']):,} completions {have} and could be judged."
+    total = f"{sum(row['count'] for row in rows):,} of {len(columns['correct']):,} completions {have} and could be judged."
     title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
     bins: list[Row] = [
         {
@@ -69,7 +69,7 @@ def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor],
         }
         for row in rows
     ]  # fmt: skip
-    diagram = Panel(title, reliability_diagram(rows, by=kind), bins, f"{counted} {note}".strip())
+    diagram = Panel(title, reliability_diagram(rows, by=kind), bins, f"{total} {note}".strip())
     if name:
         return [diagram]
     names, rows = ("right answers", "wrong answers"), confidence_rows(columns[kind], columns["correct"])
@@ -91,9 +91,9 @@ def curve_panel(
 
 def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: Any) -> list[Panel]:
     """Build the curves of one evaluation figure."""
-    title, share = figure_name(name), is_share(name)
-    unit = "share of completions" if share else title
-    return curve_panel(title[:1].upper() + title[1:], rows, names, y=unit, percent=share, **options)
+    title, is_a_share = figure_name(name), is_share(name)
+    unit = "share of completions" if is_a_share else title
+    return curve_panel(title[:1].upper() + title[1:], rows, names, y=unit, percent=is_a_share, **options)
 
 
 def voting_section(
@@ -107,8 +107,8 @@ def voting_section(
     rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
     ways = list(dict.fromkeys(row["series"] for curve_rows in rows.values() for row in curve_rows))
     panels: list[Panel] = []
-    for name, of_arm in rows.items():
-        panels += curve_panel(name or "Accuracy by voting budget", of_arm, ways, y="accuracy", percent=True, **_BY_SAMPLES)
+    for name, arm_rows in rows.items():
+        panels += curve_panel(name or "Accuracy by voting budget", arm_rows, ways, y="accuracy", percent=True, **_BY_SAMPLES)
     return section("Voting", {"over": over, "note": note}, legend=ways, panels=panels)
 
 
@@ -120,8 +120,8 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
         for name in later
         if votes[name] and votes[name]["majority"].prompts == votes[first]["majority"].prompts
     }
-    names, drawn = list(differences), {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
-    panels = curve_panel("Later attempt minus the first", voting_rows(differences), names, **drawn)
+    names, options = list(differences), {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
+    panels = curve_panel("Later attempt minus the first", voting_rows(differences), names, **options)
     return section("Attempts", legend=names, panels=panels)
 
 
@@ -134,8 +134,8 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
         bins = (row for row in rows if row["low"] < row["high"])
         table = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
         panels += [Panel(block, (histograms(rows, names=methods, height=220),), table)] if rows else []
-    words = {"of": of, "stop": f" {NOTES['stop']}" if STOP in blocks else ""}
-    return section("Credit by block", words, legend=methods, panels=panels)
+    filled_in = {"of": of, "stop": f" {NOTES['stop']}" if STOP in blocks else ""}
+    return section("Credit by block", filled_in, legend=methods, panels=panels)
 
 
 def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
@@ -146,7 +146,7 @@ def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
-    # A number that rounding puts just below a border (.7 in float32) belongs above it.
+    # A number that rounding puts just below a border (.7 in float32) belongs above the border.
     nudged_n, kinds = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
     return _binned({series: nudged_n[correct_n == kind] for series, kind in kinds.items()}, [b / 10 for b in range(12)])
 
@@ -233,11 +233,11 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
     """Return a figure of every training batch; more than `most` batches are averaged in equal stretches."""
     size = max(1, math.ceil(len(points) / most))
     rows = []
-    for first in range(0, len(points), size):
-        stretch = points[first : first + size]
-        values = [value for point in stretch if (value := figure(point, name)) is not None]
+    for start in range(0, len(points), size):
+        chunk = points[start : start + size]
+        values = [value for point in chunk if (value := figure(point, name)) is not None]
         if values:
-            rows.append({"series": series, "x": stretch[-1]["step"], "value": math.fsum(values) / len(values)})
+            rows.append({"series": series, "x": chunk[-1]["step"], "value": math.fsum(values) / len(values)})
     return rows
 
 

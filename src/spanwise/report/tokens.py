@@ -102,7 +102,7 @@ def payload(view: TokenView) -> dict[str, Any]:
     objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
     judged = [name for name in objectives if name == view.outcome and any(row.rewards.get(name) in (0, 1) for row in rows)]
     rules = {method: view.rules.get(method, Rule()) for method in view.methods}
-    stating = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
+    stating_objectives = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
     streams = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
@@ -125,7 +125,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         ],
         "segments": view.segments,
         "pair": [view.methods.index(name) for name in view.pair],
-        "openings": _coded([[opening(row, view.outcome, stating)] for row in rows]),
+        "openings": _coded([[opening(row, view.outcome, stating_objectives)] for row in rows]),
         "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules.items()],
         "why": [[explained(row, method, rule) for method, rule in rules.items()] for row in rows],
         "credits": [
@@ -145,17 +145,17 @@ def payload(view: TokenView) -> dict[str, Any]:
 def _own_score(score: float | None) -> str | None:
     """Describe the score that a completion gives itself."""
     if score is None or math.isnan(score):
-        return None if score is None else "no score of its own: it was cut off"
+        return None if score is None else "no score of its own: the completion was cut off"
     clipped = min(max(score, 0.0), 1.0)
     return f"says of itself {clipped:.2f}" + (f" ({score:.2g}, clipped)" if clipped != score else "")
 
 
 def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     """Refuse a completion whose advantages, values or spans do not fit the number of its tokens."""
-    lacking = next((method for method in methods if method not in row.advantages), None)
-    if lacking is not None:
+    missing = next((method for method in methods if method not in row.advantages), None)
+    if missing is not None:
         raise DataError(
-            f"Completion {number} has no advantages under '{lacking}'; it has {', '.join(row.advantages) or 'none'}."
+            f"Completion {number} has no advantages under '{missing}'; it has {', '.join(row.advantages) or 'none'}."
         )
     size = len(row.tokens)
     columns = {f"values{' of ' if name else ''}{name}": values for name, values in row.values.items()}
@@ -175,14 +175,14 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     """Encode a column of rounded numbers, and the number that gets the full colour; return None if there are no numbers."""
     if all(column is None for column in columns):
         return None
-    exact = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
-    finite = np.nan_to_num(exact)
+    numbers_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
+    finite = np.nan_to_num(numbers_v)
     digits = FEW if np.count_nonzero(finite[1:] != finite[:-1]) > MANY else digits
-    distinct, index = np.unique(exact, return_inverse=True)
+    distinct, number_index = np.unique(numbers_v, return_inverse=True)
     rounded = [_number(value, digits) for value in distinct.tolist()]
-    numbers = iter([rounded[place] for place in index.tolist()])
+    numbers = iter([rounded[place] for place in number_index.tolist()])
     # The 98th percentile of the sizes that are not 0, so that an outlier does not make all others pale.
-    sizes = np.abs(exact[np.isfinite(exact) & (exact != 0)])
+    sizes = np.abs(numbers_v[np.isfinite(numbers_v) & (numbers_v != 0)])
     scale = float(f"{np.quantile(sizes, 0.98, method='higher'):.{DIGITS}g}") if sizes.size else 0.0
     coded = _coded([None if column is None else list(islice(numbers, len(column))) for column in columns])
     return {**coded, "scale": scale, "rounded": digits == FEW}
@@ -194,10 +194,10 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     if len(words) > _MOST_WORDS:
         words = [*words[: _MOST_WORDS - 1], "…"]
     codes = {word: chr(32 + n + 2048 * (32 + n >= 0xD800)) for n, word in enumerate(words)}
-    rest = codes[words[-1]] if words else ""
+    padding = codes[words[-1]] if words else ""
     return {
         "words": words,
-        "codes": [None if row is None else "".join(codes.get(word, rest) for word in row) for row in rows],
+        "codes": [None if row is None else "".join(codes.get(word, padding) for word in row) for row in rows],
     }
 
 

@@ -72,7 +72,7 @@ def train_report(
         >>> "not measured" in page
         True
     """
-    unmeasured, votes, credit, of_run = unmeasured or {}, votes or {}, credit or {}, {"": samples} if samples else {}
+    unmeasured, votes, credit, samples_by_arm = unmeasured or {}, votes or {}, credit or {}, {"": samples} if samples else {}
     batches = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     done = max((line["step"] for line in (*batches, *points)), default=0)
@@ -87,9 +87,9 @@ def train_report(
         rewards = {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in names}
     mean_rewards = [_mean_reward(name, means, intervals or {}, of_batches) for name, means in rewards.items() if unmeasured]
     steps = {row.step for row in view.completions if row.step is not None} if view else set()
-    of_step = f", of step {steps.pop()}" if len(steps) == 1 else ""
+    step_note = f", of step {steps.pop()}" if len(steps) == 1 else ""
     trained, *others = view.methods if view else ("",)
-    beside = f"The run was trained with {trained}; beside it is the credit that {' and '.join(others)}"
+    note = f"The run was trained with {trained}; beside it is the credit that {' and '.join(others)}"
     measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
     # There may be more samples than the last metrics line is computed from.
     ends = [*points[:-1], points[-1] | measured] if points else []
@@ -102,17 +102,17 @@ def train_report(
         learning += parts.figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=zero)
     sections = [
         parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning),
-        parts.calibration_section(of_run),
-        parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, of_run),
+        parts.calibration_section(samples_by_arm),
+        parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
         parts.attempts_section(votes),
         rewards_section(batches, recipe, names, points=points, intervals=intervals),
         batch_section("Dropped", batches, names),
         batch_section("Credit", batches, names_in(batches, "credit/<block>/zero_frac")),
         batch_section("Dead strata", batches, names),
         *mode_sections(batches),
-        parts.credit_section(list(credit), credit, of=f"these rollouts{of_step}"),
+        parts.credit_section(list(credit), credit, of=f"these rollouts{step_note}"),
         batch_section("Optimiser", batches),
-        parts.tokens_section(view, note=f"{beside} would have given the same tokens." if others else ""),
+        parts.tokens_section(view, note=f"{note} would have given the same tokens." if others else ""),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
@@ -160,8 +160,8 @@ def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: boo
     asked = recipe.get("steps")
     if ended or asked is None or done >= asked:
         return []
-    on = " spanwise train --resume FOLDER goes on from its last checkpoint." if again else ""
-    return [f"The run is not finished: {done} of {asked} steps are recorded. It was stopped, or it still goes on.{on}"]
+    on = " spanwise train --resume FOLDER resumes from its last checkpoint." if again else ""
+    return [f"The run is not finished: {done} of {asked} steps are recorded. The run was stopped, or still trains.{on}"]
 
 
 def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> str:
@@ -333,11 +333,11 @@ def mode_headlines(batches: Lines) -> list[Headline]:
     """Return the headline metric of a mode in the last batch that has it, for each of its values."""
     headlines, wrong = [], end_alarms(batches)
     for mode, page in _pages():
-        end, label, alarm = page.headline
+        name_end, label, alarm = page.headline
         for value, start in _values(mode, page, batches).items():
-            numbers = values_of(batches, start + end)
+            numbers = values_of(batches, start + name_end)
             note = f"{numbers[0]:.2f} in the first batch" if len(numbers) > 1 else ""
-            state = ("no batch tells" if not numbers else alarm) if start + end in wrong else ""
+            state = ("no batch tells" if not numbers else alarm) if start + name_end in wrong else ""
             last = f"{numbers[-1]:.2f}" if numbers else None
             headlines.append(Headline(label + (f": {value}" if value else ""), last, note, state))
     return headlines
@@ -358,9 +358,9 @@ def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
     """Draw metrics as curves, with a legend unless `names` are given; return None if no batch has them."""
     rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
-    cut = chart.floor is not None and any(row["value"] < chart.floor for row in rows)
-    note = chart.note + (f" What is below {chart.floor:g} is drawn there." if cut else "")
-    ordered = list(dict.fromkeys([*names, *chart.series.values()]))
-    legend = () if names or len(ordered) == 1 else ordered
+    is_cut = chart.floor is not None and any(row["value"] < chart.floor for row in rows)
+    note = chart.note + (f" What is below {chart.floor:g} is drawn there." if is_cut else "")
+    series_names = list(dict.fromkeys([*names, *chart.series.values()]))
+    legend = () if names or len(series_names) == 1 else series_names
     drawn |= {"y": chart.y, "floor": chart.floor, "dots": (), "note": note, "legend": legend}
-    return parts.curve_panel(chart.title, rows, ordered, **drawn)
+    return parts.curve_panel(chart.title, rows, series_names, **drawn)

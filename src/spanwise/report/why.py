@@ -117,22 +117,22 @@ def unit(rows: Sequence[TokenRow], method: str) -> float:
 
 def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
     """Describe a completion: `Right with confidence 0.1`; a missing confidence is named only if others state one."""
-    words = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
+    phrases = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
     reward, status = row.rewards.get(outcome or ""), row.statuses.get(outcome or "", "")
     if reward is not None:
-        words.append({1.0: "right", 0.0: "wrong"}.get(reward) or f"{outcome} {shown(reward)}")
+        phrases.append({1.0: "right", 0.0: "wrong"}.get(reward) or f"{outcome} {shown(reward)}")
     elif status in LEFT_OUT:
-        words.append("no answer that can be read")
+        phrases.append("no answer that can be read")
     elif status not in ("", "ok"):
-        words.append(f"neither right nor wrong, as the check failed ({status})")
-    text = ", ".join(words) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
-    unstated = {"absent": " without a confidence", "unparsable": " with a confidence that cannot be read"}
+        phrases.append(f"neither right nor wrong, as the check failed ({status})")
+    text = ", ".join(phrases) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
+    phrase_of_status = {"absent": " without a confidence", "unparsable": " with a confidence that cannot be read"}
     for name, value in row.stated.items():
         if name in stating and value is not None and not math.isnan(value):
             text += f" with confidence {f'{value:.1f}' if value in (0, 1) else shown(value)}"
             break
-        if name in stating and row.statuses.get(name) in unstated:
-            text += unstated[row.statuses[name]]
+        if name in stating and row.statuses.get(name) in phrase_of_status:
+            text += phrase_of_status[row.statuses[name]]
             break
     return text[:1].upper() + text[1:]
 
@@ -149,11 +149,11 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
     for verb, sign in (("praises", 1), ("blames", -1)):
         blocks = {block: value for block, value in credit.items() if value * sign > 0}
         if len(blocks) > _NAMED:
-            most = max(blocks, key=lambda block: abs(blocks[block]))
-            parts.append(f"{verb} {len(blocks)} blocks, most of all {most} ({shown(blocks[most], sign=True)})")
+            largest = max(blocks, key=lambda block: abs(blocks[block]))
+            parts.append(f"{verb} {len(blocks)} blocks, most of all {largest} ({shown(blocks[largest], sign=True)})")
         elif blocks:
-            named = (f"the {block} ({shown(value, sign=True)})" for block, value in blocks.items())
-            parts.append(f"{verb} {' and '.join(named)}")
+            names = (f"the {block} ({shown(value, sign=True)})" for block, value in blocks.items())
+            parts.append(f"{verb} {' and '.join(names)}")
     zeros = [block for block, value in credit.items() if value == 0]
     if zeros and parts:
         parts.append(f"gives {'the ' + ' and the '.join(zeros) if len(zeros) <= _NAMED else f'{len(zeros)} blocks'} 0")
@@ -228,8 +228,8 @@ def _worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if left_out else name))
     # With turns, rewards are summed over the rollout, of which this row may hold a part.
     total = math.fsum(amount for amount, *_ in terms)
-    same = math.isclose(total, part.worth, rel_tol=1e-9, abs_tol=1e-9)
-    return added(part.worth, terms).removeprefix("+") if same else ""
+    is_same = math.isclose(total, part.worth, rel_tol=1e-9, abs_tol=1e-9)
+    return added(part.worth, terms).removeprefix("+") if is_same else ""
 
 
 def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
@@ -240,17 +240,17 @@ def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
             return f"No single baseline gives this number. {rule.about}".strip()
         if part.reason in _NOTHING:
             return f"{_NOTHING[part.reason]}, so the credit is exactly 0"
-        why = "a reward is absent, so"
+        reason = "a reward is absent, so"
         if status in LEFT_OUT:
-            why = f"the reward is {status} and nothing stands for it, so"
+            reason = f"the reward is {status} and nothing stands for it, so"
         elif status != "ok":
-            why = f"the check failed ({status}), so there is no reward;"
-        return f"{why} it gets no credit and joins no baseline"
+            reason = f"the check failed ({status}), so there is no reward;"
+        return f"{reason} it gets no credit and joins no baseline"
     objective = rule.objectives.get(part.objective, {})
     words = rule_words(objective["baseline"], objective["given"]) if objective.get("baseline") else ""
     if part.averaged:
-        compared = f"compared{f' ({words})' if words else ''}"
-        words = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else compared}"
+        phrase = f"compared{f' ({words})' if words else ''}"
+        words = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else phrase}"
     scale = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of those compared"
     return f"baseline {shown(part.baseline)}{f': {words}' if words else ''}{scale}"
 
@@ -267,10 +267,10 @@ def _share(row: TokenRow, method: str, block: str, credit: float) -> str:
     if not values:
         return ""
     low, high, total = min(values), max(values), math.fsum(values)
-    together = shown(credit if math.isclose(total, credit, rel_tol=1e-5, abs_tol=1e-9) else total, sign=True)
-    alike, count = math.isclose(low, high, rel_tol=1e-5, abs_tol=1e-12), len(values)
-    where = "its one token" if count == 1 else f"{'each of ' if alike else ''}its {count} tokens"
-    return f"{shown(low, sign=True) if alike else _range(low, high)} on {where}, together {together}"
+    total_text = shown(credit if math.isclose(total, credit, rel_tol=1e-5, abs_tol=1e-9) else total, sign=True)
+    are_equal, count = math.isclose(low, high, rel_tol=1e-5, abs_tol=1e-12), len(values)
+    place = "its one token" if count == 1 else f"{'each of ' if are_equal else ''}its {count} tokens"
+    return f"{shown(low, sign=True) if are_equal else _range(low, high)} on {place}, together {total_text}"
 
 
 def _range(low: float, high: float) -> str:

@@ -35,15 +35,15 @@ class Terms:
 
     def marked(self, text: str) -> Markup:
         """Wrap the first mention of each term in an element that explains it."""
-        used: set[str] = set()
+        used_terms: set[str] = set()
 
         def element(match: re.Match[str]) -> str:
             term = _TERMS[match["term"].lower()]
-            if term in used:
+            if term in used_terms:
                 return match[0]
-            used.add(term)
+            used_terms.add(term)
             return Markup('<span class="term" tabindex="0" data-says="{}">{}</span>').format(GLOSSARY[term], match[0])
 
         html = _PATTERN.sub(element, str(escape(text)))
-        self.met = {term: says for term, says in GLOSSARY.items() if term in used or term in self.met}
+        self.met = {term: meaning for term, meaning in GLOSSARY.items() if term in used_terms or term in self.met}
         return Markup(html)

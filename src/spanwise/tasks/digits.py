@@ -51,29 +51,29 @@ class Source(Generic[AnyProblems]):
     def draw(
         self, size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False
     ) -> AnyProblems:
-        """Draw random problems, without the prompts in `exclude`, and with `unique` none twice."""
+        """Draw random problems, without the prompts in `exclude`; with `unique` no prompt is drawn twice."""
         if size < 1:
             raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
-        seen, parts, missing = set(exclude), list[AnyProblems](), size
-        while missing:
-            drawn, rows = self.draw_any(missing, rng), list[int]()
-            for row, prompt in enumerate(drawn.prompts):
-                if prompt not in seen:
+        drawn_prompts, parts, missing_count = set(exclude), list[AnyProblems](), size
+        while missing_count:
+            candidates, rows = self.draw_any(missing_count, rng), list[int]()
+            for row, prompt in enumerate(candidates.prompts):
+                if prompt not in drawn_prompts:
                     rows.append(row)
-                    seen.update([prompt] if unique else [])
-            parts.append(drawn.take(np.array(rows, dtype=np.int64)))
-            missing -= len(rows)
+                    drawn_prompts.update([prompt] if unique else [])
+            parts.append(candidates.take(np.array(rows, dtype=np.int64)))
+            missing_count -= len(rows)
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return type(parts[0])(*(np.concatenate(column) for column in columns))
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
-        """Draw random problems that are not in the evaluation."""
+        """Draw random problems that are no evaluation problems."""
         return self.draw(size, rng=rng, exclude=self.held_out_prompts)
 
     def held_out(self, size: int = HELD_OUT) -> AnyProblems:
         """Return the first `size` of the 512 evaluation problems, all different; raise a DataError if there are fewer."""
         if not 1 <= size <= HELD_OUT:
-            raise DataError(f"This task holds {HELD_OUT} evaluation prompts; {size} were asked for. Choose 1 to {HELD_OUT}.")
+            raise DataError(f"This task has {HELD_OUT} evaluation prompts and you asked for {size}. Choose 1 to {HELD_OUT}.")
         problems = self.draw(HELD_OUT, rng=np.random.default_rng(self.held_out_seed), unique=True)
         return problems.take(np.arange(size))
 
@@ -128,11 +128,12 @@ class Problems(EmbeddedProblems):
 class TraceNoise:
     """The rates and kinds of errors in a warm-start trace."""
 
-    slip: tuple[float, float, float, float]  # a step's digit becomes a random one, by operator in the order of `OPERATORS`
+    # The probability that a step's digit becomes random, by operator in the order of `OPERATORS`.
+    slip: tuple[float, float, float, float]
     refusal: float  # the probability of no solution: `<reasoning></reasoning><answer>?</answer>`
     refusal_confidence: tuple[
         float, ...
-    ] = ()  # the confidences that a refusal draws from; empty: the rule of every other trace
+    ] = ()  # the confidences that a refusal draws from; empty: a refusal follows the rule of all traces
     power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
     spread: float = 0.25
 
@@ -167,7 +168,7 @@ def run_chain(
 
 
 def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step, if a step of operator o slips to a random digit with probability `slip[o]`."""
+    """Return the digit after every step; a step with operator o becomes a random digit with probability `slip[o]`."""
     shape = problems.operator_ns.shape
     slip_ns = rng.random(shape) < np.array(slip)[problems.operator_ns]
     return run_chain(problems, slip_ns, rng.integers(0, 10, shape))
@@ -254,7 +255,7 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 class TwiceNoise:
     """The noise in warm-start traces with two attempts."""
 
-    slip: tuple[float, float, float, float]  # a digit of the reflection becomes a random one, by operator
+    slip: tuple[float, float, float, float]  # probability that a digit of the reflection becomes random, by operator
     repeat: float  # share of reflections that are empty and repeat the first answer
     refusal: float = 0.02  # share of first answers that are `?`
     #: The probability that a first answer gets one more step right: glance**(k - 1) of k steps; else it is a random digit.
@@ -326,9 +327,9 @@ class LongProblems(Problems):
 class LongNoise:
     """The noise in warm-start traces of the long chain."""
 
-    slip: tuple[float, float, float]  # a new value becomes a random digit, for `+`, `-` and `*`
+    slip: tuple[float, float, float]  # probability that a new value becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of lines that are taken with care
-    relief: float = 0.2  # slips with care, as a share of the others
+    relief: float = 0.2  # probability of a slip with care, as a share of the usual probability
     plus: float = 0.5  # how often a smudge is read as a plus
 
 
@@ -344,13 +345,13 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
     traces = []
     for value, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
         lines = ""
-        for place, written in enumerate(steps):
-            step = written.replace("~", "+" if rng.random() < noise.plus else "-")
-            asked, slip, careful = f"{value}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
-            slipped = rng.random() < slip * (noise.relief if careful else 1)
+        for place, copied in enumerate(steps):
+            step = copied.replace("~", "+" if rng.random() < noise.plus else "-")
+            question, slip, is_careful = f"{value}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
+            slipped = rng.random() < slip * (noise.relief if is_careful else 1)
             value = int(rng.integers(0, 10)) if slipped else taken(value, step)
-            read = "" if written == step else step.replace("-", "?-")
-            lines += f"{place}.{written}{read}_{asked}{f'_{asked}' if careful else ''}={value}_"
+            reading = "" if copied == step else step.replace("-", "?-")
+            lines += f"{place}.{copied}{reading}_{question}{f'_{question}' if is_careful else ''}={value}_"
         traces.append(f"<reasoning>{lines}</reasoning><answer>{value}</answer>")
     return traces
 

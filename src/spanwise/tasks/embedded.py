@@ -25,7 +25,7 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# At the usual 0.02 the outputs of the layers hide the digits, and arithmetic is learned much later.
+# With the usual 0.02 the outputs of the layers hide the digits, and the model learns arithmetic much later.
 _EMBEDDING_STD = 0.5
 
 
@@ -121,7 +121,7 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
     return model
 
 
-#: Training prompts and the completions behind them.
+#: Training prompts and the completions that follow these prompts.
 Pairs = list[tuple[str, str]]
 #: The warm starts of the digit chain.
 Start = Literal["easy", "hard", "twice", "long"]
@@ -132,7 +132,7 @@ class Stretch:
     """One stretch of the warm start; without `learned` the model learns all tokens after the prompts."""
 
     name: str
-    place: int  # the seed of its traces
+    place: int  # the seed of the stretch's traces
     noise: Any  # a dataclass, part of the key of a cached model
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
@@ -151,10 +151,10 @@ class Course:
 
     stretches: tuple[Stretch, ...]
     tokenizer: Callable[[], Any] = build_tokenizer
-    # The sizes in which the model differs from that of the short chains.
+    # The sizes that differ from the model of the short chains.
     shape: Mapping[str, int] = field(default_factory=dict)
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(default_factory=dict)  # all else that the weights depend on
+    key: Mapping[str, Any] = field(default_factory=dict)  # everything else that decides the weights
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class Task:
 
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
-    """Return the stated confidences; NaN if none is stated or it cannot be read."""
+    """Return the stated confidences; NaN for a missing or unreadable confidence."""
     stated = [(entry.get(block) or {}).get(tag) if tag in layout.keys[block] else None for entry in text]
     values = [None if one is None else parse_confidence(one) for one in stated]
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)

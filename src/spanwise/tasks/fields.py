@@ -19,7 +19,7 @@ from spanwise.layout import Layout
 from spanwise.tasks.digits import FILLER, EmbeddedProblems, Source
 
 DIGITS = 8
-#: The names of fields, in order; `total` is one of benchmarks/field_kinds.py.
+#: The names of fields, in order; benchmarks/field_kinds.py uses `total`.
 LETTERS = "abcdefghijklmnop"
 NAMES = (*LETTERS, "total")
 #: The block of all text outside the fields.
@@ -40,7 +40,7 @@ class FieldProblems(EmbeddedProblems):
     """N prompts of the task `fields`, as arrays."""
 
     digit_nd: Int[np.ndarray, "n d"]  # the digits in the prompt
-    hidden_n: Int[np.ndarray, " n"]  # the value that is in no prompt
+    hidden_n: Int[np.ndarray, " n"]  # the value that no prompt shows
 
     @property
     def prompts(self) -> list[str]:
@@ -52,7 +52,7 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """The probability that a value of a warm-start trace follows its rule."""
 
-    right: tuple[float, ...]  # the probability, for fields 0, 1, 2, ... in turn; otherwise a random digit
+    right: tuple[float, ...]  # the probability for fields 0, 1, 2, ... in turn; other values are random digits
     # How often field k copies the digit four places after d_k instead, so that each field has its own error to unlearn. If wrong
     # values were only random, a more certain model would improve all fields at once.
     astray: float = 0.4
@@ -85,7 +85,7 @@ def value_of(problems: FieldProblems, operation: str, first: int, second: int) -
 
 @dataclass(frozen=True)
 class Fields:
-    """The objects that the task asks for: how many fields, of which kind.
+    """The JSON objects of the task: the number of fields and their kind.
 
     Args:
         count: K, the number of fields, 1 to 16.
@@ -106,7 +106,7 @@ class Fields:
     def __post_init__(self) -> None:
         fewest, most = self.counts
         if not fewest <= self.count <= most:
-            raise DataError(f"{self.count} fields were asked for; those of kind '{self.kind}' are {fewest} to {most}.")
+            raise DataError(f"{self.count} fields were requested; kind '{self.kind}' has {fewest} to {most}.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class Fields:
         return self.objects(self.values(problems))
 
     def traces(self, problems: FieldProblems, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
-        """Write the completions that the warm start imitates: the form without a fault, values that often break their rule."""
+        """Write the completions that the warm start imitates: a correct form, with values that often break their rule."""
         slip_nk, slipped_nk = self.slips(len(problems), noise, rng)
         astray_nk = rng.random(slip_nk.shape) < noise.astray
         copied_nk = problems.digit_nd[:, (np.arange(self.count) + DIGITS // 2) % DIGITS]

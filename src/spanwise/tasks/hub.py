@@ -24,7 +24,7 @@ PromptFormat = Literal["confidence", "two_attempts"]
 PromptStyle = Literal["plain", "user", "system"]
 #: The number of prompts that are searched for the tags of the layout.
 _LOOKED_AT = 64
-#: Names that TRL uses itself in the call of a reward function, or reads as images.
+#: Names that TRL itself passes to a reward function, or reads as images.
 _TAKEN = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
@@ -119,15 +119,16 @@ def load_task(
         rows = rows.select(range(min(limit, len(rows))))
     text = INSTRUCTIONS[prompt_format] if instruction is None else instruction
     train, evaluation = (_prompts(part, columns, text, style) for part in (rows, held_out))
-    own = layout or LAYOUTS[prompt_format]
+    shape = layout or LAYOUTS[prompt_format]
     seen = [shown(prompt, tokenizer) for prompt in train["prompt"][:_LOOKED_AT]]
-    _check_told(own, seen, instruction=instruction, whole=columns.whole, usual=prompt_format)
+    _check_told(shape, seen, instruction=instruction, whole=columns.whole, usual=prompt_format)
     return Task(
-        name=f"{Path(model).name} on {Path(dataset).name}" + (f", {prompt_format}" if own == LAYOUTS[prompt_format] else ""),
+        name=f"{Path(model).name} on {Path(dataset).name}"
+        + (f", {prompt_format}" if shape == LAYOUTS[prompt_format] else ""),
         model=model,
         train=train,
         evaluation=evaluation,
-        layout=own,
+        layout=shape,
         max_completion_length=max_completion_length,
     )
 
@@ -141,11 +142,11 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # transformers raises many types, and the parser of a damaged file adds its own
         if Path(model).is_dir():
-            what = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {_listing(Path(model))}"
+            fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {_listing(Path(model))}"
         else:
-            what = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
+            fault = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
         raise DataError(
-            f"{what} ({reason(error)}). Set --model to a folder written by save_pretrained or to a hub name."
+            f"{fault} ({reason(error)}). Set --model to a folder written by save_pretrained or to a hub name."
         ) from error
     if not tokenizer.chat_template:
         return tokenizer, "plain"
@@ -157,13 +158,13 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
 
 
 def _prompts(part: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
-    """Return the rows with `prompt` and `answer` beside their other columns."""
+    """Return the rows with the columns `prompt` and `answer` beside the other columns."""
     added = ["prompt"] if columns.answer is None else ["prompt", "answer"]
-    whole = [columns.prompt] if columns.whole else []
-    other_columns = [name for name in part.column_names if name not in (*added, *whole, *_TAKEN)]
+    prompt_columns = [columns.prompt] if columns.whole else []
+    other_columns = [name for name in part.column_names if name not in (*added, *prompt_columns, *_TAKEN)]
     options = {"columns": columns, "instruction": instruction, "style": style}
-    gone = [name for name in part.column_names if name not in other_columns]
-    return part.map(_row, fn_kwargs=options, remove_columns=gone).select_columns([*added, *other_columns])
+    dropped_columns = [name for name in part.column_names if name not in other_columns]
+    return part.map(_row, fn_kwargs=options, remove_columns=dropped_columns).select_columns([*added, *other_columns])
 
 
 def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
@@ -172,22 +173,22 @@ def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str,
     return row if columns.answer is None else {**row, "answer": str(cells[columns.answer])}
 
 
-def _check_told(layout: Layout, seen: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
+def _check_told(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
     """Refuse spanwise's own instruction for tags that it does not ask for; warn if the user's prompts name none of the tags."""
-    missing = untold(layout, seen)
+    missing = untold(layout, prompts)
     if not missing or instruction == "":
         return
-    tags, its = ", ".join(missing), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
+    tags, usual_tags = ", ".join(missing), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
-            f"The layout has {tags}, and no prompt asks for that: the usual instruction of '{usual}' asks for {its}. Set "
-            "instruction to a text that asks for what the layout looks for, prompt_column to a column of whole prompts, or "
-            "instruction='' for a model that knows by itself what to write."
+            f"The layout has {tags}, but no prompt asks for them: the usual instruction of '{usual}' asks for {usual_tags}. Set "
+            "instruction to a text that asks for the layout's tags, prompt_column to a column of whole prompts, or "
+            "instruction='' for a model that writes them by itself."
         )
-    what = "tags" if missing[0].startswith("<") else "keys"
+    noun = "tags" if missing[0].startswith("<") else "keys"
     warnings.warn(
-        f"None of the first {len(seen)} prompts holds {tags} of the layout. A model that has not learnt these {what} before will "
-        "not write them; ask for them in the prompts. If it knows them, set instruction=''.",
+        f"None of the first {len(prompts)} prompts holds {tags} of the layout. A model that has not learnt these {noun} before "
+        "will not write them; ask for them in the prompts. If it knows them, set instruction=''.",
         UserWarning,
         stacklevel=3,
     )
@@ -242,43 +243,43 @@ class DatasetColumns:
     """The columns of a dataset that hold prompts and answers."""
 
     prompt: str
-    whole: bool  # the column holds whole prompts, used unchanged
+    whole: bool  # whether the column holds whole prompts, which stay unchanged
     answer: str | None
-    conversations: bool = False  # the user has not named the column, so its conversations must not end with the answer
+    conversations: bool = False  # whether nobody named the column, so that conversations must end before the answer
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:
     """Read one split of a dataset by hub name, folder or file."""
     from datasets import Dataset, DatasetDict, config, load_dataset, load_from_disk
 
-    place = Path(dataset)
-    suffix, kinds = place.suffix.lower(), (*_READERS, *SUFFIXES)
-    if place.exists():
-        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it would count readers of local files too, on a server
-    if place.is_file() != (suffix in kinds):
-        gone = f"does not exist in '{Path.cwd()}' or beside the recipe"
-        what = "is not a kind of file that can be read" if place.is_file() else gone
+    path = Path(dataset)
+    suffix, kinds = path.suffix.lower(), (*_READERS, *SUFFIXES)
+    if path.exists():
+        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # the libraries would report readers of local files to a server
+    if path.is_file() != (suffix in kinds):
+        not_found = f"does not exist in '{Path.cwd()}' or beside the recipe"
+        problem = "is not a kind of file that can be read" if path.is_file() else not_found
         raise DataError(
-            f"The dataset file '{dataset}' {what}; set --dataset to a {', '.join(kinds)} file, a folder or a hub name."
+            f"The dataset file '{dataset}' {problem}; set --dataset to a {', '.join(kinds)} file, a folder or a hub name."
         )
     if suffix in SUFFIXES:
-        cells = read_delimited(place).to_pydict()
+        cells = read_delimited(path).to_pydict()
         return Dataset.from_dict({name: chats(cell if name in texts else typed(cell)) for name, cell in cells.items()})
-    name, _, part = (dataset, "", "") if place.exists() else dataset.partition(":")
+    name, _, part = (dataset, "", "") if path.exists() else dataset.partition(":")
     reader = _READERS.get(suffix)
     try:
         if reader:
-            return load_dataset(reader, data_files={split: str(place)}, split=split)
-        if (place / "dataset_info.json").is_file() or (place / "dataset_dict.json").is_file():
+            return load_dataset(reader, data_files={split: str(path)}, split=split)
+        if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
             saved = load_from_disk(dataset)
             return saved[split] if isinstance(saved, DatasetDict) else saved
         return load_dataset(name, part or None, split=split)
     except Exception as error:  # datasets, pyarrow and the hub client each raise their own types
         if "StopIteration" in reason(error) or "corresponds to no data" in reason(error):
             raise DataError(_NO_ROWS.format(dataset)) from error
-        what = "file" if reader else "folder" if place.is_dir() else "name"
+        kind = "file" if reader else "folder" if path.is_dir() else "name"
         raise DataError(
-            f"Split '{split}' of the dataset {what} '{dataset}' cannot be read ({reason(error)}). "
+            f"Split '{split}' of the dataset {kind} '{dataset}' cannot be read ({reason(error)}). "
             f"Check --dataset (a file, a folder, or a hub name such as 'owner/name' or 'owner/name:config') and --set split=NAME."
         ) from error
 
@@ -286,11 +287,11 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
 def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
 ) -> DatasetColumns:
-    """Find the columns as asked for; without a question column take whole prompts from `prompt`, else from `messages`."""
-    conversations = False
+    """Find the named columns; without a question column take whole prompts from `prompt`, else from `messages`."""
+    may_be_conversations = False
     if prompt is None and not instruction and question not in names:
         prompt = next((name for name in ("prompt", "messages") if name in names), None)
-        conversations = prompt == "messages"
+        may_be_conversations = prompt == "messages"
     if prompt is not None and instruction:
         raise RecipeError(
             f"Prompts of the column '{prompt}' are used as they are, so that the instruction would go nowhere. Leave it out, or "
@@ -303,7 +304,7 @@ def find_columns(
             UserWarning,
             stacklevel=3,
         )
-    return DatasetColumns(question if prompt is None else prompt, prompt is not None, answer, conversations)
+    return DatasetColumns(question if prompt is None else prompt, prompt is not None, answer, may_be_conversations)
 
 
 def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
@@ -317,28 +318,28 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
         if name is None:
             continue
         if name not in rows.column_names:
-            other = {
+            advice = {
                 "question_column": ", or whole prompts, used as they are, with prompt_column=NAME",
-                "answer_column": ", or say with answer_column=null that there are none",
+                "answer_column": ", or set answer_column=null if there are no answers",
             }
             raise DataError(
                 f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.column_names)}. "
-                f"Name the right one with --set {option}=NAME{other.get(option, '')}."
+                f"Name the right one with --set {option}=NAME{advice.get(option, '')}."
             )
         for row, cell in enumerate(rows[name]):
-            empty = cell is None or not str(cell).strip()
-            fault = "fill it in or remove the row." if empty else _fault(cell, option, columns, template=template)
+            is_empty = cell is None or not str(cell).strip()
+            fault = "fill it in or remove the row." if is_empty else _fault(cell, option, columns, template=template)
             if fault:
-                content = "nothing" if empty else f"{cell!r:.80}"
+                content = "nothing" if is_empty else f"{cell!r:.80}"
                 raise DataError(f"Row {row} of the dataset '{dataset}' has {content} in column '{name}'; {fault}")
 
 
 def _fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
-    """Say why a cell is no question, no prompt or no answer; return None if it is one."""
+    """Say why a cell is no question, prompt or answer; return None for a good cell."""
     if option == "prompt_column":
         fault = prompt_fault(cell, template=template)
         if not fault and columns.conversations and cell[-1]["role"] == "assistant":
-            return "that ends with what the assistant says, and a prompt ends before it. Leave that message out."
+            return "which ends with an answer of the assistant, but a prompt ends before the answer. Leave that message out."
         return fault
     if not isinstance(cell, (list, dict)):
         return None
@@ -355,9 +356,9 @@ def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
             f"The dataset '{dataset}' has {len(rows)} rows and {eval_limit} evaluation rows were asked for; "
             f"at least one must be left on each side. Give a larger dataset or --set eval_prompts=1 or more."
         )
-    chosen = np.random.default_rng(0).permutation(len(rows))[:size]
-    left = np.setdiff1d(np.arange(len(rows)), chosen)
-    return rows.select(left.tolist()), rows.select(sorted(chosen[:eval_limit].tolist()))
+    held_out = np.random.default_rng(0).permutation(len(rows))[:size]
+    other_rows = np.setdiff1d(np.arange(len(rows)), held_out)
+    return rows.select(other_rows.tolist()), rows.select(sorted(held_out[:eval_limit].tolist()))
 
 
 def reason(error: BaseException) -> str:

@@ -35,7 +35,7 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of supervised training with its own cosine schedule.
+    """A part of supervised training with its own cosine schedule.
 
     Args:
         steps: how many optimiser steps.
@@ -129,14 +129,14 @@ def warm_start(
     root = Path(cache_folder) if cache_folder is not None else default_cache_folder()
     stretches = course.stretches
     folders = [root / _folder_name(course, index, seed, settings) for index in range(len(stretches))]
-    done = next((index + 1 for index in reversed(range(len(stretches))) if is_intact(folders[index])), 0)
-    if done == len(stretches):
+    done_count = next((index + 1 for index in reversed(range(len(stretches))) if is_intact(folders[index])), 0)
+    if done_count == len(stretches):
         return folders[-1]
-    total = sum(_phases(settings)[stretch.name].steps for stretch in stretches[done:])
+    total = sum(_phases(settings)[stretch.name].steps for stretch in stretches[done_count:])
     tokenizer = course.tokenizer()
-    model = load(folders[done - 1]) if done else build_model(tokenizer, seed, **course.shape)
+    model = load(folders[done_count - 1]) if done_count else build_model(tokenizer, seed, **course.shape)
     step = 0
-    for index in range(done, len(stretches)):
+    for index in range(done_count, len(stretches)):
         for loss in _train(model, tokenizer, stretches[index], seed, settings):
             step += 1
             if progress is not None:
@@ -173,8 +173,8 @@ def digits_task(
         DataError: `eval_size` is not in 1..512, `train_size` is below 1, or the cache cannot be written.
     """
     if train_size < 1:
-        what = "The fields need" if isinstance(start, Fields) else "The digit chain needs"
-        raise DataError(f"{what} at least 1 training prompt; train_size is {train_size}.")
+        subject = "The fields need" if isinstance(start, Fields) else "The digit chain needs"
+        raise DataError(f"{subject} at least 1 training prompt; train_size is {train_size}.")
     task = embedded(start)
     evaluation = task.source.held_out(eval_size)
     train = task.source.training(train_size, rng=np.random.default_rng([seed, 1]))
@@ -207,7 +207,7 @@ def _train(model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: Wa
     rng, threads = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
     ids = tokenizer.get_vocab()
     model.train()
-    # At this size a second thread helps little on an idle machine and slows a busy one down several times.
+    # For so small a model a second thread helps little on an idle machine and slows a busy machine down several times.
     torch.set_num_threads(1)
     try:
         for _ in range(phase.steps):
@@ -249,7 +249,7 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
-    """Return all that the weights depend on: this stretch and those before it."""
+    """Return everything that decides the weights: this stretch and the stretches before it."""
     used = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
     skipped = _phases(settings).keys() - used.keys()
     return {
@@ -290,7 +290,7 @@ def is_intact(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         broken = [f"{_RECORD} ({type(error).__name__})"]
     if broken:
-        _logger.warning("The cached warm start '%s' is damaged (%s); it is built again.", folder, ", ".join(broken))
+        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, ", ".join(broken))
     return not broken
 
 
@@ -332,7 +332,7 @@ def load(folder: Path) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the progress bars of transformers, which would break into those of spanwise."""
+    """Hide the progress bars of transformers, which would interrupt the bars of spanwise."""
     from transformers.utils import logging as transformers_logging
 
     enabled = transformers_logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""The conformance suite: properties of every estimator, segmenter and reward, built in or your own.
+"""The conformance suite: properties that estimators, segmenters and rewards must have, built in or your own.
 
 `check_estimator`, `check_segmenter` and `check_reward` search for counter-examples and describe one in a sentence. Needs
 `pip install 'spanwise[testing]'`.
@@ -8,7 +8,7 @@ from spanwise.errors import lacking
 
 try:
     import hypothesis as _hypothesis  # noqa: F401
-except ModuleNotFoundError as error:  # the core installs without hypothesis
+except ModuleNotFoundError as error:  # spanwise installs without hypothesis
     raise lacking("spanwise.testing", error) from error
 
 from spanwise.testing.batches import ENTRIES

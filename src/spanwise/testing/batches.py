@@ -27,7 +27,7 @@ _numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, 
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
-#: The entries of an input, by the name before the index letters; extend it for a call with `inputs=`.
+#: Name of an input before its index letters -> the values of its entries; `inputs=` of a call adds names.
 ENTRIES: dict[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("reward", "score", "by_outcome", "metric", "value", "adv", "advantage", "bootstrap"), _numbers),
     **dict.fromkeys(("confidence", "report", "importance"), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
@@ -42,7 +42,7 @@ ENTRIES: dict[str, SearchStrategy[Any]] = {
 _REWARDS = ("reward", "score", "calibration", "correct")
 _WHOLE = ("ids", "length", "stratum", "group", "trajectory", "step", "block", "start", "end", "anchor", "state")
 _STRUCTURE = ("group", "trajectory", "step", "mask", "block")
-#: Ids like hashes: of both signs, and so large that neighbours are one number in float64.
+#: Ids like hashes: of both signs, and so large that neighbouring ids are the same float64.
 LABELS = (-(2**62) - 1, -(2**62), -1, -(2**63), 0, 2**62, 2**63 - 1, 2, 7)
 
 
@@ -68,7 +68,7 @@ class Input:
 
 
 def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
-    """Return these rows, in this order, of columns that are tensors or lists."""
+    """Return the given rows of columns, which are tensors or lists, in the given order."""
     return {
         name: value[list(index)] if isinstance(value, Tensor) else [value[row] for row in index]
         for name, value in columns.items()
@@ -80,7 +80,7 @@ class DrawnBatch:
     """The inputs of one call, before tokens get their places."""
 
     spec: tuple[Input, ...]
-    group_n: Int[Tensor, " n"]  # which rows belong together, also where the estimator gets no groups
+    group_n: Int[Tensor, " n"]  # the group of each row, even if the estimator gets no groups
     rows: Mapping[str, Any]
     place_nt: Int[Tensor, "n t"]
     fill: float = 0.0
@@ -100,10 +100,10 @@ class DrawnBatch:
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments by name."""
-        inputs, whole = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
+        inputs, fill_index = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
         for entry in (entry for entry in self.spec if entry.by_token):
-            other = self.fill if entry.dtype == torch.float64 else whole
-            masked = -1 if entry.stem == "block" else 0.0 if entry.is_reward else other
+            fill = self.fill if entry.dtype == torch.float64 else fill_index
+            masked = -1 if entry.stem == "block" else 0.0 if entry.is_reward else fill
             inputs[entry.name] = (
                 self.place_nt >= 0 if entry.stem == "mask" else placed(self.rows[entry.name], self.place_nt, masked)
             )
@@ -118,7 +118,7 @@ def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) 
 def read_inputs(
     estimator: Callable[..., Any], *, optional: Sequence[str] = (), entries: Mapping[str, SearchStrategy[Any]] | None = None
 ) -> tuple[Input, ...]:
-    """Return the arguments of an estimator: its parameters without default, and the `optional` ones."""
+    """Return the inputs of an estimator: its parameters without default, and the `optional` parameters."""
     spec = []
     for parameter in inspect.signature(estimator).parameters.values():
         name, variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -129,7 +129,7 @@ def read_inputs(
         indexed = axes[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axes)
         if not indexed or (values is None and stem not in _STRUCTURE):
             raise RecipeError(
-                f"The suite does not know what to put into '{name}'. Name inputs by their indices (reward_n, value_nt) and say "
+                f"The suite does not know the values of '{name}'. Name inputs by their indices (reward_n, value_nt) and say "
                 f"what an entry looks like: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
                 f"Known without it: {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
             )
@@ -175,7 +175,7 @@ def _row_of_tokens(draw: Draw, entry: Input, size: int, k: int) -> tuple[Any, ..
     if entry.stem == "block":
         return tuple(sorted(draw(st.lists(st.integers(0, k - 1), min_size=size, max_size=size))))
     assert entry.entries is not None
-    if entry.is_reward and size and draw(st.booleans()):  # mostly paid at the end, as verifiers do
+    if entry.is_reward and size and draw(st.booleans()):  # most rewards come at the end, as from verifiers
         return (*(0.0 for _ in range(size - 1)), draw(entry.entries))
     return tuple(draw(st.lists(entry.entries, min_size=size, max_size=size)))
 
@@ -183,7 +183,7 @@ def _row_of_tokens(draw: Draw, entry: Input, size: int, k: int) -> tuple[Any, ..
 def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[int]], absent: bool) -> Any:
     if entry.stem in structure:
         return torch.tensor(structure[entry.stem], dtype=entry.dtype)
-    if entry.stem == "step":  # numbered in row order, with gaps, as only the order counts
+    if entry.stem == "step":  # step numbers have gaps, because only their order counts
         row = structure["trajectory"]
         return torch.tensor([3 * row[:i].count(j) for i, j in enumerate(row)], dtype=entry.dtype)
     sizes = [{"k": k, "m": 2}.get(axis) or int(axis) for axis in entry.axes[1:]]

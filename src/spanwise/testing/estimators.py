@@ -22,7 +22,7 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # numbers whose sums are rounded
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # numbers with sums that float32 rounds
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
@@ -103,8 +103,8 @@ def check_estimator(
     )
 
     def strategy_of(name: str) -> SearchStrategy[DrawnBatch]:
-        whole = name in ("precision", "shift", "monotone", "signs") or "absent" in method.exceptions
-        return batches_of(spec, absent=not whole and method.kind in ("completion", "block"))
+        all_present = name in ("precision", "shift", "monotone", "signs") or "absent" in method.exceptions
+        return batches_of(spec, absent=not all_present and method.kind in ("completion", "block"))
 
     suite.check(strategy_of, asked=properties, exceptions=declared, examples=examples)
 
@@ -138,11 +138,11 @@ class _Estimator(Suite):
         return [entry.name for entry in self.spec if entry.is_reward and not entry.by_token]
 
     def pieces(self, batch: DrawnBatch) -> list[list[int]]:
-        """Return the groups."""
+        """Return the groups, which are credited apart from each other."""
         return [(batch.group_n == group).nonzero().flatten().tolist() for group in batch.group_n.unique()]
 
     def columns(self, result: Any) -> dict[str, Tensor]:
-        """Return the advantages."""
+        """Return the advantages by column name."""
         if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
             result = result[0]  # a NamedTuple whose first field is the advantage
         if not isinstance(result, Tensor):
@@ -184,7 +184,7 @@ class _Estimator(Suite):
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
         """Call the estimator with the rows in another order, under other ids."""
-        labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}  # steps keep their order
+        labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}  # the steps of a trajectory keep their order
         numbered = [e for e in self.spec if e.stem in labels and isinstance(batch.rows.get(e.name), Tensor)]
         order = draw(st.permutations(range(len(batch))))
         moved = batch.put(
@@ -238,25 +238,23 @@ class _Estimator(Suite):
             self.refuse(batch, adv_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Raise one reward of one row, of tokens the last; compare the credit of the same block, step or token."""
+        """Raise one reward of one row, for tokens the last; compare the credit of the same block, step or token."""
         names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
-        row, name, more = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(names)), draw(_NOT_NEGATIVE)
-        before = batch.rows[name]
+        row, name, amount = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(names)), draw(_NOT_NEGATIVE)
+        raised_rows = batch.rows[name]
         at: tuple[int, ...] = (row,)
-        if before.ndim > 1:
-            size = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else before.shape[1]
+        if raised_rows.ndim > 1:
+            size = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else raised_rows.shape[1]
             if not size:
                 return
             at = (row, size - 1 if self.of_tokens else draw(st.integers(0, size - 1)))
-        reward = before.clone()
-        reward[at] += more
+        reward = raised_rows.clone()
+        reward[at] += amount
         moved = batch.put({name: reward})
-        less, result = self.run(batch)[""], self.run(moved)[""]
-        where = at[: result.ndim]
-        if not bool(result[where] >= less[where] - 1e-9):
-            self.refuse(
-                moved, result, f"at {where} no less than {float(less[where])}, which it gets with {more:g} less of {name}"
-            )
+        lower, result = self.run(batch)[""], self.run(moved)[""]
+        place = at[: result.ndim]
+        if not bool(result[place] >= lower[place] - 1e-9):
+            self.refuse(moved, result, f"at {place} at least {float(lower[place])}, as with {amount:g} less of {name}")
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)[""]
@@ -278,5 +276,5 @@ def _by_group(batch: DrawnBatch, draw: Draw, numbers: Sequence[float]) -> Tensor
 
 
 def _wide(number_n: Tensor, like: Tensor) -> Tensor:
-    """Return a number for each row in the shape of an input."""
+    """Expand one number per row to the shape of an input."""
     return number_n.to(like.dtype).reshape(-1, *(1 for _ in like.shape[1:])).expand_as(like)

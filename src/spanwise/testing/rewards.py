@@ -43,7 +43,7 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class DrawnCompletions:
-    """The arguments of a reward: of each completion its blocks, its row of the dataset, and the rewards scored before."""
+    """The arguments of a reward: each completion's blocks, dataset row, and earlier rewards."""
 
     rows: Sequence[tuple[Any, ...]]
 

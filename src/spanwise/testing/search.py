@@ -19,7 +19,7 @@ from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed,
 # Speed of an estimator and size of its inputs are not checked here.
 _NOT_OURS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
 
-#: The least number of examples for a property that something happens at all.
+#: The smallest number of examples for a property that something happens in some example.
 _MOST_TO_MEET = 60
 
 
@@ -39,8 +39,8 @@ class Suite:
     who: str
     function: Callable[..., Any]
     sentences: Mapping[str, str]
-    name: str = ""  # of the property being checked
-    met: set[Any] = field(default_factory=set)  # facts that its examples showed so far
+    name: str = ""  # the name of the property that is checked
+    met: set[Any] = field(default_factory=set)  # the facts that the property's examples showed so far
     #: Property -> the facts that its examples together must show.
     to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {}
     #: Column per token -> its value at masked tokens; and the columns per row that do not depend on the places of tokens.
@@ -53,7 +53,7 @@ class Suite:
         return {"": result}
 
     def pieces(self, batch: Any) -> list[list[int]]:
-        """Return the sets of rows that are computed apart from each other."""
+        """Return the sets of rows that the function handles apart from each other."""
         return [[row] for row in range(len(batch))]
 
     def shown(self, example: Any) -> str:
@@ -68,7 +68,7 @@ class Suite:
         exceptions: Mapping[str, str] | None,
         examples: int,
     ) -> None:
-        """Search the examples of each property asked for, or of all but the exceptions, for the smallest that breaks it."""
+        """Search each requested property, or all but the exceptions, for the smallest example that breaks the property."""
         for name in (*(asked or ()), *(exceptions or ())):
             check_known("property", name, self.sentences)
         for name in asked or self.sentences:
@@ -99,7 +99,7 @@ class Suite:
         return self.call(batch.inputs())
 
     def fail(self, example: Any, detail: str) -> NoReturn:
-        """Raise the error with its sentence."""
+        """Raise a ConformanceError with the property, the example and the detail."""
         raise ConformanceError(
             f"{self.who} breaks '{self.name}': {self.sentences[self.name]}. Smallest example: {self.shown(example)}. {detail}"
         )
@@ -112,7 +112,7 @@ class Suite:
                 self.fail(example, f"Got {what}{show(result[column])}, expected {show(value)}.")
 
     def alone(self, batch: Any, rows: list[int]) -> None:
-        """Fail if rows get another result in the batch than without the other rows."""
+        """Fail if some rows alone get another result than in the batch."""
         if rows:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 
@@ -183,7 +183,7 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
     try:
         run()
     except ConformanceError as error:
-        raise ConformanceError(str(error)) from error.__cause__  # without hypothesis's long output
+        raise ConformanceError(str(error)) from error.__cause__  # hide hypothesis's long output
     except Unsatisfiable as error:
         raise RecipeError("No example could be built from the given inputs; loosen their strategies.") from error
 

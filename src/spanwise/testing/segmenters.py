@@ -32,7 +32,7 @@ _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "
 
 
 def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()) -> Vocabulary:
-    """A vocabulary for tests: all bytes, whole tags and other signs, and pieces that straddle one of these or cut a character.
+    """Build a vocabulary for tests: all bytes, whole tags and signs, and pieces that straddle a sign or cut a character.
 
     >>> b"></" in small_vocabulary().pieces
     True
@@ -46,7 +46,7 @@ def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: S
 def texts(
     tags: Sequence[str] = ("answer", "confidence"), *, most: int = 8, signs: Sequence[str] = ()
 ) -> SearchStrategy[str]:
-    """Strategy: completions as a policy may write them: tags and other signs in any order, whole and broken, between noise.
+    """Build a strategy for completions as a policy may write them: whole and broken tags and signs in any order, and noise.
 
     Example:
         >>> from hypothesis import find
@@ -60,7 +60,7 @@ def texts(
 def token_rows(
     vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()
 ) -> SearchStrategy[tuple[int, ...]]:
-    """Strategy: token ids of a text of `texts(tags)` as a policy may sample them, cut into any pieces of the vocabulary.
+    """Build a strategy for token ids of a text of `texts(tags)`, cut into any pieces of the vocabulary.
 
     Example:
         >>> from hypothesis import given
@@ -74,7 +74,7 @@ def token_rows(
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
-    """Return a function of bytes and choices that cuts the bytes into pieces of the vocabulary, 0 the longest that fits."""
+    """Return a function of bytes and choices that cuts the bytes into pieces of the vocabulary; choice 0 is the longest piece."""
     by_first: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
         if vocabulary.pieces[index]:
@@ -146,7 +146,7 @@ class _Segmenter(Suite):
     to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {"seen": frozenset((True,))}
 
     def columns(self, result: Any) -> dict[str, Any]:
-        """Return the tensors of its spans, and its texts if it returns them."""
+        """Return the tensors of the spans, and the texts if the segmenter returns texts."""
         spans, text = result if isinstance(result, tuple) else (result, None)
         if not isinstance(spans, Spans):
             raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
@@ -161,7 +161,7 @@ class _Segmenter(Suite):
         }
 
     def shown(self, example: DrawnBatch) -> str:
-        """Return the pieces of its tokens, and all other arguments."""
+        """Return an example as the pieces of its tokens and all other arguments."""
         return f"as pieces: {self.spelled(example)}; {show(example.inputs())}"
 
     def spelled(self, batch: DrawnBatch) -> list[list[bytes]]:
@@ -183,7 +183,7 @@ class _Segmenter(Suite):
         right_nk = (start_nk == expected.start_nk) & (end_nk == expected.end_nk)
         if not bool((right_nk | (~expected.present_nk & (start_nk == end_nk))).all()):
             intervals = f"from {show(start_nk)} to {show(end_nk)}"
-            self.fail(batch, f"The intervals of the blocks go {intervals}, and their tokens say {show(block_nt)}.")
+            self.fail(batch, f"The intervals of the blocks go {intervals}, but the tokens' blocks are {show(block_nt)}.")
 
     def seen(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)
@@ -207,9 +207,9 @@ class _Segmenter(Suite):
             texts_of_row = [blocks[result["names"][row][k]] for k in order]
             has_token = [spans[k][0] < spans[k][1] for k in order]
             if [block is not None for block in texts_of_row] != has_token:
-                self.fail(batch, f"Completion {row} has text {texts_of_row} for blocks that are there: {has_token}.")
+                self.fail(batch, f"Completion {row} has the texts {texts_of_row}, but blocks with tokens {has_token}.")
             joined = "".join(str(block[""]) for block in texts_of_row if block is not None)
-            straddled = int(result["fault_n"][row]) & Fault.STRADDLED  # the bytes of a block without a token are in no text
+            straddled = int(result["fault_n"][row]) & Fault.STRADDLED  # the texts lack the bytes of a block without tokens
             if not straddled and not _same_text(joined, data, ordered=not _overlap(spans)):
                 self.fail(batch, f"The blocks of completion {row} hold {joined!r}, its tokens {data!r}.")
 

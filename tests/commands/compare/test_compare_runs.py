@@ -213,7 +213,7 @@ def test_the_numbers_of_another_recipe_are_never_taken(finished, tmp_path):
         other.finished()
     # As a plain `spanwise train` into that folder leaves it, or a comparison whose record was deleted.
     other.file.unlink()
-    with pytest.raises(DataError, match="which describes it, is missing"):
+    with pytest.raises(DataError, match="the recipe of that run, is missing"):
         other.finished()
     shutil.rmtree(other.folder)
     assert not other.finished()
@@ -268,8 +268,10 @@ def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monke
     assert room._start(one, Console(width=160)).wait() == 0
     assert asked == [False, True]
     first, second = capsys.readouterr().out.splitlines()
-    cut_off = "it holds no spanwise.json, which is written last, so saving was cut off or another trainer wrote it."
-    assert first == f"group-0 starts anew; not readable are checkpoint-20: {cut_off}"
+    cut_off = (
+        "the folder lacks spanwise.json, which is written last: saving was cut off, or another trainer wrote the folder."
+    )
+    assert first == f"group-0 starts anew; these checkpoints are not readable: checkpoint-20: {cut_off}"
     assert second == f"group-0 goes on from checkpoint-10; not readable are checkpoint-20: {cut_off}"
     assert (tmp_path / "group-0.log").read_text() == "one attempt\n" * 2
 
@@ -277,8 +279,8 @@ def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monke
 def test_what_ended_a_training_without_a_word_is_said(tmp_path):
     one = planned(("group",), (0,), SMALL, str(tmp_path))[0]
     (tmp_path / "group-0.log").write_text("train 10/120  left 60 s\n")
-    assert room._why(one, -9).startswith("it was ended by signal 9 (Killed) (all of it: ")
-    assert room._why(one, 2).startswith("train 10/120  left 60 s (all of it: ")
+    assert room._why(one, -9).startswith("the run was ended by signal 9 (Killed) (full log: ")
+    assert room._why(one, 2).startswith("train 10/120  left 60 s (full log: ")
 
 
 def test_arms_that_cannot_be_compared_are_refused(tmp_path):

@@ -352,7 +352,10 @@ def test_a_bad_file_is_one_sentence(case, tmp_path):
     ("options", "sentence"),
     [
         ({"methods": ["bea"]}, "There is no method 'bea'. Did you mean 'bae'?"),
-        ({"methods": ["bae:bach"]}, "Baseline 'bach' of 'bae:bach' is none of none, batch, group, outcome, blended."),
+        (
+            {"methods": ["bae:bach"]},
+            "Baseline 'bach' of 'bae:bach' does not exist; choose from none, batch, group, outcome, blended.",
+        ),
         ({"methods": ["grpo:batch"]}, "Method 'grpo' takes no baseline"),
         ({"reward": {"correct": "ac"}}, "Did you mean 'acc'?"),
         ({"reward": {"corect": "acc"}}, "There is no objective 'corect'. Did you mean 'correct'?"),

@@ -184,8 +184,8 @@ def test_usual_methods_without_a_source_are_left_out(tmp_path):
     file = verl_file(tmp_path / "1.jsonl", ["<answer>3</answer><answer>4</answer>"] * 4, score=[1, 1, 0, 0])
     result = credit_rollouts(file, reward={"correct": "score"}, overrides={"layout": layout})
     assert [one.name for one in result.applied] == ["grpo", "recorded"]
-    assert "rlcr and bae are left out: Reward 'second_attempt' needs the right answers" in result.note
-    with pytest.raises(DataError, match="Reward 'second_attempt' needs the right answers"):
+    assert "rlcr and bae are left out: Reward 'second_attempt' needs gold answers" in result.note
+    with pytest.raises(DataError, match="Reward 'second_attempt' needs gold answers"):
         credit_rollouts(file, methods=["bae"], reward={"correct": "score"}, overrides={"layout": layout})
 
 

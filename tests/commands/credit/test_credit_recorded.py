@@ -64,7 +64,7 @@ def test_verifiers_with_draft_and_final():
     result = credit_rollouts(WRITTEN / "verifiers")
     arms = by_name(result)
     assert list(arms) == ["grpo", "bae", "recorded"]
-    assert "rlcr is left out: Method 'rlcr' adds up several objectives, and there is only 'correct'" in result.note
+    assert "rlcr is left out: Method 'rlcr' adds up several objectives, but there is only 'correct'" in result.note
     assert result.marked.names == ("draft", "final")
     assert "correct from the file's 'reward'." in result.note
     assert arms["bae"].credit.block_nk.tolist() == [[0.5, 0.5], [0.5, 0.5], [-0.5, -0.5], [-0.5, -0.5]]  # 1 1 0 0, mean .5
@@ -135,7 +135,7 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
         )
     seen, size = sampled(result, 3)
     np.testing.assert_allclose(seen["recorded"], [-0.75 / size] * size, rtol=1e-6)
-    assert "recorded is no method: the file's 'advantage', shared out over the tokens of the completion." in result.note
+    assert "recorded is no method: the file's 'advantage', spread over the tokens of the completion." in result.note
 
 
 def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
@@ -160,10 +160,10 @@ def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
     assert (size, length) == (8, 5)
     second, size = sampled(result, 1)
     np.testing.assert_allclose(second["recorded"], [-0.5 / size] * (size - 1) + [-0.5 / size - 0.25], rtol=1e-6)
-    assert "the file's 'credit/...' of each block, shared out over the tokens of the block." in result.note
+    assert "the file's 'credit/...' of each block, spread over the tokens of the block." in result.note
     other = {"layout": {"first": ["answer"], "confidence": ["confidence"]}}
     assert "recorded is left out: " in credit_rollouts(file, overrides=other).note
-    with pytest.raises(RecipeError, match="and the layout has first"):
+    with pytest.raises(RecipeError, match="the layout also has first"):
         credit_rollouts(file, overrides=other, methods=["recorded"])
 
 
@@ -180,7 +180,10 @@ def test_it_goes_to_every_file(tmp_path):
     )  # four of 1.1, three of .1, one of 1
     assert kept["methods"]["recorded"]["dead_strata"] == {}
     html = (tmp_path / "out" / "report.html").read_text()
-    assert "What grpo, rlcr, bae would have credited in 8 completions, without training, beside what is recorded." in html
+    assert (
+        "The credit that grpo, rlcr, bae would have given to 8 completions, without training, beside the recorded credit."
+        in html
+    )
     report_folder(tmp_path / "out")
     assert (tmp_path / "out" / "report.html").read_text() == html
 
@@ -189,7 +192,7 @@ def test_it_can_be_asked_for_alone(tmp_path):
     made = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet(), methods=["recorded"])
     assert [one.name for one in made.applied] == ["recorded"]
     assert made.marked.names == ("plan", "code", "confidence")
-    assert "What is recorded of 8 completions." in (tmp_path / "out" / "report.html").read_text()
+    assert "The recorded credit of 8 completions." in (tmp_path / "out" / "report.html").read_text()
     assert [one.name for one in credit_rollouts(WRITTEN / "verl", methods=["grpo"]).applied] == ["grpo"]
 
 

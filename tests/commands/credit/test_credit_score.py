@@ -93,7 +93,7 @@ def test_the_score_is_shown_as_a_confidence(tmp_path):
     console = quiet()
     path = file(tmp_path, [1.4, 0.2, -0.3, None])
     credit(path, output=tmp_path / "out", recipe=recipe(tmp_path), methods=["recipe"], console=console)
-    said = "3 completions have one (75 %), and against correct ECE 0.067, Brier 0.013, AUROC 1.000."  # .2 / 3, .04 / 3
+    said = "3 completions have a score (75 %), and against correct ECE 0.067, Brier 0.013, AUROC 1.000."  # .2 / 3, .04 / 3
     assert said in console.file.getvalue()
     shown = json.loads((tmp_path / "out" / "summary.json").read_text())["score"]
     assert (shown["completions"], shown["coverage"], shown["verdict"]) == (3, 0.75, "correct")
@@ -104,7 +104,7 @@ def test_the_score_is_shown_as_a_confidence(tmp_path):
     assert said in page.text
     assert data_of(html)["scores"] == [
         "says of itself 1.00 (1.4, clipped)", "says of itself 0.20", "says of itself 0.00 (-0.3, clipped)",
-        "no score of its own: it was cut off",
+        "no score of its own: the completion was cut off",
     ]  # fmt: skip
     assert report_folder(tmp_path / "out").read_text() == html
     again = read_rollouts(tmp_path / "out" / "credit.parquet")
@@ -115,7 +115,10 @@ def test_scores_that_are_all_clipped_to_one_number_are_named(tmp_path):
     found = credit_rollouts(file(tmp_path, [1.4, 1.2, 1.3, None]), methods=["grpo"])
     assert found.note.endswith("AUROC 0.500. Every score is 1, after clipping.")
     unknown = {"reward/correct": [0.5, 0.25, 0.5, 0.5]}
-    assert "nothing in the file says which are right" in credit_rollouts(file(tmp_path, **unknown), methods=["grpo"]).note
+    assert (
+        "the file does not say which completions are right"
+        in credit_rollouts(file(tmp_path, **unknown), methods=["grpo"]).note
+    )
 
 
 def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):

@@ -47,4 +47,7 @@ def test_the_options_of_a_method_are_taken_and_the_rest_is_its_own():
 
 @pytest.mark.parametrize(("boundary", "does"), [("start", "opens a segment"), ("end", "has closed a segment")])
 def test_the_words_say_which_side_the_unlikely_token_lies_on(boundary, does):
-    assert segment_words(SaeSegments(0.2, boundary)) == f"A tick stands where a token of a probability below 0.2 {does}."
+    assert (
+        segment_words(SaeSegments(0.2, boundary))
+        == f"A tick marks each place where a token with a probability below 0.2 {does}."
+    )

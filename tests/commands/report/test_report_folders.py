@@ -135,7 +135,7 @@ def check_refused(folder, *words):
 def test_folders_that_no_report_can_be_made_of(tmp_path):
     check_refused(tmp_path, "no folder of spanwise train")
     (tmp_path / "summary.json").write_text("{}")
-    check_refused(tmp_path, "not of a comparison")
+    check_refused(tmp_path, "no summary of a comparison")
     (tmp_path / "summary.json").write_text("{")
     check_refused(tmp_path, "summary.json", "not a JSON object")
     folder = make_run(tmp_path / "run")
@@ -145,7 +145,7 @@ def test_folders_that_no_report_can_be_made_of(tmp_path):
     (folder / "evaluation.parquet").write_bytes(b"PAR1 but no more")
     check_refused(folder, "evaluation.parquet")
     (tmp_path / "summary.json").write_text(json.dumps({"arms": ["a"], "seeds": [0], "figures": {"a": {"ece": {}}}}))
-    check_refused(tmp_path, "None of the runs")
+    check_refused(tmp_path, "No run of this comparison")
     (tmp_path / "fidelity.json").write_text('{"source": "x"}')
     check_refused(tmp_path, "fidelity.json")
 

@@ -90,7 +90,7 @@ def test_a_calm_score_and_hollow_ones():
 def test_what_cannot_be_measured_is_not_said_of_the_score():
     spoken = unmeasured(Layout({"solution": ["answer"]}), TAGS, scored=True)
     assert set(spoken) == {"coverage", *CALIBRATION}
-    assert spoken["ece"].endswith("only <answer>; those of the score are there")
+    assert spoken["ece"].endswith("only <answer>; the figures of the score are measured")
     nothing = unmeasured(Layout({"plan": ["plan"]}), TAGS, scored=True)
     assert "laser_ece" in nothing
     assert "laser_coverage" not in nothing

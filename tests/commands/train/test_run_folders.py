@@ -161,14 +161,16 @@ def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
 def test_a_run_goes_on_under_its_own_recipe_only(run):
     before = files_of(run)
     for changes, said in (
-        ({"method": "rlcr"}, r"method was 'bae' and is 'rlcr' now, objectives was another"),
+        ({"method": "rlcr"}, r"method was 'bae' and is 'rlcr' now, objectives differs"),
         ({"steps": 1}, r"steps was 2 and is 1 now"),
         ({"learning_rate": 1e-3}, r"learning_rate was 0.0004 and is 0.001 now"),
         ({"trainer": {"beta": 0.1}}, r"trainer was \{\} and is"),
     ):
         for output in (str(run), "elsewhere"):
             resume = "last" if output == str(run) else str(run / "checkpoints" / "checkpoint-1")
-            with pytest.raises(DataError, match=rf"is of a run of another recipe \({said}.*spanwise train --resume .*moved"):
+            with pytest.raises(
+                DataError, match=rf"belongs to a run of another recipe \({said}.*spanwise train --resume .*moved"
+            ):
                 again(**changes, output=output, resume=resume)
     assert files_of(run) == before
 
@@ -178,7 +180,7 @@ def test_a_run_goes_on_under_its_own_recipe_only(run):
     [
         ({"seed": 7}, r"seed was 0 and is 7 now"),
         ({"learning_rate": 1e-3}, r"learning_rate was 0.0004 and is 0.001 now"),
-        ({"objectives": "weight"}, r"objectives was another"),
+        ({"objectives": "weight"}, r"objectives differs"),
         ({"trainer": {"lr_scheduler_type": "linear"}, "steps": 3}, r"steps was 2 and is 3 now, trainer was .*"),
     ],
 )
@@ -225,7 +227,7 @@ def test_a_checkpoint_of_before_is_taken_with_one_sentence(run, capsys):
     file.write_text(json.dumps({name: held[name] for name in ("files", "processes", "resumable", "estimator")}))
     recipe = load(None, SMALL)
     train(recipe, console=Console(width=500), resume=str(file.parent))
-    assert capsys.readouterr().out.count("was written by an earlier version, without file digests") == 1
+    assert capsys.readouterr().out.count("comes from an earlier version without file digests") == 1
 
 
 def test_more_steps_may_be_asked_for(run):
@@ -280,7 +282,9 @@ def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):
         assert model == (run / "model" if place == run else place)
         assert (recipe.steps, recipe.start_steps) == (2, 2)
     shutil.rmtree(run / "model")
-    with pytest.raises(DataError, match=r"has no model, so it has not ended; its newest checkpoint is '.*checkpoint-2'"):
+    with pytest.raises(
+        DataError, match=r"has no model, so the run has not ended; its newest checkpoint is '.*checkpoint-2'"
+    ):
         run_or_model(run, None, {})
     assert report_folder(run) == run / "report.html"
 
@@ -301,7 +305,7 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_takes_nothing_with_it(run):
     with full_disk(1_000_000), pytest.raises(DataError) as told:
         again(output=str(run), resume="last")
     assert str(told.value).startswith(f"'{run}/checkpoints/checkpoint-2' cannot be written: File too large; ")
-    assert str(told.value).endswith(f"Make room there. Go on from checkpoint-1: spanwise train --resume {run}.")
+    assert str(told.value).endswith(f"Make room there. Resume from checkpoint-1: spanwise train --resume {run}.")
     assert files_of(run / "checkpoints") == kept
     assert not [path.name for path in run.glob(".*") if path.name != ".lock"]
     assert not (run / "summary.json").exists()
@@ -335,7 +339,7 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(first, tmp
     assert lines() == whole
     for wrong, said in (
         ({"max_steps": 3}, r"Use the recipe's own field instead: steps"),
-        ({"num_iterations": 0}, r"num_iterations is 0; it must lie between 1 and"),
+        ({"num_iterations": 0}, r"num_iterations is 0; set it between 1 and"),
         ({"gradient_accumulation_steps": 3}, r"must be a positive multiple of 3"),
     ):
         with pytest.raises(RecipeError, match=said):

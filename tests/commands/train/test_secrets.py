@@ -63,7 +63,7 @@ def test_a_run_leaves_no_secret_and_goes_on_from_what_it_leaves(fields, tmp_path
     checkpoint = str(place / "checkpoints" / "checkpoint-1")
     train(load(None, {**fields, "output": str(tmp_path / "other")}), console=Console(quiet=True), resume=checkpoint)
     assert holding(tmp_path / "other") == []
-    with pytest.raises(DataError, match=r"is of a run of another recipe \(trainer was another\)|trainer was \{"):
+    with pytest.raises(DataError, match=r"belongs to a run of another recipe \(trainer differs\)|trainer was \{"):
         train(
             load(None, {**fields, "trainer": {"hub_token": HUB, "max_grad_norm": 0.1}, "output": str(tmp_path / "third")}),
             console=Console(quiet=True),

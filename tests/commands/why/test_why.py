@@ -65,7 +65,7 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     assert (
         "Of the 3 completions whose group is all wrong 1 are malformed; 1 of them end before a part of them closes." in seen
     )
-    assert "Block 'confidence' is not there in 1 of 3 completions (row 2)" in seen
+    assert "Block 'confidence' is missing in 1 of 3 completions (row 2)" in seen
     assert "Rewards: correct from the file's 'acc', brier from the text." in seen
     one = shown(*words, "--completion", "1")
     assert "Completion 1 of " in one

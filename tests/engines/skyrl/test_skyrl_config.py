@@ -24,7 +24,7 @@ TEXT = "layout: {turn: []}\nmethod: rloo\nobjectives: [{reward: correct, pays: t
         ({"advantage_estimator": "grpo"}, "the recipe names the method"),
         ({"advantage_batch_normalize": True}, "including padding and other blocks"),
         ({"use_kl_in_reward": True}, "use_kl_loss=true"),
-        ({"zero_variance_filter": True}, "those that do not get credit 0"),
+        ({"zero_variance_filter": True}, "zero_variance_filter is True"),
         ({"gamma": 0.9}, r"options: \{gamma"),
         ({"lambd": 0.9}, r"options: \{lam"),
         ({"grpo_norm_by_std": False}, "method: dr_grpo"),
@@ -67,7 +67,7 @@ def test_a_critic_is_there_where_it_is_asked_and_only_there(data, method):
 def test_methods_over_tokens_need_a_rollout_in_one_row(data, method):
     critic = {} if method == "reinforce++" else {"trainer.critic.model.path": "some"}
     recipe = GAE.replace("gae", method)
-    with pytest.raises(RecipeError, match=r"every row is a turn\. Set generator\.merge_stepwise_output=true"):
+    with pytest.raises(RecipeError, match=r"every row is one turn\. Set generator\.merge_stepwise_output=true"):
         check(small.config(data, recipe=recipe, layout="stepwise", **critic))
     for layout in ("flat", "merged"):
         assert check(small.config(data, recipe=recipe, layout=layout, **critic)).method == method
@@ -83,7 +83,7 @@ BLOCKS = (
     ("recipe", "sentence"),
     [
         (BLOCKS, r"\(correct, brier\), and SkyRL's critic gives one per token; write values: shared"),
-        (GAE + "critic: {head: hl_gauss}", "says one number; leave it out"),
+        (GAE + "critic: {head: hl_gauss}", "returns one number; leave head out"),
         (GAE + "critic: {truncated: bootstrap}", "'bootstrap', and SkyRL keeps no value from after the last token"),
         (GAE + "critic: {truncated: mask}", "'mask', and SkyRL keeps no value from after the last token"),
         (GAE + "critic: {gae_lambda_valu: 1.0}", "gae_lambda_value"),
@@ -100,7 +100,7 @@ def test_what_skyrls_critic_cannot_do(data, recipe, sentence):
 def test_what_nothing_reads_is_said(data):
     recipe = GAE + "steps: 9\ncritic: {learning_rate: 1.0e-3, gae_lambda_value: 0.9, policy_training_start_step: 2}"
     cfg = small.config(data, recipe=recipe, **{"trainer.critic.model.path": "some"})
-    with pytest.warns(UserWarning, match=r"also sets critic\.learning_rate, steps, which SkyRL's own configuration decides"):
+    with pytest.warns(UserWarning, match=r"also sets critic\.learning_rate, steps, but SkyRL's own configuration decides"):
         check(cfg)
     assert critic_of(cfg).gae_lambda_value == 0.9
     with pytest.raises(RecipeError, match="has a critic section, but method 'rloo' reads no values"):
@@ -109,7 +109,7 @@ def test_what_nothing_reads_is_said(data):
 
 def test_versions():
     assert [untested("skyrl", version) for version in ("0.3.0", "0.4.0")] == ["", ""]
-    assert "tested with skyrl >=0.3,<0.5 and this is skyrl 0.5.0" in untested("skyrl", "0.5.0")
+    assert "tested with skyrl >=0.3,<0.5, but yours is skyrl 0.5.0" in untested("skyrl", "0.5.0")
 
 
 def test_the_configuration_travels_to_the_task_that_trains(data):

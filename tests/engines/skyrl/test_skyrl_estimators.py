@@ -112,7 +112,7 @@ def validated(cfg):
 
 def test_a_recipe_is_nothing_the_registry_knows(data):
     made = small.trainer(small.config(data, **{"trainer.algorithm.advantage_estimator": "spanwise"}))
-    with pytest.raises(RecipeError, match=r"the registry does not know; use trainer\.override_entrypoint="):
+    with pytest.raises(RecipeError, match=r"registry passes none; use trainer\.override_entrypoint="):
         made.compute_advantages_and_returns(small.batch_of(made))
 
 

@@ -161,7 +161,7 @@ def refused(folder, error, match, **extra):
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_what_does_not_fit_together_is_refused_before_training(tmp_path):
     gae = {"method": "gae", "objectives": PAIR}
-    refused(tmp_path, RecipeError, r"Method 'gae' needs a critic and there is none\. Write critic=CriticConfig\(", **gae)
+    refused(tmp_path, RecipeError, r"Method 'gae' needs a critic, but there is none\. Write critic=CriticConfig\(", **gae)
     refused(tmp_path, RecipeError, r"Method 'sae' needs a critic", method="sae", objectives=PAIR)
     refused(tmp_path, RecipeError, r"Method 'bae' reads no values, so a critic would change nothing", critic=CriticConfig())
     refused(tmp_path, RecipeError, r"write critic=CriticConfig\(", **gae, critic={"learning_rate": 1e-3})

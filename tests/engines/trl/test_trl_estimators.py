@@ -62,7 +62,7 @@ def test_gdpo_in_the_trainer_is_its_own_function(tmp_path):
     ("parts", "sentence"),
     [
         ({"method": "rlo"}, "There is no method 'rlo'. Did you mean 'rloo'?"),
-        ({"method": "gae", "objectives": CORRECT}, "Method 'gae' needs a critic and there is none"),
+        ({"method": "gae", "objectives": CORRECT}, "Method 'gae' needs a critic, but there is none"),
         (
             {"method": "rloo", "credit": {"per": "completion"}},
             "Objective 'brier' has the baseline 'outcome', but method 'rloo' has its own way",

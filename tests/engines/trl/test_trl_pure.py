@@ -79,7 +79,7 @@ def test_canary_looks_only_where_the_slope_is_known(known):
     if not known:
         check_own_advantage(*arguments, factor_b1=one, accumulation=4, height_bt=height)
         return
-    with pytest.raises(SpanwiseError, match=r"token 2 of completion 0.*weighs 8\.652 and must weigh 1\.236"):
+    with pytest.raises(SpanwiseError, match=r"token 2 of completion 0.*the weight is 8\.652 and must be 1\.236"):
         check_own_advantage(*arguments, factor_b1=one, accumulation=4, height_bt=height)
 
 

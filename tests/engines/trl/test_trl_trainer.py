@@ -297,11 +297,11 @@ def refused(folder, error, match, **extra):
 
 
 def test_refusals_before_training(tmp_path):
-    refused(tmp_path, RecipeError, "reward_funcs is built from the objectives", reward_funcs=[many_a])
+    refused(tmp_path, RecipeError, "builds reward_funcs from the objectives", reward_funcs=[many_a])
     refused(
         tmp_path,
         DataError,
-        "'answer', which is not there; there are prompt",
+        "'answer', which does not exist; the columns are prompt",
         train_dataset=Dataset.from_dict({"prompt": ["1"]}),
     )
 
@@ -316,7 +316,7 @@ def test_refusals_before_training(tmp_path):
         ({"num_generations": 1}, "num_generations is 1"),
         ({"loss_type": "vespo"}, "vespo.*dr_grpo"),
         ({"loss_type": "dapoo"}, "Did you mean 'dapo'"),
-        ({"reward_weights": [1.0, 2.0]}, "Give each objective its weight"),
+        ({"reward_weights": [1.0, 2.0]}, "reward_weights is"),
         ({"importance_sampling_level": "sequence"}, "mean advantage"),
     ],
 )
@@ -345,7 +345,7 @@ def test_options_without_effect_are_named(tmp_path):
     ("ending", "prefilled", "match"),
     [
         ("<answer>", None, "already opens <answer>.*prefilled='answer'"),
-        ("", "answer", "says that the prompt opens <answer>, and a prompt ends with '2\\+2='"),
+        ("", "answer", "says that the prompt opens <answer>, but a prompt ends with '2\\+2='"),
     ],
 )
 def test_prompt_and_layout_agree_on_the_opening_tag(tmp_path, ending, prefilled, match):

@@ -54,4 +54,4 @@ def test_a_plug_in_that_is_broken_is_heard_where_verl_loads_it(tmp_path):
 def test_plug_ins_that_are_switched_off():
     done = doctor(VERL_USE_EXTERNAL_PLUGINS="none")
     assert done.returncode == 1
-    assert "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise; leave it out." in done.stdout
+    assert "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise; unset it." in done.stdout

@@ -63,7 +63,7 @@ def test_another_version_is_named(monkeypatch, capsys):
     from spanwise.engines.verl import plugin
 
     monkeypatch.setattr(verl, "__version__", "0.10.0.dev0")
-    with pytest.warns(UserWarning, match=r"tested with verl >=0.9,<0.10 and this is verl 0.10.0.dev0"):
+    with pytest.warns(UserWarning, match=r"tested with verl >=0.9,<0.10, but yours is verl 0.10.0.dev0"):
         plugin.register()
     assert "[spanwise]" in capsys.readouterr().err
 

@@ -92,7 +92,7 @@ def test_v1_ha_dw_remembers_and_resumes(tmp_path):
         anchor = 0.9 * anchor + 0.1 * sum(right for _, right, _ in rows) / len(rows)
     assert abs(anchor - 0.5) > 0.005
     (tmp_path / "run" / "global_step_2" / MEMORY).unlink()
-    with pytest.raises(DataError, match="holds no state of the method 'ha_dw', which remembers earlier batches"):
+    with pytest.raises(DataError, match="has no state of method 'ha_dw', which remembers earlier batches"):
         trainer.spanwise.load_memory(2)
 
 

@@ -128,11 +128,11 @@ SAID = {
     "critic": (
         "critic.enable=True",
         {"recipe": GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\n")},
-        "sets critic.learning_rate, which verl's own",
+        "sets critic.learning_rate, but verl's own",
     ),
     "alone": ("actor_rollout_ref.rollout.n=1", {}, "alone in its group"),
     "filter": ("algorithm.filter_groups.enable=True", {}, "one number per completion"),
-    "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "weigh by length"),
+    "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "grow with length"),
 }
 
 

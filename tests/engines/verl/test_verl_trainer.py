@@ -178,7 +178,7 @@ def test_our_mode_with_another_estimator_is_refused(tmp_path):
 
 def test_a_recipe_under_another_estimator_is_refused(tmp_path):
     config = config_of(tmp_path, f"+algorithm.spanwise.recipe={tmp_path / 'recipe.yaml'}", name="grpo")
-    with pytest.raises(RecipeError, match=r"algorithm.spanwise.recipe only works with .* and yours is 'grpo'"):
+    with pytest.raises(RecipeError, match=r"algorithm.spanwise.recipe only works with .* but yours is 'grpo'"):
         trainer_of(config, "sync")
 
 

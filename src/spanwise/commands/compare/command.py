@@ -20,16 +20,16 @@ def command(
 ) -> None:
     """Train several methods or baselines with several seeds from one start, and say which differences are more than noise.
 
-    What is already in the output folder is not trained again, so an interrupted comparison goes on, and more seeds can be added.
-    Ctrl-C ends the trainings as well.
+    Runs that the output folder already holds are not trained again: an interrupted comparison resumes, and seeds can be added.
+    Ctrl-C also ends the running trainings.
 
     Args:
-        recipe: YAML file with what the arms share; an arm's own fields win over it.
+        recipe: YAML file with the fields that the arms share; an arm's own fields win over this file.
         arms: baselines, methods or recipe files, separated by commas.
         seeds: numbers separated by commas.
         output: folder for the table, the report and the runs.
         reference: compare every other arm with this one only; default: all pairs.
-        processes: trainings side by side; default 2 on two CPU cores.
+        processes: the number of trainings at a time; default 2 on two CPU cores.
         set_: any recipe field of all arms, as field=value; may be repeated. null is a value.
     """
     from spanwise.commands.compare.compare import compare as run

@@ -44,7 +44,7 @@ from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
 _PLACE = ("output", "seed")
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
-#: The fields on which start and evaluation of a run depend: figures of arms that differ in them cannot be compared.
+#: The fields that decide the start and the evaluation of a run; arms that differ in these fields cannot be compared.
 _SAME = (
     "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
     "start_steps", "temperature", "eval_prompts", "eval_samples",
@@ -84,17 +84,17 @@ def compare(
             except (KeyboardInterrupt, SystemExit):
                 say(console, "Stopped. Run the same command again to do the missing runs.")
                 raise
-        *_, figures = ended_runs({run.arm: {r.seed: r.folder for r in runs if r.arm == run.arm} for run in runs})
+        *_, figures = ended_runs({run.arm: {peer.seed: peer.folder for peer in runs if peer.arm == run.arm} for run in runs})
         comparison = compare_arms(figures, figures=_present(figures), reference=reference)
-        asked = {
+        options = {
             "places": [] if shared is None else [str(shared)],
             "arms": list(arms),
             "seeds": list(seeds),
             "reference": reference,
         }
-        _write(folder, runs, comparison, {**asked, "overrides": dict(choices or {})})
+        _write(folder, runs, comparison, {**options, "overrides": dict(choices or {})})
         say(console, *comparison_tables(comparison), comparison.summary())
-        from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
+        from spanwise.commands.report.report import report_folder  # importing takes a second, and only the end needs it
 
         say(console, f"Report: {report_folder(folder)}")
     return comparison
@@ -110,15 +110,15 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     yield from (Text(f"! {sentence}", style="bold red") for sentence in comparison.warnings())
     if not comparison.differences:
         return
-    yield Text("\nPaired differences by seed (Holm by figure), and how many seeds would tell", style="italic")
+    yield Text("\nPaired differences by seed (Holm by figure), and how many seeds would make each clear", style="italic")
     lines: list[list[str | Text]] = []
     for figure, differences in groupby(comparison.differences, key=lambda d: d.figure):
         lines.append([Text(figure.replace("_", " "), style="bold")])
         for d in differences:
             i = d.interval
-            needed = "-" if d.seeds_needed is None or d.verdict == "clear" else str(d.seeds_needed)
-            size = f"{i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}]" if i.low == i.low else f"{i.value:+.3f}"
-            lines.append([f"  {d.a} - {d.b}", size, d.verdict, needed])
+            more_seeds = "-" if d.seeds_needed is None or d.verdict == "clear" else str(d.seeds_needed)
+            value = f"{i.value:+.3f} [{i.low:+.3f}, {i.high:+.3f}]" if i.low == i.low else f"{i.value:+.3f}"
+            lines.append([f"  {d.a} - {d.b}", value, d.verdict, more_seeds])
     columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
     yield plain_table(Column("", overflow="fold"), *columns, rows=lines)
 
@@ -127,63 +127,64 @@ def _present(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> li
     """Return the figures that at least one run has."""
     values = [figures for seeds in arms.values() for figures in seeds.values()]
     known = dict.fromkeys(name for figures in values for name, value in figures.items() if value is not None)
-    unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in values)
-    scored = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
-    figures_shown = [*FIGURES, *(["verdict_rate"] if unjudged else []), *scored]
+    has_unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in values)
+    of_score = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
+    figures_shown = [*FIGURES, *(["verdict_rate"] if has_unjudged else []), *of_score]
     return [name for name in figures_shown if name in known] + [n for n in known if "@" in n or n.endswith("_accuracy")]
 
 
 def _train_waiting(waiting: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
     """Train the runs that are missing; after all have ended, raise a DataError that names the first failed run."""
-    from spanwise.commands.shared.task import make_task  # seconds of imports, not needed if no run is missing
+    from spanwise.commands.shared.task import make_task  # importing takes seconds, and only missing runs need it
 
-    make_task(waiting[0].recipe, console)  # makes the shared start once, before several processes do
-    beside = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
-    say(console, f"{count - len(waiting)} of {count} runs are there; {beside} side by side.")
-    started, failed, done = time.perf_counter(), {}, 0
+    make_task(waiting[0].recipe, console)  # make the shared start once, before several processes would
+    at_once = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
+    say(console, f"{count - len(waiting)} of {count} runs are finished; {at_once} train at a time.")
+    start_time, failures, done_count = time.perf_counter(), {}, 0
 
     def ended(run: ArmRun, status: int) -> None:
-        nonlocal done
-        done += 1
-        left = (time.perf_counter() - started) / done * (len(waiting) - done)
+        nonlocal done_count
+        done_count += 1
+        seconds_left = (time.perf_counter() - start_time) / done_count * (len(waiting) - done_count)
         if status == 0:
             final = read_fields(run.folder / "summary.json")["final"]
             outcome = "  ".join(f"{name} {final[name]:.3f}" for name in FIGURES if final.get(name) is not None)
         else:
-            failed[run.folder.name] = _why(run, status)
-            outcome = f"failed: {failed[run.folder.name]}"
-        say(console, f"{done}/{len(waiting)}  {run.folder.name}  {outcome}  left {left / 60:.0f} min")
+            failures[run.folder.name] = _why(run, status)
+            outcome = f"failed: {failures[run.folder.name]}"
+        say(console, f"{done_count}/{len(waiting)}  {run.folder.name}  {outcome}  left {seconds_left / 60:.0f} min")
 
-    side_by_side(waiting, beside, start=lambda run: _start(run, console), ended=ended)
-    if failed:
-        name, why = next(iter(failed.items()))
+    side_by_side(waiting, at_once, start=lambda run: _start(run, console), ended=ended)
+    if failures:
+        name, reason = next(iter(failures.items()))
         raise DataError(
-            f"{len(failed)} of {len(waiting)} runs failed, the first was {name}: {why} "
-            "The same command goes on with what is missing."
+            f"{len(failures)} of {len(waiting)} runs failed, the first was {name}: {reason} "
+            "Run the same command again for the missing runs."
         )
 
 
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
     """Return the command that trains one run."""
-    how = ["--resume", "last"] if resume else ["--overwrite"]  # run.finished() has checked that the folder is of this recipe
-    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *how]
+    # `run.finished()` has checked that the folder is of this recipe.
+    mode = ["--resume", "last"] if resume else ["--overwrite"]
+    return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *mode]
 
 
 def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     """Start the training of one run, from its newest intact checkpoint if it has one."""
-    asked = run.asked()
-    write_text(run.file, yaml.safe_dump(hidden(asked), sort_keys=False))
-    secrets = {name: value for name, value in asked.items() if hidden({name: value}) != {name: value}}
+    fields = run.asked()
+    write_text(run.file, yaml.safe_dump(hidden(fields), sort_keys=False))
+    secrets = {name: value for name, value in fields.items() if hidden({name: value}) != {name: value}}
     checkpoint, faults = newest_checkpoint(run.folder / "checkpoints")
     if faults:
-        unreadable = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
-        goes_on = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
-        say(console, f"{run.folder.name} {goes_on}; not readable are {unreadable}.")
+        damaged = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+        beginning = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
+        say(console, f"{run.folder.name} {beginning}; these checkpoints are not readable: {damaged}.")
     environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
-    with _log(run).open("ab") as file:  # lines of an earlier attempt, or of another process, stay
+    with _log(run).open("ab") as log:  # append, to keep the lines of earlier attempts
         return subprocess.Popen(
             train_command(run, resume=checkpoint is not None),
-            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
         )  # fmt: skip
 
 
@@ -196,8 +197,8 @@ def _why(run: ArmRun, status: int) -> str:
     lines = _log(run).read_text(errors="replace").strip().splitlines()
     reason = lines[-1] if lines else f"exit status {status}"
     if status < 0:
-        reason = f"it was ended by signal {-status} ({signal.strsignal(-status)})"
-    return f"{reason} (all of it: {_log(run)})"
+        reason = f"the run was ended by signal {-status} ({signal.strsignal(-status)})"
+    return f"{reason} (full log: {_log(run)})"
 
 
 def _write(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
@@ -249,11 +250,11 @@ class ArmRun:
             return False
         if not self.file.is_file():
             raise DataError(
-                f"'{self.folder}' holds a run, but '{self.file}', which describes it, is missing: give another --output, or "
+                f"'{self.folder}' holds a run, but '{self.file}', the recipe of that run, is missing: give another --output, or "
                 f"delete '{self.folder}'."
             )
-        asked, resolved = self.asked(), self.folder / "recipe.yaml"
-        changes = changed(self.file, asked, but=("output",)) or changed(resolved, asked, but=("output", *_FILLED))
+        fields, resolved_file = self.asked(), self.folder / "recipe.yaml"
+        changes = changed(self.file, fields, but=("output",)) or changed(resolved_file, fields, but=("output", *_FILLED))
         if changes:
             raise DataError(
                 f"'{self.folder}' holds a run of another recipe ({', '.join(changes[:3])}). Give another --output, or delete "
@@ -287,33 +288,33 @@ def planned(
         if field in choices:
             raise RecipeError(f"Every run of a comparison has its own {field}; give --{option} in place of --set {field}.")
     names = [Path(arm).stem if arm.endswith((".yaml", ".yml")) else arm for arm in arms]
-    for kind, listed in (("arm", names), ("seed", seeds)):
-        if not listed or len(set(listed)) < len(listed):
-            raise RecipeError(f"Give each {kind} once, and at least one; got {', '.join(map(str, listed)) or 'none'}.")
+    for kind, values in (("arm", names), ("seed", seeds)):
+        if not values or len(set(values)) < len(values):
+            raise RecipeError(f"Give each {kind} once, and at least one; got {', '.join(map(str, values)) or 'none'}.")
     fields = {name: arm_fields(arm) for name, arm in zip(names, arms, strict=True)}
-    for name, asked in fields.items():
+    for name, arm_choices in fields.items():
         for field in ("method", "baseline"):
-            if field in asked and choices.get(field, asked[field]) != asked[field]:
+            if field in arm_choices and choices.get(field, arm_choices[field]) != arm_choices[field]:
                 raise RecipeError(
-                    f"Arm '{name}' has the {field} {asked[field]}, but --set {field}={choices[field]} would override that. "
+                    f"Arm '{name}' has the {field} {arm_choices[field]}, but --set {field}={choices[field]} would override that. "
                     f"Drop the --set, or list it as an arm of its own."
                 )
     # An arm's own fields win over the shared recipe file, and `choices` win over both.
-    written = set() if shared is None else load(shared).model_fields_set
-    common = {field: value for field, value in COMMON.items() if field not in written}
+    written_fields = set() if shared is None else load(shared).model_fields_set
+    common = {field: value for field, value in COMMON.items() if field not in written_fields}
 
     def recipe(name: str, seed: int) -> Recipe:
-        place = str(Path(output) / f"{name}-{seed}")
-        return load(shared, {**common, **fields[name], **choices, "seed": seed, "output": place})
+        folder = str(Path(output) / f"{name}-{seed}")
+        return load(shared, {**common, **fields[name], **choices, "seed": seed, "output": folder})
 
     runs = [ArmRun(name, seed, recipe(name, seed)) for seed in seeds for name in names]
     first = runs[0]
     for run in runs[: len(names)]:
         for field in _SAME:
-            value, other = getattr(first.recipe, field), getattr(run.recipe, field)
-            if value != other:
+            value, other_value = getattr(first.recipe, field), getattr(run.recipe, field)
+            if value != other_value:
                 raise RecipeError(
-                    f"Arm '{first.arm}' has the {field} {value} but arm '{run.arm}' has {other}, so their figures cannot be "
+                    f"Arm '{first.arm}' has the {field} {value} but arm '{run.arm}' has {other_value}, so their figures cannot be "
                     f"compared. Use one {field} for all arms: --set {field}={value}."
                 )
     return runs
@@ -326,7 +327,7 @@ def side_by_side(
     start: Callable[[_Item], subprocess.Popen[bytes]],
     ended: Callable[[_Item, int], None],
 ) -> None:
-    """Run one process per item, a few at a time, and wait for all; Ctrl-C, SIGTERM or an error ends those that run."""
+    """Run one process per item, a few at a time, and wait for all; Ctrl-C, SIGTERM or an error ends the running processes."""
     waiting, running = list(items)[::-1], dict[subprocess.Popen[bytes], _Item]()
     with _sigterm_raises():
         try:
@@ -346,10 +347,10 @@ def _end(running: Collection[subprocess.Popen[bytes]]) -> None:
     """Ask the processes to end; kill them after some seconds, or at a second Ctrl-C."""
     for process in running:
         process.terminate()
-    until = time.monotonic() + _END_SECONDS
+    deadline = time.monotonic() + _END_SECONDS
     for process in running:
         try:
-            process.wait(max(0.0, until - time.monotonic()))
+            process.wait(max(0.0, deadline - time.monotonic()))
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
             process.wait()
@@ -366,8 +367,8 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)  # a second SIGTERM must not interrupt the clean-up
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    old_handler = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if old_handler is None else old_handler)

@@ -31,7 +31,7 @@ from spanwise.score import Reward, as_scores
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
 
-#: How many places of a padded table are worked on at a time.
+#: The largest number of places of a padded table that are processed at once.
 AT_A_TIME = 250_000
 _OF_A_SCORE = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
 
@@ -46,7 +46,7 @@ class Marked:
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     trainable: Ragged
-    #: Where some block has several pieces: 1 + the block of each token, flat; 0 where the edges alone decide.
+    #: 1 + the block of each token, flat, if some block has several pieces; 0 if the edges alone decide.
     pieces: Int[np.ndarray, " v"] | None = None
 
     def spans(self, rows: Tensor | slice, places: Int[np.ndarray, "r t"]) -> Spans:
@@ -62,7 +62,7 @@ class Marked:
         return Spans(self.names, start_nk, end_nk, block_nt, self.fault_n[rows])
 
     def blocks(self, first: int, last: int) -> Int[np.ndarray, " s"]:
-        """Return the block of each token of the rows first..last - 1, end to end; -1 where a token is not trainable."""
+        """Return the block of each token of the rows first..last - 1, end to end; -1 for tokens that are not trained."""
         places = self.trainable.places(slice(first, last))
         return self.spans(slice(first, last), places).block_nt.numpy()[places >= 0]
 
@@ -73,11 +73,11 @@ class Applied:
 
     name: str
     marked: Marked
-    credit: Credit  # NaN where nothing is recorded; credit known per token is given as its mean over the block
+    credit: Credit  # NaN if nothing is recorded; credit per token is averaged over its block
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
-    #: The advantages of all tokens if each has its own; else None: they take more memory than the file, so are spread on demand.
+    #: The advantages of all tokens if tokens of a block differ; else None, because spreading on demand saves memory.
     flat_v: Float[np.ndarray, " v"] | None = None
-    #: Comparison -> share of its strata in which nobody gets any credit.
+    #: Comparison -> share of strata in which no completion gets credit.
     dead: Mapping[str, float] = field(default_factory=dict)
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
@@ -112,7 +112,7 @@ class CreditResult:
     group_n: Tensor  # the groups that are compared
     arms: Arms
     applied: tuple[Applied, ...]  # in the order of the methods; the credit that the file records comes last
-    scores: Scores  # of the objectives of all methods (`_scores`)
+    scores: Scores  # rewards of the objectives of all methods (`_scores`)
     marked: Marked  # the spans that are shown, of the layout with the most blocks
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_score_figures`)
@@ -126,39 +126,39 @@ class CreditResult:
     def title(self) -> Text:
         """The title over a table: the file and its size."""
         size = f"{len(self.table)} completions in {len(self.group_n.unique())} groups"
-        # A path must not be read as markup.
+        # The console must not read a path as markup.
         return Text(f"{self.table.path} ({self.table.source}): {size}", style="table.title")
 
 
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit a file by all methods and, if `recorded`, by its own numbers, which may be missing unless they `must` be there."""
+    """Credit a file by all methods and, if `recorded`, by its recorded numbers; refuse missing numbers if they `must` exist."""
     marked, readings = read_file(table, arms, also=[arms.layout] if recorded else [])
     schemes = arms.schemes
     applied = [
         apply_arm(table, name, scheme, readings[name], marked[scheme.layout], group_n) for name, scheme in schemes.items()
     ]
-    about_recorded = ""
+    recorded_note = ""
     try:
         if recorded:
-            trained, about_recorded = apply_recorded(table, marked[arms.layout])
-            applied.append(trained)
+            recorded_arm, recorded_note = apply_recorded(table, marked[arms.layout])
+            applied.append(recorded_arm)
     except RecipeError as error:
         if must:
             raise
-        about_recorded = left_out([RECORDED], str(error))
+        recorded_note = left_out([RECORDED], str(error))
     setup = [text for name, scheme in schemes.items() for text in setup_warnings(readings[name], scheme).values()]
     scores = _scores(len(table), arms, readings)
-    worth, of_score = _score_figures(table, schemes.values(), scores)
+    figures, score_note = _score_figures(table, schemes.values(), scores)
     modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
     sentences = [
-        *arms.notes, about_recorded, *dict.fromkeys(setup), table.note, *notes, _origins(table, arms), _sums(schemes), of_score,
+        *arms.notes, recorded_note, *dict.fromkeys(setup), table.note, *notes, _origins(table, arms), _sums(schemes), score_note,
         *(mode.note(table) for mode in modes),
     ]  # fmt: skip
     widest = max((arm.marked for arm in applied), key=lambda marked: len(marked.names))
     spans_shown = marked.get(arms.layout, widest)
-    return CreditResult(table, group_n, arms, tuple(applied), scores, spans_shown, tuple(filter(None, sentences)), worth)
+    return CreditResult(table, group_n, arms, tuple(applied), scores, spans_shown, tuple(filter(None, sentences)), figures)
 
 
 def _scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
@@ -185,10 +185,11 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     known_n = ~clipped_n.isnan()
     right_n = scores.outcome(verdict).double() if verdict in scores.names else torch.full_like(clipped_n, torch.nan)
     right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
-    judged = not bool(right_n.isnan().all())
-    worth: dict[str, Any] = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean())}
-    worth["verdict"] = verdict if judged else None
-    sentence = f"Score of its own (laser): {worth['completions']:,} completions have one ({100 * worth['coverage']:.3g} %)"
+    is_judged = not bool(right_n.isnan().all())
+    score_figures: dict[str, Any] = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean())}
+    score_figures["verdict"] = verdict if is_judged else None
+    sentence = f"Self-rewarding score (laser): {score_figures['completions']:,} completions have a score "
+    sentence += f"({100 * score_figures['coverage']:.3g} %)"
     reasons: list[str] = []
     try:
         from spanwise.measure import figures
@@ -198,42 +199,41 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         values = figures(clipped_n, right_n, well_formed_n=known_n)
         by_score = {name: values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
         reasons = list(dict.fromkeys(alarms(by_score).values()))
-        worth |= {**{name.removeprefix(OF_SCORE): value for name, value in by_score.items()}, "alarms": reasons}
-        numbers = ((word, worth[name]) for name, word in _OF_A_SCORE.items())
-        if judged:
+        score_figures |= {**{name.removeprefix(OF_SCORE): value for name, value in by_score.items()}, "alarms": reasons}
+        numbers = ((word, score_figures[name]) for name, word in _OF_A_SCORE.items())
+        if is_judged:
             listed = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in numbers)
             sentence = f"{sentence}, and against {verdict} {listed}"
-    if not judged:
-        return worth, f"{sentence}; nothing in the file says which are right."
-    return worth, f"{sentence}." + "".join(f" {why[:1].upper()}{why[1:]}." for why in reasons)
+    if not is_judged:
+        return score_figures, f"{sentence}; the file does not say which completions are right."
+    return score_figures, f"{sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in reasons)
 
 
 def _origins(table: RolloutTable, arms: Arms) -> str:
     """Say where each reward comes from, and which recorded numbers are not used."""
-    places, names = [], list(dict.fromkeys(objective.name for objective in arms.objectives))
+    origins, names = [], list(dict.fromkeys(objective.name for objective in arms.objectives))
     for name in names:
         column = arms.taken.get(name)
-        places.append(
+        origins.append(
             f"{name} from " + ("the text" if column is None else "the file" if column == name else f"the file's '{column}'")
         )
     used = {arms.taken.get(name) for name in names}
-    unused = [name for name in table.rewards if name not in used] if places else []
-    more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-    idle = (
-        f" Nothing is paid by the file's {', '.join(unused[:3])}{more}; --reward OBJECTIVE=COLUMN would." if unused else ""
-    )
-    return f"Rewards: {', '.join(places)}.{idle}" if places else ""
+    unused = [name for name in table.rewards if name not in used] if origins else []
+    rest = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+    names_text = ", ".join(unused[:3]) + rest
+    hint = f" No objective uses the file's {names_text}; --reward OBJECTIVE=COLUMN assigns one." if unused else ""
+    return f"Rewards: {', '.join(origins)}.{hint}" if origins else ""
 
 
 def _sums(schemes: Mapping[str, Scheme]) -> str:
     """Say which rewards are added up by each method that gives a completion one number."""
-    several = len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) > 1
+    has_sums = len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) > 1
     parts = []
     for name, scheme in schemes.items():
-        if several and scheme.entry.kind == "completion":
-            terms = (f"{'' if o.weight == 1 else f'{o.weight:g} '}{o.name}" for o in scheme.objectives)
+        if has_sums and scheme.entry.kind == "completion":
+            terms = (f"{'' if term.weight == 1 else f'{term.weight:g} '}{term.name}" for term in scheme.objectives)
             parts.append(f"{name}: {' + '.join(terms)}{'' if len(scheme.objectives) > 1 else ' alone'}")
-    return f"One number for a completion is made of, in {'; in '.join(parts)}." if parts else ""
+    return f"The one number of a completion adds up rewards: {'; '.join(parts)}." if parts else ""
 
 
 def read_file(
@@ -250,7 +250,7 @@ def read_file(
         places = table.tokens.places(rows)
         ids_nt, mask_nt = at(places, table.tokens.values, 0), at(places, table.trainable, False)
         columns = {name: values[rows] for name, values in table.columns.items()}
-        # Rewards under another outcome are not recorded: those are computed from the text.
+        # Rewards given another outcome are not recorded, so they are computed from the text.
         recorded = {name: table.rewards[column].take(rows) for name, column in arms.taken.items()}
         for layout, parts in spans_of.items():
             spans, texts = located = find_blocks(ids_nt, mask_nt, layout=layout, vocabulary=table.vocabulary)
@@ -261,8 +261,8 @@ def read_file(
             parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
-                    asked = _for_functions(table, rows, texts, scheme)
-                    batch = Batch(table.group_n[rows], ids_nt, mask_nt, columns={**columns, **asked})
+                    function_columns = _for_functions(table, rows, texts, scheme)
+                    batch = Batch(table.group_n[rows], ids_nt, mask_nt, columns={**columns, **function_columns})
                     reading = read(batch, scheme, table.vocabulary, recorded=recorded, located=located)
                     readings[name].append(reading.take(slice(None)))
     marked = {}
@@ -274,7 +274,7 @@ def read_file(
 
 
 def _for_functions(table: RolloutTable, rows: slice, texts: Sequence[BlockText], scheme: Scheme) -> dict[str, Sequence[Any]]:
-    """Return the columns that a trainer would hand to reward functions in addition to those of the dataset."""
+    """Return the columns that a trainer would hand to reward functions in addition to the dataset's columns."""
     if not any(callable(o.reward) and o.name not in scheme.recorded for o in scheme.objectives):
         return {}
     return {
@@ -287,14 +287,14 @@ def _for_functions(table: RolloutTable, rows: slice, texts: Sequence[BlockText],
 def apply_arm(
     table: RolloutTable, name: str, scheme: Scheme, reading: Reading, marked: Marked, group_n: Int[Tensor, " n"]
 ) -> Applied:
-    """Turn the rewards of a file into credit, step by step: a batch is what was generated in one step."""
+    """Turn the rewards of a file into credit, step by step; the completions of one step are a batch."""
     by_token = scheme.entry.kind == "token" or scheme.refine is not None
     flat_v = np.zeros(len(table.tokens.values) if by_token else 0, dtype=np.float32)
     parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
-        mean_length = marked.length_nk[step].sum(dim=1).double().mean()  # over the whole step, not a part of it
-        fitting, whole = list(fitting_runs(table.tokens.lengths[step.numpy()], AT_A_TIME)), [(0, len(step))]
-        for rows in [step[first:last] for first, last in (fitting if by_token and not _compares(scheme) else whole)]:
+        mean_length = marked.length_nk[step].sum(dim=1).double().mean()  # the mean over the whole step, not over a part
+        ranges, whole_step = list(fitting_runs(table.tokens.lengths[step.numpy()], AT_A_TIME)), [(0, len(step))]
+        for rows in [step[first:last] for first, last in (ranges if by_token and not _compares(scheme) else whole_step)]:
             part, fields = reading.take(rows), dict[str, Any]()
             for mode in scheme.modes:
                 fields |= mode.recorded(table, rows)
@@ -308,21 +308,21 @@ def apply_arm(
                 places = table.tokens.places(rows.numpy())
                 part = replace(part, spans=marked.spans(rows, places))
                 fields |= {"ids_nt": at(places, table.tokens.values, 0), "mask_nt": at(places, table.trainable, False)}
-                for need, columns in token_columns(scheme).items():
+                for field, columns in token_columns(scheme).items():
                     streams = [at(places, table.token_values[column], 0.0) for column in columns]
-                    fields[need] = torch.stack(streams, dim=2).squeeze(2)
+                    fields[field] = torch.stack(streams, dim=2).squeeze(2)
                 credit = credit_batch(part, Batch(group_n[rows], **fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(rows)))
                 flat_v[places[places >= 0]] = advantages(credit, part.spans, scheme).numpy()[places >= 0]
             parts.append((rows, credit))
     credit = _joined(parts)
     strata = dead_strata(credit, scheme, group_n=group_n if by_token else None)
-    dead = {of: silent / total for of, (total, silent) in strata.items() if total}
+    dead = {objective: silent / total for objective, (total, silent) in strata.items() if total}
     return Applied(name, marked, credit, partial(advantages, scheme=scheme), flat_v if by_token else None, dead)
 
 
 def _compares(scheme: Scheme) -> bool:
-    """Return whether a method per token compares the completions of a step; a refined method does, and often its refinement."""
+    """Return whether a method compares tokens of a whole step, so that the step cannot be processed in parts."""
     alone = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not scheme.options.get("whiten")
     return not alone or any(mode.compares for mode in scheme.modes)
 
@@ -348,25 +348,25 @@ def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
 
 
 def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
-    """Return the credit that the trainer recorded, as it stands in the file, and a sentence on its column."""
+    """Return the credit that the trainer recorded, and a sentence on how the file stores that credit."""
     recorded = table.as_recorded
     if recorded is None:
         raise RecipeError(
-            f"'{table.path}' records no advantages, score or reward, so there is nothing to show under '{RECORDED}'; leave it out."
+            f"'{table.path}' records no advantages, score or reward, so there is nothing to show; leave '{RECORDED}' out."
         )
     present_nk, length_n = marked.length_nk > 0, marked.length_nk.sum(dim=1)
-    shared_n = length_n.double()  # as in a trainer, a number is shared out over all tokens sampled in the rollout
+    shared_n = length_n.double()  # a number is spread over all sampled tokens of the rollout, as in a trainer
     if table.rollout_n is not None:
         shared_n = torch.bincount(table.rollout_n, weights=shared_n)[table.rollout_n]
     stop_n, flat_v = torch.zeros(len(table)).double(), None
     if recorded.by_block:
         block_nk = torch.stack([recorded.by_block.get(name, torch.zeros(len(table))) for name in marked.names], dim=1)
-        unknown = [name for k, name in enumerate(marked.names) if present_nk[:, k].any() and name not in recorded.by_block]
-        if unknown:
-            known = ", ".join(name for name in recorded.by_block if name != STOP)
+        missing = [name for k, name in enumerate(marked.names) if present_nk[:, k].any() and name not in recorded.by_block]
+        if missing:
+            known_names = ", ".join(name for name in recorded.by_block if name != STOP)
             raise RecipeError(
-                f"'{table.path}' records credit of the blocks {known}, and the layout has {', '.join(unknown)}; give the layout "
-                f"that the trainer had to see it under '{RECORDED}'."
+                f"'{table.path}' records credit of the blocks {known_names}, but the layout also has {', '.join(missing)}; give "
+                f"the layout that the trainer had to see it under '{RECORDED}'."
             )
         block_nk, stop_n = block_nk.double().nan_to_num(), recorded.by_block.get(STOP, stop_n).nan_to_num()
     elif recorded.by_token:
@@ -386,13 +386,13 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
         block_nk = torch.from_numpy(recorded.value)[:, None].expand(present_nk.shape)
     nobody_m = torch.zeros(0, dtype=torch.long)
     credit = Credit(torch.where(present_nk, block_nk, 0.0), stop_n, nobody_m, nobody_m, mean_length_n=shared_n)
-    shared = f"shared out over the tokens of the {'block' if recorded.by_block else 'completion'}"
-    note = f"{RECORDED} is no method: {recorded.says}, {'as it stands there' if recorded.shares else shared}."
+    shared_text = f"spread over the tokens of the {'block' if recorded.by_block else 'completion'}"
+    note = f"{RECORDED} is no method: {recorded.says}, {'as it stands there' if recorded.shares else shared_text}."
     return Applied(RECORDED, marked, credit, partial(_as_recorded, by_block=bool(recorded.by_block)), flat_v), note
 
 
 def _as_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
-    """Share the numbers of some completions out over the tokens of a block or of the rollout; NaN where there is none."""
-    known = replace(credit, block_nk=credit.block_nk.nan_to_num())
-    adv_nt = spread(known, spans, per="block" if by_block or credit.mean_length_n is None else credit.mean_length_n)
+    """Spread recorded credit over the tokens of each block or rollout; NaN for tokens without credit."""
+    finite_credit = replace(credit, block_nk=credit.block_nk.nan_to_num())
+    adv_nt = spread(finite_credit, spans, per="block" if by_block or credit.mean_length_n is None else credit.mean_length_n)
     return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)

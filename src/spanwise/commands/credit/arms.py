@@ -55,12 +55,12 @@ def choose_arms(
     given: bool,
     run_code: bool,
 ) -> Arms:
-    """Choose the methods asked for, or else the usual ones and the recipe's own, as far as they fit the file."""
+    """Choose the requested methods, or else the usual methods and the recipe's own, and keep those that fit the file."""
     rewards = rewards or {}
     taken = taken_rewards(table, rewards)
     if blocks.lack:
-        helps = remedy(table, texts) if made_of(texts) else ""
-        blocks = replace(blocks, lack="" if "correct" in taken else f"{blocks.lack}{helps}")
+        advice = remedy(table, texts) if made_of(texts) else ""
+        blocks = replace(blocks, lack="" if "correct" in taken else f"{blocks.lack}{advice}")
     own_scheme: Scheme | SpanwiseError
     unsaid = table.folder is None and recipe.objectives is None and "correct" not in rewards
     presets, own_name = _Presets(recipe, blocks, taken, blocks.objectives, _summed(table, taken) if unsaid else ()), "recipe"
@@ -73,8 +73,8 @@ def choose_arms(
     schemes: dict[str, Scheme] = {}
     reasons: dict[str, list[str]] = {}
     failure: SpanwiseError | None = None
-    for asked in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
-        name = own_name if asked == "recipe" else asked
+    for wanted in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
+        name = own_name if wanted == "recipe" else wanted
         try:
             scheme = own_scheme if name == own_name else presets.asked(name)
             if not isinstance(scheme, Scheme):
@@ -82,10 +82,10 @@ def choose_arms(
             check_file(scheme, table)
             _check_answers(scheme, taken, table)
         except (RecipeError, LayoutError, DataError) as error:
-            if methods or (given and asked == "recipe"):
+            if methods or (given and wanted == "recipe"):
                 raise
             failure = error
-            reasons.setdefault(str(error), []).append(asked)
+            reasons.setdefault(str(error), []).append(wanted)
             continue
         if methods or name in USUAL or scheme not in schemes.values():
             schemes[name] = scheme
@@ -95,30 +95,30 @@ def choose_arms(
     for objective in rewards:
         if objective not in names:
             raise RecipeError(unknown("objective", objective, names))
-    notes = [blocks.note, *(left_out(listed, reason) for reason, listed in reasons.items())]
+    notes = [blocks.note, *(left_out(left_names, reason) for reason, left_names in reasons.items())]
     if schemes and texts:
         notes += _leave_out_tagless(schemes, table, texts, must=schemes if methods else [own_name] if given else [])
     return Arms(blocks.layout, schemes, own_name if own_name in schemes else None, taken, notes)
 
 
 def left_out(names: Sequence[str], reason: str) -> str:
-    """Build the sentence on methods that do not fit; the recipe's own is named only if no other has the same reason."""
+    """Say which methods do not fit, and why; the recipe's own method is named only if no other has the same reason."""
     methods = [name for name in names if name != "recipe"] or ["the recipe's own method"]
     return f"{' and '.join(methods)} {'is' if len(methods) == 1 else 'are'} left out: {reason}"
 
 
 def taken_rewards(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Return the recorded reward of each objective: the one that `rewards` names for it, or else the one of its name."""
+    """Return the recorded reward of each objective: the column that `rewards` names, or else the column of the same name."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             cells = [value for value in table.columns.get(column, ()) if value is not None]
-            why = f"holds no numbers; it has {reprlib.repr(cells[0])}" if cells else "is empty"
+            reason = f"holds no numbers; it has {reprlib.repr(cells[0])}" if cells else "is empty"
             if column in table.columns:
-                raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {why}.")
+                raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {reason}.")
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
-    # The trainer's own verdict comes before a verdict on the text; "text" asks for the latter.
+    # The trainer's verdict is preferred to a verdict on the text; "text" asks for the text.
     chosen = {"correct": table.verdict or "text"} | {name: name for name in table.rewards} | dict(rewards)
     return {name: column for name, column in chosen.items() if column != "text"}
 
@@ -136,15 +136,15 @@ def _check_answers(scheme: Scheme, taken: Mapping[str, str], table: RolloutTable
         options = {**REWARDS[objective.reward].options, **objective.options} if isinstance(objective.reward, str) else {}
         column = None if name in taken else options.get("column")
         if column is not None and not any(value is not None for value in table.columns.get(column, ())):
-            lack = f"needs the right answers, and '{table.path}' has none (no column '{column}')"
+            problem = f"needs gold answers, but '{table.path}' has no column '{column}'"
             taken_from = f"--reward {name}={next(iter(table.rewards), '')}"
-            advice = f"It records {', '.join(table.rewards)}: take one with {taken_from}, or add the column."
-            named = f" If another column has them: --columns {column}=NAME." if column == "answer" and table.columns else ""
-            raise DataError(f"Reward '{name}' {lack}. {advice if table.rewards else 'Add the column.'}{named}")
+            advice = f"The file records {', '.join(table.rewards)}: take one with {taken_from}, or add the column."
+            hint = f" If another column has them: --columns {column}=NAME." if column == "answer" and table.columns else ""
+            raise DataError(f"Reward '{name}' {problem}. {advice if table.rewards else 'Add the column.'}{hint}")
 
 
 def _own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """Build the recipe's own scheme under its shortest name, and the presets with its objectives and blocks."""
+    """Build the recipe's own scheme and its shortest name, and the presets with the recipe's objectives and blocks."""
     recipe, blocks = presets.recipe, presets.blocks
     if blocks.objectives is None:
         scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.taken, run_code=run_code)
@@ -180,45 +180,45 @@ class _Presets:
     def asked(self, name: str) -> Scheme:
         """Build the scheme of `method` or `method:baseline`, if a file can be credited by it."""
         METHODS.load_plugins()
-        chosen = METHODS.get(name.partition(":")[0])
-        if chosen is None:
+        entry = METHODS.get(name.partition(":")[0])
+        if entry is None:
             raise RecipeError(unknown("method", name, [*METHODS, "recipe", RECORDED]))
-        if ":" in name and "baseline" not in chosen.inputs:
-            raise RecipeError(f"Method '{chosen.name}' takes no baseline; ask for '{chosen.name}' alone, or for 'bae'.")
-        if lacking := [need for need in chosen.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]:
+        if ":" in name and "baseline" not in entry.inputs:
+            raise RecipeError(f"Method '{entry.name}' takes no baseline; ask for '{entry.name}' alone, or for 'bae'.")
+        if missing := [need for need in entry.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]:
             raise RecipeError(
-                f"Method '{chosen.name}' cannot be applied to a rollout file: it needs {', '.join(lacking)}, which no format holds."
-                f" Call spanwise.credit.{chosen.estimator.__name__} from Python."
+                f"Method '{entry.name}' cannot be applied to a rollout file: it needs {', '.join(missing)}, which no format holds."
+                f" Call spanwise.credit.{entry.estimator.__name__} from Python."
             )
         return self.of(name)
 
     def of(self, name: str) -> Scheme:
         """Build the preset `method` or `method:baseline` on the blocks of the file, with the objectives of file or recipe."""
-        wanted, _, baseline = name.partition(":")
+        method_name, _, baseline = name.partition(":")
         if baseline and baseline not in BASELINES:
-            raise RecipeError(f"Baseline '{baseline}' of '{name}' is none of {', '.join(BASELINES)}.")
-        chosen, layout, objectives = method(wanted), self.blocks.layout, self.objectives
-        calibrated = (chosen.preset or Preset()).calibrated
+            raise RecipeError(f"Baseline '{baseline}' of '{name}' does not exist; choose from {', '.join(BASELINES)}.")
+        entry, layout, objectives = method(method_name), self.blocks.layout, self.objectives
+        calibrated = (entry.preset or Preset()).calibrated
         choices: dict[str, Any] = {"baseline": baseline or None}
-        if chosen.kind == "completion" and not calibrated and self.summed:
+        if entry.kind == "completion" and not calibrated and self.summed:
             objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in self.summed)
         elif self.blocks.lack:
             raise RecipeError(self.blocks.lack)
         if objectives is not None:
             if objectives is self.blocks.objectives and not calibrated:
-                # Nobody asked for a reward that mixes being right and being confident.
-                objectives = tuple(o for o in objectives if judge_of(o) is None)
-            choices = {"objectives": _compared(chosen, objectives, layout.names, baseline)}
+                # The user asked for no reward that mixes correctness and confidence.
+                objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
+            choices = {"objectives": _compared(entry, objectives, layout.names, baseline)}
         elif calibrated and states_confidence(layout):
             choices["calibration"] = self.recipe.rule
-        options = self.recipe.options if wanted == self.recipe.method else {}
-        return Scheme.preset(wanted, layout, **{**choices, **options}, longest=self.blocks.longest, recorded=self.taken)
+        options = self.recipe.options if method_name == self.recipe.method else {}
+        return Scheme.preset(method_name, layout, **{**choices, **options}, longest=self.blocks.longest, recorded=self.taken)
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
     """Return the columns per token that a scheme reads, by the field of `Batch` that they fill."""
-    asked = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
-    return {need: names for need, names in asked.items() if need in scheme.needs}
+    names_by_field = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
+    return {field: names for field, names in names_by_field.items() if field in scheme.needs}
 
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
@@ -232,23 +232,23 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         mode.recorded(table, ())
     if scheme.refine is not None and table.rollout_n is not None:
         raise RecipeError(
-            f"refine changes the tokens of whole completions, and rollouts of '{table.path}' are several rows. Leave it out."
+            f"refine changes the tokens of whole completions, but rollouts of '{table.path}' have several rows. Leave refine out."
         )
-    asked, columns_there = token_columns(scheme), table.token_values
-    missing = [need for need, names in asked.items() if any(name not in columns_there for name in names)]
+    names_by_field, columns_there = token_columns(scheme), table.token_values
+    missing = [field for field, names in names_by_field.items() if any(name not in columns_there for name in names)]
     if not missing:
         return
     streams = [name.partition("/")[2] for name in columns_there if name.startswith(schema.VALUES)]
-    wanted, present = "", "none of them" if table.has_ids else "no token ids"
-    columns = " and ".join(name for names in asked.values() for name in names)
+    suffix, found_text = "", "none of them" if table.has_ids else "no token ids"
+    columns = " and ".join(name for names in names_by_field.values() for name in names)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {columns}"
     if streams and missing == ["value_nt"]:
-        present = f"those of {', '.join(streams)}" if streams != [""] else "one value"
-        wanted = f" for {', '.join(scheme.value_names)}"
+        found_text = f"those of {', '.join(streams)}" if streams != [""] else "one value"
+        suffix = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained under (its objectives and `values`)"
     raise RecipeError(
-        f"Method '{scheme.method}' needs {' and '.join(PER_TOKEN[need] for need in missing)} of every token{wanted}, and "
-        f"'{table.path}' holds {present}. {advice}."
+        f"Method '{scheme.method}' needs {' and '.join(PER_TOKEN[field] for field in missing)} of every token{suffix}, and "
+        f"'{table.path}' holds {found_text}. {advice}."
     )
 
 
@@ -258,16 +258,16 @@ def _compared(
     """Return the objectives of a recipe with the comparison of a preset."""
     if (chosen.preset or Preset()).calibrated and len(objectives) == 1 and chosen.kind != "block":
         raise RecipeError(
-            f"Method '{chosen.name}' adds up several objectives, and there is only '{objectives[0].name}'; use grpo."
+            f"Method '{chosen.name}' adds up several objectives, but there is only '{objectives[0].name}'; use grpo."
         )
     by_block, compares = chosen.kind == "block", "baseline" in chosen.inputs
     compared = []
     for objective in objectives:
         judge = judge_of(objective)
         against = ((baseline or "outcome") if objective.given else "group") if compares else None
-        judged = tuple(entry for entry in objective.given if entry == judge)
-        given = objective.given if against in ("outcome", "blended") else judged
-        # A method that adds objectives up pays every block, first the one that the objective is read in.
+        judges = tuple(outcome for outcome in objective.given if outcome == judge)
+        given = objective.given if against in ("outcome", "blended") else judges
+        # A method that adds up objectives pays every block, the objective's own block first.
         pays = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *names)))
         compared.append(replace(objective, pays=pays, given=given, baseline=against, scale=None, back_off=None))
     if baseline and not any(objective.given for objective in objectives):
@@ -280,36 +280,36 @@ def _compared(
 def _leave_out_tagless(
     schemes: dict[str, Scheme], table: RolloutTable, texts: Sequence[str], *, must: Collection[str]
 ) -> list[str]:
-    """Remove the schemes whose tags the file lacks; return sentences on them and on parts that no completion has."""
+    """Remove the schemes whose tags the file lacks; return sentences on these schemes and on parts that no completion has."""
     layouts = dict.fromkeys(scheme.layout for scheme in schemes.values())
     censuses = {count.sentence: count for layout in layouts for count in census_of(layout, texts)}
-    lacking = [count for count in censuses.values() if count.lacking]
-    if not lacking:
+    incomplete = [count for count in censuses.values() if count.lacking]
+    if not incomplete:
         return []
-    notes = [f"{count.sentence} The layout asks for {'it' if len(count.lacking) == 1 else 'them'}." for count in lacking]
-    # Where its tag is missing, a reward read from the text would call every completion wrong.
-    lost = {name: marks for name, scheme in schemes.items() if (marks := _lacking_marks(scheme, lacking[0]))}
-    if not lost:
+    notes = [f"{count.sentence} The layout asks for {'it' if len(count.lacking) == 1 else 'them'}." for count in incomplete]
+    # Without its tag, a reward that reads the text would call every completion wrong.
+    lost_marks = {name: marks for name, scheme in schemes.items() if (marks := _lacking_marks(scheme, incomplete[0]))}
+    if not lost_marks:
         return notes
-    needed = [mark for mark in lacking[0].wanted if any(mark in marks for marks in lost.values())]
-    lack = census(texts, needed, segmenter=lacking[0].segmenter).sentence
-    if len(lost) == len(schemes) or any(name in must for name in lost):
-        helps = remedy(table, texts, next(iter(schemes.values())).names[0])
-        raise RecipeError(f"{' and '.join(lost)} cannot be applied to '{table.path}': {lack}{helps}")
-    for name in lost:
+    needed = [mark for mark in incomplete[0].wanted if any(mark in marks for marks in lost_marks.values())]
+    sentence = census(texts, needed, segmenter=incomplete[0].segmenter).sentence
+    if len(lost_marks) == len(schemes) or any(name in must for name in lost_marks):
+        advice = remedy(table, texts, next(iter(schemes.values())).names[0])
+        raise RecipeError(f"{' and '.join(lost_marks)} cannot be applied to '{table.path}': {sentence}{advice}")
+    for name in lost_marks:
         del schemes[name]
-    return [left_out(list(lost), lack), *notes]
+    return [left_out(list(lost_marks), sentence), *notes]
 
 
 def remedy(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
-    """Say what to do if the tags are missing; the command in it must run as it stands."""
-    records = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
-    most = f" (most are made of {layout})" if (layout := made_of(texts)) else ""
-    whole = f"{records} Give the layout they were sampled with{most}, or credit whole completions with"
+    """Say what to do if tags are missing; the command in the sentence must run unchanged."""
+    recorded_text = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
+    majority_text = f" (most are made of {layout})" if (layout := made_of(texts)) else ""
+    advice = f"{recorded_text} Give the layout that they were sampled with{majority_text}, or credit whole completions with"
     if table.rewards:
-        return f"{whole} --methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
+        return f"{advice} --methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
-    return f"{whole} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"
+    return f"{advice} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"
 
 
 def _lacking_marks(scheme: Scheme, seen: Census) -> list[str]:

@@ -36,8 +36,8 @@ class Blocks:
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
-    objectives: tuple[Objective, ...] | None = None  # of blocks that were read from the file; None: those of the recipe
-    note: str = ""  # for the user
+    objectives: tuple[Objective, ...] | None = None  # those of blocks that the file shows; None: the recipe's
+    note: str = ""  # a sentence for the user
     lack: str = ""  # why the text does not tell right from wrong; empty if it does
 
 
@@ -47,19 +47,19 @@ def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequenc
         return usual
     tags, count = usual_tags(texts)
     blocks = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
-    seen = census(texts, usual.layout.tags)
-    fits = any if not tags else all
-    opens = fits(any(seen.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
+    tag_census = census(texts, usual.layout.tags)
+    condition = any if not tags else all
+    shows_usual = condition(any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
     # The usual blocks also stay if the file shows none: `choose_arms` then says which methods they allow.
-    if blocks is None or (opens and set(tags) <= set(usual.layout.tags)):
+    if blocks is None or (shows_usual and set(tags) <= set(usual.layout.tags)):
         return usual
     if not tags:
         return blocks
-    why = f"No layout is given, and the usual one is not that of the file. {seen.sentence}".strip()
-    majority = f"{count} of {len(texts)} are made of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so"
+    reason = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
+    majority = f"{count} of {len(texts)} completions consist of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so"
     answer = census(texts, ["answer"]).sentence
-    lack = f"Nothing says which completions of '{table.path}' are right: {answer}" if answer else ""
-    return replace(blocks, note=f"{why} {majority} {blocks.note}", lack=lack)
+    no_verdict = f"Nothing says which completions of '{table.path}' are right: {answer}" if answer else ""
+    return replace(blocks, note=f"{reason} {majority} {blocks.note}", lack=no_verdict)
 
 
 def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:
@@ -67,9 +67,9 @@ def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:
     layout = layout_of(tags)
     names = layout.names
     note = f"the blocks are {', '.join(names)}; for other blocks, edit and give: --set 'layout={_spoken(layout)}'."
-    correct, report = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
-    apart = len(names) > 1 and names[-1] == "confidence"
-    objectives = (replace(correct, pays=names[:-1]), report) if apart else (replace(correct, pays=names),)
+    correct, calibration = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
+    has_confidence = len(names) > 1 and names[-1] == "confidence"
+    objectives = (replace(correct, pays=names[:-1]), calibration) if has_confidence else (replace(correct, pays=names),)
     return Blocks(layout, longest, objectives, note)
 
 
@@ -77,7 +77,7 @@ def _fields(fields: tuple[str, ...], table: RolloutTable, longest: int) -> Block
     """Build a block per field of the JSON that most completions hold, each paid for the dataset's value of that field."""
     if not fields:
         return None
-    layout, golds, lack = Layout(fields, segmenter="json"), table.columns.get("answer", ()), ""
+    layout, golds, fault = Layout(fields, segmenter="json"), table.columns.get("answer", ()), ""
     note = (
         f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(fields)}. For others, "
         f"edit and give: --set 'layout=[{', '.join(fields)}]' --set segmenter=json."
@@ -87,8 +87,8 @@ def _fields(fields: tuple[str, ...], table: RolloutTable, longest: int) -> Block
     else:
         objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
         if table.verdict is None:
-            lack = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' of JSON objects."
-    return Blocks(layout, longest, written_out([objective], layout), note, lack)
+            fault = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' of JSON objects."
+    return Blocks(layout, longest, written_out([objective], layout), note, fault)
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
@@ -101,24 +101,24 @@ def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the outermost tag pairs that most completions are made of, in order, and how many are; none without a majority."""
+    """Return the outermost tags of most completions, in order, and how many completions have them; none without a majority."""
     counts = Counter(_pairs(text) for text in texts)
     tags, count = counts.most_common(1)[0] if counts else ((), 0)
-    fits = 0 < len(tags) <= _MOST_TAGS and len(set(tags)) == len(tags)
-    return (tags, count) if fits and 2 * count > len(texts) else ((), 0)
+    is_layout = 0 < len(tags) <= _MOST_TAGS and len(set(tags)) == len(tags)
+    return (tags, count) if is_layout and 2 * count > len(texts) else ((), 0)
 
 
 def _pairs(text: str) -> tuple[str, ...]:
     """Yield the tags of the outermost pairs, in one pass; a tag that never closes is left out."""
     signs = list(_SIGN.finditer(text))
     closes_last = {sign[2]: sign.start() for sign in signs if sign[1]}
-    pairs, inside = list[str](), None
+    pairs, open_tag = list[str](), None
     for sign in signs:
-        if inside is None and not sign[1] and closes_last.get(sign[2], -1) > sign.start():
-            inside = sign[2]
-            pairs.append(inside)
-        elif sign[1] and sign[2] == inside:
-            inside = None
+        if open_tag is None and not sign[1] and closes_last.get(sign[2], -1) > sign.start():
+            open_tag = sign[2]
+            pairs.append(open_tag)
+        elif sign[1] and sign[2] == open_tag:
+            open_tag = None
     return tuple(pairs)
 
 
@@ -164,28 +164,28 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     # A rollout of several rows is one member of its group.
     first_j = torch.from_numpy(np.unique(part_n.numpy(), return_index=True)[1])
     group_j, step_j = table.group_n[first_j], table.step_n[first_j]
-    # A spanwise run is cut by its own group size, another trainer's file only by one that the recipe or the user names.
+    # Groups of a spanwise run are cut to its group size, groups of other files only to a size that recipe or user names.
     if run is None and "group_size" not in recipe.model_fields_set:
         return group_j[part_n], [] if table.keyed else _uneven(step_j, group_j)
     size, notes = (run or recipe).group_size, []
     group_j = split_groups(group_j, size)
-    if small := int((group_j.unique(return_counts=True)[1] < size).sum()):
-        notes.append(f"{small} groups have fewer than {size} completions, so their credit may differ from the run's.")
+    if small_groups := int((group_j.unique(return_counts=True)[1] < size).sum()):
+        notes.append(f"{small_groups} groups have fewer than {size} completions, so their credit may differ from the run's.")
     sizes = step_j.unique(return_counts=True)[1]
     if run is not None and bool((sizes != run.prompts * size).any()):
         notes.append(
             f"Steps hold {int(sizes.min())} to {int(sizes.max())} completions and a batch of the run has {run.prompts * size}; "
-            "what is compared with the whole batch may differ."
+            "credit that is compared with the whole batch may differ."
         )
     return group_j[part_n], notes
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
     """Cut groups that are larger than `size`, as a prompt drawn twice in one step makes them, in file order."""
-    seen, keys = Counter[int](), []
+    counts, keys = Counter[int](), []
     for group in group_n.tolist():
-        keys.append((group, seen[group] // size))
-        seen[group] += 1
+        keys.append((group, counts[group] // size))
+        counts[group] += 1
     order = {key: index for index, key in enumerate(sorted(set(keys)))}
     return torch.tensor([order[key] for key in keys], dtype=torch.long)
 
@@ -196,8 +196,8 @@ def _uneven(step_n: Tensor, group_n: Tensor) -> list[str]:
     if len({(step, size) for (step, _), size in sizes.items()}) == len(step_n.unique()):
         return []
     counts = Counter(sizes.values())
-    usual = max(counts, key=lambda size: (counts[size], -size))
+    usual_size = max(counts, key=lambda size: (counts[size], -size))
     return [
         f"Groups hold {min(counts)} to {max(counts)} completions. A prompt drawn twice in a step counts as one group; to "
-        f"split it, give --set group_size={usual if usual > 1 else 'N'}."
+        f"split it, give --set group_size={usual_size if usual_size > 1 else 'N'}."
     ]

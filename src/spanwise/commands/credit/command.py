@@ -20,16 +20,16 @@ def command(
     output: Path = Path("runs/credit"),
     rows: int = 500,
 ) -> None:
-    """Show what several methods would have credited to every token of rollouts that exist already. Nothing is trained.
+    """Show the credit that several methods would have given to every token of existing rollouts. Nothing is trained.
 
     Reads spanwise's own rollouts, TRL's completions (log_completions=True), verl's rollout dump (trainer.rollout_data_dir),
     verifiers' traces, and tables of your own (CSV, TSV, JSON, JSONL, parquet) with a prompt and a completion, or a list of them, in
     each row (docs/howto/own_data.md). Writes credit.parquet, summary.json and report.html.
 
     Args:
-        rollouts: a file, a folder of files, or the run folder they lie in.
-        output: folder for what is written.
-        rows: at most so many completions in the report.
+        rollouts: a file, a folder of files, or the run folder of such files.
+        output: folder for the files that the command writes.
+        rows: the largest number of completions in the report.
     """
     from spanwise.commands.credit.credit import credit as run
     from spanwise.commands.shared.display import quiet

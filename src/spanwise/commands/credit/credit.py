@@ -34,23 +34,23 @@ def credit_rollouts(
     """Read rollouts and apply methods to them."""
     table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns)
     if not table.trainable.any():
-        raise DataError(f"None of the {len(table)} completions of '{rollouts}' says anything. {table.note}".strip())
+        raise DataError(f"None of the {len(table)} completions of '{rollouts}' has any text. {table.note}".strip())
     own_recipe, overrides = None if table.folder is None else table.folder / "recipe.yaml", overrides or {}
-    loaded = run = load(recipe or own_recipe, overrides)
+    full_recipe = run = load(recipe or own_recipe, overrides)
     if recipe is not None and own_recipe is not None:
         run = load(own_recipe, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
     given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)  # the user's recipe must fit the file
-    task, longest = task_shape(loaded)
-    usual = answer_layout(loaded, task)
+    task, longest = task_shape(full_recipe)
+    usual = answer_layout(full_recipe, task)
     # Early completions of a spanwise run may lack the tags.
     texts = SampledTexts(table) if given or own_recipe is None else []
-    group_n, counted = compared_groups(table, loaded, None if own_recipe is None else run)
-    blocks = blocks_of(Blocks(usual, longest), loaded, table, texts)
-    # A recipe that lies in the folder, and that the user did not name, must not run code.
-    named = recipe is not None or "objectives" in overrides
-    arms = choose_arms(table, loaded, blocks, methods, reward, texts=texts, given=given, run_code=named)
+    group_n, group_notes = compared_groups(table, full_recipe, None if own_recipe is None else run)
+    blocks = blocks_of(Blocks(usual, longest), full_recipe, table, texts)
+    # A recipe of the folder that the user did not name must not run code.
+    names_objectives = recipe is not None or "objectives" in overrides
+    arms = choose_arms(table, full_recipe, blocks, methods, reward, texts=texts, given=given, run_code=names_objectives)
     recorded = RECORDED in methods if methods else own_recipe is None and table.as_recorded is not None
-    return apply_arms(table, arms, group_n, counted, recorded=recorded, must=bool(methods))
+    return apply_arms(table, arms, group_n, group_notes, recorded=recorded, must=bool(methods))
 
 
 def credit(
@@ -61,7 +61,7 @@ def credit(
     console: Console | None = None,
     **options: Any,
 ) -> CreditResult:
-    """Credit as `credit_rollouts`, write the files and a report of at most `rows` completions, and print a short table."""
+    """Credit rollouts, write the files and a report of at most `rows` completions, and print a short table."""
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
     check_no_run(output)

@@ -65,8 +65,8 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
         return list(range(len(group_n)))
     members = sorted(steps(group_n), key=lambda rows: int(rows[0]))
     chosen: list[Tensor] = []
-    for wanted in range(max(1, count * len(members) // len(group_n)), 0, -1):
-        chosen = [members[int(place)] for place in np.linspace(0, len(members) - 1, wanted)]
+    for group_count in range(max(1, count * len(members) // len(group_n)), 0, -1):
+        chosen = [members[int(position)] for position in np.linspace(0, len(members) - 1, group_count)]
         if sum(map(len, chosen)) <= count:
             break
     return sorted(torch.cat(chosen).tolist())[:count]
@@ -83,9 +83,9 @@ def credited_view(
     tokenizer: Path | None,
 ) -> TokenView:
     """Build the token view of `shown`, the `rows` of a table of whole groups; `paying`: method -> its rule (`Scheme.plain`)."""
-    cuts = (SaeSegments.of(listed["method"], listed.get("options")) for listed in paying.values())
+    cuts = (SaeSegments.of(rule["method"], rule.get("options")) for rule in paying.values())
     segments = next((cut for cut in cuts if cut is not None), None)
-    scoring = {name: scoring_mode(listed) for name, listed in paying.items()}
+    scoring = {name: scoring_mode(rule) for name, rule in paying.items()}
     shares = {name: own_shares(table, mode) for name, mode in scoring.items() if mode is not None}
     return TokenView(
         tuple(schema.methods_in(shown.column_names)),
@@ -97,7 +97,7 @@ def credited_view(
         ),
         outcome,
         "" if segments is None else segment_words(segments),
-        rules={name: rule_of(listed["method"], listed["objectives"], scoring[name]) for name, listed in paying.items()},
+        rules={name: rule_of(rule["method"], rule["objectives"], scoring[name]) for name, rule in paying.items()},
         own=own,
         total=len(table),
     )
@@ -105,8 +105,8 @@ def credited_view(
 
 def segment_words(segments: SaeSegments) -> str:
     """Explain in a sentence which tokens are segment boundaries."""
-    does = "opens a segment" if segments.boundary == "start" else "has closed a segment"
-    return f"A tick stands where a token of a probability below {segments.threshold:g} {does}."
+    verb = "opens a segment" if segments.boundary == "start" else "has closed a segment"
+    return f"A tick marks each place where a token with a probability below {segments.threshold:g} {verb}."
 
 
 def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
@@ -119,14 +119,14 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
     """Build the rule by which a page explains a method; objectives are written as `Scheme.plain` writes them."""
     if method == schema.RECORDED or method not in METHODS:
         return Rule()
-    chosen = METHODS[method]
-    listed = {}
+    entry = METHODS[method]
+    rules = {}
     for objective in objectives:
-        baseline = objective.get("baseline") if chosen.kind == "block" else None
+        baseline = objective.get("baseline") if entry.kind == "block" else None
         pays, given = several(objective.get("pays")), several(objective.get("given"))
         name = str(objective.get("name") or objective.get("reward"))
-        listed[name] = {**objective, "pays": pays, "baseline": baseline, "given": given}
-    return Rule(chosen.kind, f"{method}: {chosen.summary}", listed, (mode and mode.judge) or "")
+        rules[name] = {**objective, "pays": pays, "baseline": baseline, "given": given}
+    return Rule(entry.kind, f"{method}: {entry.summary}", rules, (mode and mode.judge) or "")
 
 
 def several(names: str | Sequence[Any] | None) -> list[str]:
@@ -135,11 +135,11 @@ def several(names: str | Sequence[Any] | None) -> list[str]:
 
 
 def own_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """Return (tau, z) of each completion: its share of the score in the credit, and the score compared within its group."""
+    """Return (tau, z) of each completion: the share of the score in the credit, and the score compared within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
-        return [(0.0, 0.0)] * len(table)  # the score is not mixed in
-    stepped = schema.STEP in table.column_names
-    step_n = numbers(table, schema.STEP).nan_to_num().long() if stepped else torch.zeros(len(table)).long()
+        return [(0.0, 0.0)] * len(table)  # without mixing, the score has no share
+    has_steps = schema.STEP in table.column_names
+    step_n = numbers(table, schema.STEP).nan_to_num().long() if has_steps else torch.zeros(len(table)).long()
     group_n = torch.unique(torch.stack([step_n, numbers(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
     share_n, compared_n = mode.opinion(numbers(table, schema.SCORE), group_n, step_n)
     return list(zip(share_n.tolist(), compared_n.where(share_n > 0, 0.0).tolist(), strict=True))

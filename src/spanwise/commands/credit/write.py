@@ -27,18 +27,18 @@ from spanwise.rollouts.table import fitting_runs
 from spanwise.score import judge_of
 from spanwise.types import Status
 
-#: How many tokens are written at a time, as a row group; the file grows if there are fewer in each.
+#: Tokens per row group of the file; smaller row groups make a larger file.
 AT_A_TIME = 1_000_000
 
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
     """Write the completions with their credit, the figures and, if its packages are installed, the page; print notes and table."""
     table, figures = result.table, summary(result, options)
-    short = figures_table(figures["methods"], result.title)
+    table_of_figures = figures_table(figures["methods"], result.title)
     pieces = None if table.has_ids else table.vocabulary.pieces
     write_rollouts(folder / EXPORT, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
     RunFolder(folder).write_summary(figures)
-    say(console, short, *result.notes, keep=2)
+    say(console, table_of_figures, *result.notes, keep=2)
     written = [str(folder / EXPORT)]
     try:
         from spanwise.commands.credit.page import credit_page
@@ -50,15 +50,15 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
-    """Yield the completions of a file as the writer takes them, as many at a time as fit."""
+    """Yield the completions of a file for the writer, as many at a time as the memory holds."""
     table, marked = result.table, result.marked
     per_token = {schema.IDS: table.tokens.values, schema.TRAINABLE: table.trainable}
     per_token |= table.token_values
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         rows, edges = slice(first, last), table.tokens.offsets[first : last + 1]
         learned_n1 = torch.ones(last - first, 1).bool() if table.learned_n is None else table.learned_n[rows, None]
-        left_out = np.repeat(~learned_n1[:, 0].numpy(), np.diff(edges))
-        trained = [np.where(left_out, np.float32(np.nan), arm.advantages(table, first, last)) for arm in result.applied]
+        left_out_v = np.repeat(~learned_n1[:, 0].numpy(), np.diff(edges))
+        trained = [np.where(left_out_v, np.float32(np.nan), arm.advantages(table, first, last)) for arm in result.applied]
         columns: dict[str, Any] = {
             schema.STEP: table.step_n[rows],
             schema.GROUP: result.group_n[rows],
@@ -79,7 +79,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
 
 
 def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of every method as plain data, with all else that the page needs."""
+    """Return the figures of every method as plain data, with everything that the page needs."""
     table, scores, arms = result.table, result.scores, result.arms
     statuses = {
         name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}
@@ -122,10 +122,10 @@ def figures_table(methods: Mapping[str, Mapping[str, Any]], title: Text) -> Tabl
             (name, _cell(block["mean_abs"], ".4f"), _cell(block["zero_share"], ".1%"))
             for name, block in figures["blocks"].items()
         ]
-        dead = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
-        silent = _cell(figures["no_signal_share"], ".1%")
-        for place, (row, strata) in enumerate(zip_longest(blocks, dead)):
-            rows.append(["" if place else method, *(row or ("", "", "")), "" if place else silent, strata or ""])
+        dead_texts = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
+        no_signal = _cell(figures["no_signal_share"], ".1%")
+        for position, (row, strata) in enumerate(zip_longest(blocks, dead_texts)):
+            rows.append(["" if position else method, *(row or ("", "", "")), "" if position else no_signal, strata or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=rows, right=(2, 3, 4),
         title=title, title_justify="left", caption_justify="left",

@@ -17,10 +17,10 @@ def command(
     overwrite: Flag = False,
     set_: Fields = None,
 ) -> None:
-    """Show the point: one number for the whole completion against one per block, from the same warm start.
+    """Show why blocks matter: train with one number per completion and with one per block, from the same warm start.
 
     Args:
-        task: digits, a solution and a confidence in it; fields, a JSON object of eight small answers.
+        task: digits: a solution and a confidence; fields: a JSON object of eight small answers.
         output: folder for the summary and the runs; default: a new one, runs/demo-<n>.
         seeds: one or more, separated by commas.
         steps: generation batches of each arm.

@@ -62,29 +62,29 @@ def run_demo(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train every arm with every seed, and return the content of `summary.json`; `choices` are recipe fields of all arms."""
-    console, started = console or Console(), time.perf_counter()
+    console, start_time = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
     for field in (choices or {}).keys() & set(demo.fixed):
         raise RecipeError(
-            f"The demo sets the {field} of its arms itself, so --set {field} would change nothing; leave it out."
+            f"The demo sets the {field} of its arms itself, so --set {field} would change nothing; leave that out."
         )
-    folder, several = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
+    folder, many_seeds = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
     runs = {
-        (arm, seed): folder / (arm.replace(" ", "_") + (f"-{seed}" if several else ""))
+        (arm, seed): folder / (arm.replace(" ", "_") + (f"-{seed}" if many_seeds else ""))
         for seed in seeds
         for arm in demo.arms
     }
-    for place in runs.values():
-        check_free(place, overwrite=overwrite)
+    for run_folder in runs.values():
+        check_free(run_folder, overwrite=overwrite)
     trained = []
     with sole_writer(folder):
-        for (arm, seed), place in runs.items():
-            fields = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(place)}
-            recipe, title = load(None, fields), f"{arm}, seed {seed}" if several else arm
+        for (arm, seed), run_folder in runs.items():
+            fields = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(run_folder)}
+            recipe, title = load(None, fields), f"{arm}, seed {seed}" if many_seeds else arm
             summary = train(recipe, console=console, title=title, overwrite=overwrite)
             trained.append(Trained(arm, title, recipe, summary))
-        result = {**demo.result(trained), "seconds": time.perf_counter() - started}
+        result = {**demo.result(trained), "seconds": time.perf_counter() - start_time}
         RunFolder(folder).write_summary(result)
     demo.show(console, trained, result)
     console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")
@@ -134,17 +134,17 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return the curve of each run, its last value, and the completions it took to reach the goal (None: it never did)."""
+    """Return the curve of each run, its last value, and the completions until it reached the goal (None: never)."""
     figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for run in trained:
         names = [f"rewards/equals.{name}/mean" for name in Fields(run.recipe.fields).knowable]
         curve = running_mean([sum(batch[name] for name in names) / len(names) for batch in run.summary["batches"]])
-        reached = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
+        goal_batch = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
         figures[run.title] = {
             "right at the end": curve[-1],
-            "completions to 80 %": None if reached is None else reached * run.recipe.prompts * run.recipe.group_size,
+            "completions to 80 %": None if goal_batch is None else goal_batch * run.recipe.prompts * run.recipe.group_size,
             "format rate": run.summary["final"]["format_rate"],
-            # Without the warm start, which the first arm makes for both arms.
+            # Step times leave out the warm start, which the first arm makes for both arms.
             "seconds of steps": run.summary["step_seconds"],
         }
         curves[run.title] = curve

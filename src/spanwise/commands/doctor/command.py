@@ -6,7 +6,7 @@ from spanwise.commands.doctor.examine import main
 
 
 def command() -> None:
-    """Say which engines are installed and work: versions, the plug-in in this verl, which trainer it uses, what broke.
+    """Check which engines are installed and work: show versions, the plug-in and trainer of verl, and errors.
 
     Exit status 1 if something that is installed is broken.
     """

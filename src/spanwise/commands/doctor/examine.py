@@ -44,8 +44,8 @@ def main() -> None:
     print(f"{'':14}  {'version':18}  {'tested with':18}")
     for name, number, window, state, _ in findings:
         print(f"{name:14}  {number:18}  {window:18}  {state}")
-    for name, *_, says in findings:
-        for sentence in says:
+    for name, *_, sentences in findings:
+        for sentence in sentences:
             print(f"{name}: {sentence}")
     if any(state == "broken" for *_, state, _ in findings):
         sys.exit(1)
@@ -62,37 +62,37 @@ def installed(name: str) -> str | None:
 def _engine(name: str) -> Finding:
     title, number, window = _TITLES[name], installed(name), WINDOWS[name]
     if number is None:
-        beside = any(installed(other) for other in WINDOWS if other != name)
-        alone = ", in an environment of its own" if name != "trl" or beside else ""
-        how = f"To train with {title}: pip install 'spanwise[{name}]'{alone}."
+        has_others = any(installed(other) for other in WINDOWS if other != name)
+        advice_end = ", in an environment of its own" if name != "trl" or has_others else ""
+        advice = f"To train with {title}: pip install 'spanwise[{name}]'{advice_end}."
         if name == "skyrl" and sys.version_info < (3, 12):
-            how = (
-                "SkyRL needs Python 3.12 or newer: make an environment of its own, and pip install 'spanwise[skyrl]' there."
+            advice = (
+                "SkyRL needs Python 3.12 or newer: make a separate environment, and pip install 'spanwise[skyrl]' there."
             )
-        return title, "", window, "not installed", [how]
-    wrong, good = sentences(name, probed(name))
+        return title, "", window, "not installed", [advice]
+    faults, facts = sentences(name, probed(name))
     untested = f"{title} {number} is not among the versions that the tests run with ({window})."
-    remarks = [] if is_tested(name, number) else [untested]
-    state = "broken" if wrong else "untested" if remarks else "ok"
-    return title, number, window, state, [*wrong, *remarks, *good]
+    notes = [] if is_tested(name, number) else [untested]
+    state = "broken" if faults else "untested" if notes else "ok"
+    return title, number, window, state, [*faults, *notes, *facts]
 
 
 def probed(name: str) -> Mapping[str, Any]:
-    """Import an engine and its adapter in a process of their own, and return the facts that it prints."""
+    """Import an engine and its adapter in a separate process, and return the facts that this process prints."""
     root = str(Path(spanwise.__file__).parents[1])
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
     command = [sys.executable, "-m", "spanwise.commands.doctor", name]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"it was still being imported after {PATIENCE} seconds"}
-    last = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if not last:
-        ending = "\n".join(done.stderr.strip().splitlines()[-3:])
-        return {"error": f"the process ended with status {done.returncode}: {ending}"}
-    return json.loads(last[-1].removeprefix(MARK))
+        return {"error": f"the import takes more than {PATIENCE} seconds"}
+    result_lines = [line for line in process.stdout.splitlines() if line.startswith(MARK)]
+    if not result_lines:
+        last_lines = "\n".join(process.stderr.strip().splitlines()[-3:])
+        return {"error": f"the process ended with status {process.returncode}: {last_lines}"}
+    return json.loads(result_lines[-1].removeprefix(MARK))
 
 
 def sentences(name: str, facts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -108,34 +108,34 @@ def sentences(name: str, facts: Mapping[str, Any]) -> tuple[list[str], list[str]
             "spanwise.engines.skyrl is imported; trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe. "
             f"SkyRL's registry has {count} names spanwise_<method>."
         ]
-    good = [
+    facts_found = [
         f"algorithm.adv_estimator=spanwise is in verl's registry, and {count} names spanwise_<method> for one reward.",
         _trainer_of_verl(facts),
     ]
-    return _faults_of_verl(facts), good if registered else []
+    return _faults_of_verl(facts), facts_found if registered else []
 
 
 def _faults_of_verl(facts: Mapping[str, Any]) -> list[str]:
-    wrong = [
+    faults = [
         f"The plug-in '{plugin}' is broken, and verl does not say so: {text}" for plugin, text in facts["failed"].items()
     ]
-    wrong += [f"'{part}' could not be attached to verl: {text}" for part, text in facts["faults"].items()]
+    faults += [f"'{part}' could not be attached to verl: {text}" for part, text in facts["faults"].items()]
     if "spanwise" not in facts["plugins"]:
-        wrong.append(
+        faults.append(
             "spanwise is not registered in this verl: there is no entry point 'spanwise' in the group verl.plugins. Install it "
             "into this environment (pip install spanwise); to have it on PYTHONPATH is not enough."
         )
     elif facts["switch"].strip().lower() not in ("", "auto") and "spanwise" not in facts["switch"].lower().split(","):
-        wrong.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; leave it out.")
+        faults.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; unset it.")
     elif "spanwise" not in facts["estimators"]:
-        wrong.append("spanwise's plug-in is loaded, but algorithm.adv_estimator=spanwise is still not in verl's registry.")
-    return wrong
+        faults.append("spanwise's plug-in is loaded, but algorithm.adv_estimator=spanwise is still not in verl's registry.")
+    return faults
 
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
     """Say which trainer `main_ppo` uses, and which modes have credit by block."""
-    usual = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0, the only one that it has"}
-    trainer = f"main_ppo uses {usual[facts['use_v1']]}"
+    names = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0, the only one in this verl"}
+    trainer = f"main_ppo uses {names[facts['use_v1']]}"
     modes = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
     if modes:
         return f"{trainer}. Modes of V1 with credit by block: {', '.join(modes)}; V0 has it too."
@@ -149,14 +149,14 @@ def probe(engine: str) -> None:
     except BaseException as error:
         facts = {"error": _in_a_line(error)}
     print(f"\n{MARK}{json.dumps(facts)}", flush=True)
-    os._exit(0)  # an engine's threads must not keep this process
+    os._exit(0)  # threads of an engine must not keep this process alive
 
 
 def _in_a_line(error: BaseException) -> str:
     """Format an exception as one line: its text and where it was raised."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    where = f" ({last[0].filename}, line {last[0].lineno})" if last else ""
-    return f"{type(error).__name__}: {error}{where}"
+    last_frames = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" ({last_frames[0].filename}, line {last_frames[0].lineno})" if last_frames else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _trl() -> dict[str, Any]:
@@ -175,15 +175,15 @@ def _skyrl() -> dict[str, Any]:
 
 def _verl() -> dict[str, Any]:
     """Import verl as its trainer does; return its plug-ins, the errors of their imports, and the trainer that it uses."""
-    failed = _listen()
+    plugin_errors = _listen()
     file = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
-    configured = import_module("yaml").safe_load(file.read_text(encoding="utf-8"))["trainer"] if file.is_file() else {}
+    trainer_config = import_module("yaml").safe_load(file.read_text(encoding="utf-8"))["trainer"] if file.is_file() else {}
     facts = {
         "switch": os.environ.get("VERL_USE_EXTERNAL_PLUGINS", ""),
         "plugins": plugins(),
-        "failed": failed,
+        "failed": plugin_errors,
         "estimators": sorted(map(str, import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY)),
-        "use_v1": configured.get("use_v1"),
+        "use_v1": trainer_config.get("use_v1"),
     }
     try:
         facts["modes"] = sorted(import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY)
@@ -199,14 +199,14 @@ def plugins() -> dict[str, str]:
 
 def _listen() -> dict[str, str]:
     """Catch the exceptions of plug-ins, which verl only logs for debugging."""
-    failed: dict[str, str] = {}
+    plugin_errors: dict[str, str] = {}
 
     def heard(record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple) and len(record.args) == 2 and isinstance(record.args[1], BaseException):
-            failed[str(record.args[0])] = _in_a_line(record.args[1])
+            plugin_errors[str(record.args[0])] = _in_a_line(record.args[1])
         return True
 
     logger = logging.getLogger("verl")
     logger.setLevel(logging.DEBUG)
     logger.addFilter(heard)
-    return failed
+    return plugin_errors

@@ -35,33 +35,33 @@ def evaluate(
     *,
     prompts: int,
     samples: int,
-    seed: int = 1,  # one for all evaluations, so that checkpoints differ by the policy alone
+    seed: int = 1,  # one seed for all evaluations, so that checkpoints differ by the policy alone
     scored: Mode | None = None,
 ) -> Samples:
-    """Sample the first held-out prompts, at most as many as there are, and read the completions."""
-    tags, inside = recipe.answer_tags, task.layout.keys
+    """Sample the first `prompts` held-out prompts, or all if there are fewer, and read the completions."""
+    tags, keys_of = recipe.answer_tags, task.layout.keys
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
-    longest = recipe.max_completion_length or task.max_completion_length
-    of_digits = task.name.startswith("digits")  # a task whose figures already show all its rewards
-    roller = Roller(model, tokenizer, task, recipe.temperature, longest)
+    max_tokens = recipe.max_completion_length or task.max_completion_length
+    is_digits = task.name.startswith("digits")  # a task whose figures already show all its rewards
+    roller = Roller(model, tokenizer, task, recipe.temperature, max_tokens)
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
     spans, text = roller.read(ids_nt, mask_nt)
-    answering = [name for name in task.layout.names if tags["answer"] in inside[name]]
+    answering = [name for name in task.layout.names if tags["answer"] in keys_of[name]]
     options = {"tag": tags["answer"], **recipe.verifier}
     correct = dict.fromkeys(answering, torch.full((len(text),), torch.nan, dtype=torch.float64))
     for name in answering if "answer" in rows.column_names else ():
         right_n = roller.rewards(rows, text, row_n.tolist(), Objective("correct", pays=(name,), options=options))
-        # A completion without the block solves nothing.
+        # A completion without the block is wrong.
         present_n = torch.tensor([entry.get(name) is not None for entry in text])
         correct[name] = torch.where(present_n, right_n, 0.0)
     rewards = dict[str, Tensor]()
-    if not of_digits:
-        written = {
+    if not is_digits:
+        text_columns = {
             "prompts": [rows["prompt"][row] for row in row_n.tolist()],
             "completions": [whole_text(entry) for entry in text],
         }
-        columns = roller.columns(rows, row_n.tolist()) | written
-        rewards = _rewards(scheme_of(recipe, task.layout, longest).objectives, text, columns)
+        columns = roller.columns(rows, row_n.tolist()) | text_columns
+        rewards = _rewards(scheme_of(recipe, task.layout, max_tokens).objectives, text, columns)
     score_n = None
     if scored is not None:
         reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
@@ -73,7 +73,7 @@ def evaluate(
         correct,
         stated_confidences(text, task.layout.names[-1], task.layout, tag=tags["confidence"]),
         spans.fault_n == 0,
-        torch.tensor([is_refusal(entry) for entry in text]) if of_digits else None,
+        torch.tensor([is_refusal(entry) for entry in text]) if is_digits else None,
         score_n,
         rewards,
     )
@@ -96,8 +96,8 @@ def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
 ) -> tuple[Samples, dict[str, str]]:
     """Evaluate a saved model on the task of a recipe."""
-    places = (model_folder, *run_above(model_folder))
-    scored = next((mode.as_trained(places) for mode in recipe.modes.values() if mode.judge is not None), None)
+    folders = (model_folder, *run_above(model_folder))
+    score_mode = next((mode.as_trained(folders) for mode in recipe.modes.values() if mode.judge is not None), None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
-    evaluated = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=scored)
-    return evaluated, unmeasured(task.layout, recipe.answer_tags, scored=scored is not None)
+    evaluated = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=score_mode)
+    return evaluated, unmeasured(task.layout, recipe.answer_tags, scored=score_mode is not None)

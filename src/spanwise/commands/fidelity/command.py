@@ -28,21 +28,21 @@ def command(
     output: Path = Path("runs/fidelity"),
     set_: Fields = None,
 ) -> None:
-    """Compare the advantages of every baseline with Monte Carlo, and show where each drives a confidence (docs/fidelity.md).
+    """Compare the advantages of every baseline with Monte Carlo, and show the confidence that each one teaches (docs/fidelity.md).
 
     Args:
         checkpoint: a run folder or a model folder of the embedded task.
-        recipe: YAML file that says the task; default: the run's own, else the embedded task.
+        recipe: YAML file that names the task; default: the run's own, else the embedded task.
         prompts: held-out prompts.
         samples: completions per prompt.
         rerolls: fresh last blocks per distinct prefix.
         tokens: also compare GAE, SAE and GRPO at the tokens of the first block.
         token_prompts: held-out prompts of --tokens, four completions each.
-        critics: of --tokens, separated by commas: own, the run's, saved with the model; fitted on other prompts; mc, means of
-            further re-rolls; default: all there are.
-        critic_steps: how long the fitted critic is fitted; it is looked at on the way.
-        reference: of --tokens: what Monte Carlo says of each token (default), or of each segment of SAE, which favours SAE.
-        seed: of sampling.
+        critics: the critics of --tokens, separated by commas: own, saved with the model; fitted, on other prompts; mc, means of
+            further re-rolls; default: all that exist.
+        critic_steps: the number of fitting steps of the fitted critic, which is also measured at earlier steps.
+        reference: the reference of --tokens: Monte Carlo values by token (default), or by segment of SAE, which favours SAE.
+        seed: the seed of sampling.
         output: folder for fidelity.json and report.html.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
@@ -54,11 +54,11 @@ def command(
     check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
     check_no_run(output)
     fields = recipe_fields(set_)
-    place, loaded = run_or_model(checkpoint, recipe, fields)
+    folder, full_recipe = run_or_model(checkpoint, recipe, fields)
     if (critics or reference) and not tokens:
         raise RecipeError("--critics and --reference only work when comparing token by token; add --tokens.")
     options = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-    asked = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
-    all_options = {**options, **({"tokens": True, **asked} if tokens else {}), "recipe": recipe, "overrides": fields}
+    by_token = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
+    all_options = {**options, **({"tokens": True, **by_token} if tokens else {}), "recipe": recipe, "overrides": fields}
     with sole_writer(output):
-        show(place, loaded, output=output, console=Console(), options=all_options)
+        show(folder, full_recipe, output=output, console=Console(), options=all_options)

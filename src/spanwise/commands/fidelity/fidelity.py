@@ -33,7 +33,7 @@ GROUP_SIZES = (4, 8, 16, 32)
 FEW = 4
 #: The kinds of critics: the run's own, saved with its model; one fitted here on training prompts; means of more re-rolls.
 CRITICS = ("own", "fitted", "mc")
-#: The setting of SAE that is compared with the best GAE; it was not chosen on the samples that it is judged by.
+#: The setting of SAE that is compared with the best GAE; this setting was not chosen on the judged samples.
 SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
 #: The fields of `fidelity.json` of a part that was not measured.
@@ -70,8 +70,8 @@ def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any]
 def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> rolls.Roller:
     """Build the sampler of a saved model on the task of a recipe."""
     model, tokenizer, task = model_and_task(folder, recipe, console or Console())
-    longest = recipe.max_completion_length or task.max_completion_length
-    return rolls.Roller(model, tokenizer, task, recipe.temperature, longest)
+    max_tokens = recipe.max_completion_length or task.max_completion_length
+    return rolls.Roller(model, tokenizer, task, recipe.temperature, max_tokens)
 
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
         rows = []
         for name in fidelity.baselines:
             value, *bounds = fidelity.interval(name, size, "rmse")
-            others = (fidelity.interval(name, size, figure)[0] for figure in FIGURES if figure not in ("rmse", "ceiling"))
-            rows.append([name, _decimals(value), "-".join(map(_decimals, bounds)), *map(_decimals, others)])
+            figures = (fidelity.interval(name, size, figure)[0] for figure in FIGURES if figure not in ("rmse", "ceiling"))
+            rows.append([name, _decimals(value), "-".join(map(_decimals, bounds)), *map(_decimals, figures)])
         ceiling, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
         yield _table(
             f"G = {size}: advantages against Monte Carlo (the exact ones would correlate {ceiling:.3f})", columns, rows
@@ -128,8 +128,8 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
             rows.setdefault((name, str(row["group_size"])), []).append(row["q"])
     cells = ([*names, *map(_decimals, q_p)] for names, q_p in rows.items())
     table = _table("q*: the confidence a policy is driven to, by p", ("", "G", *(f"{p:g}" for p in p_b)), cells)
-    worst = max(row["error"] or 0.0 for row in points)
-    table.caption = f"outcome: exact; blended: simulated, standard error at most {worst:.4f}"
+    largest_error = max(row["error"] or 0.0 for row in points)
+    table.caption = f"outcome: exact; blended: simulated, standard error at most {largest_error:.4f}"
     return table
 
 
@@ -147,33 +147,33 @@ def rolled_tokens(
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
     """Sample completions of held-out prompts with their Monte Carlo values, and read critics (`CRITICS`) before each token."""
     if rerolls < 2:
-        raise DataError(f"Monte Carlo values know their noise from 2 re-rolls on; {rerolls} were asked for.")
-    place = rolls.own_critic_folder(model_folder)
-    kinds = critics or [kind for kind in CRITICS if kind != "own" or place]
+        raise DataError(f"Monte Carlo values need at least 2 re-rolls to know their noise, and you asked for {rerolls}.")
+    critic_folder = rolls.own_critic_folder(model_folder)
+    kinds = critics or [kind for kind in CRITICS if kind != "own" or critic_folder]
     for kind in kinds:
         check_known("kind of critic", kind, CRITICS)
-    if "own" in kinds and place is None:
+    if "own" in kinds and critic_folder is None:
         raise DataError(
             f"There is no critic with the model in '{model_folder}' (a folder 'critic' with {ABOUT}). Leave own out, or look at a "
             "run whose recipe has a critic."
         )
-    # The fitted critic reads each training prompt once, so that it cannot learn any by heart.
-    fitted = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in kinds else {}
-    roller = roller_of(model_folder, recipe.model_copy(update=fitted), console)
+    # The fitted critic reads each training prompt once, so that it cannot memorise any.
+    fit_fields = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in kinds else {}
+    roller = roller_of(model_folder, recipe.model_copy(update=fit_fields), console)
     task = roller.task
     order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
     rows, sets = task.evaluation.select(order[:prompts]), 2 if "mc" in kinds else 1
     blocks, trajectories, again_ntm = rolls.collect_tokens(roller, rows, rerolls=rerolls, sets=sets, seed=seed, **options)
     critic_values: dict[str, torch.Tensor] = {}
-    if "own" in kinds and place is not None:
+    if "own" in kinds and critic_folder is not None:
         objectives = [objective.name for objective in scheme_of(recipe, task.layout, roller.limit).objectives]
-        critic, stream = rolls.own_critic(place, roller.tokenizer, objectives)
+        critic, stream = rolls.own_critic(critic_folder, roller.tokenizer, objectives)
         critic_values["own"] = rolls.values(critic, blocks, stream=stream)
     if "fitted" in kinds:
         for step, critic in rolls.fitted_critics(roller, task.train, steps=steps, seed=seed + 1):
             critic_values[f"{step} steps"] = rolls.values(critic, blocks)
     if "mc" in kinds:
-        critic_values |= {f"MC {few}": again_ntm[..., :few].nanmean(dim=2) for few in sorted({min(FEW, rerolls), rerolls})}
+        critic_values |= {f"MC {k}": again_ntm[..., :k].nanmean(dim=2) for k in sorted({min(FEW, rerolls), rerolls})}
     return trajectories, critic_values
 
 
@@ -208,8 +208,8 @@ def _correlations(fidelity: TokenFidelity, kind: str) -> Table:
     for label, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimators]:
         cells = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
         rows.append([label, *map(_decimals, cells)])
-    ceiling = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
-    title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling.value)})"
+    exact_correlation = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
+    title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(exact_correlation.value)})"
     table = _table(title, ("", *fidelity.critics), rows)
     table.rows[0].end_section = True
     return table
@@ -217,14 +217,14 @@ def _correlations(fidelity: TokenFidelity, kind: str) -> Table:
 
 def _leads(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build the table of SAE's lead in correlation over another estimator, or over the best of a family."""
-    single = other in fidelity.estimators
-    title = f"{kind} tokens: lead over {'' if single else 'the best '}{other} in correlation (95 % over prompts)"
+    is_single = other in fidelity.estimators
+    title = f"{kind} tokens: lead over {'' if is_single else 'the best '}{other} in correlation (95 % over prompts)"
     rows = []
     for critic in fidelity.critics:
         best, best_sae = (_short(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))
         one_lead, best_lead = (_signed(fidelity.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
-        rows.append([critic, *([] if single else [best]), one_lead, best_sae, best_lead])
-    columns = ("critic", *([] if single else [f"best {other}"]), _short(SAE, "SAE"), "best SAE", "its lead")
+        rows.append([critic, *([] if is_single else [best]), one_lead, best_sae, best_lead])
+    columns = ("critic", *([] if is_single else [f"best {other}"]), _short(SAE, "SAE"), "best SAE", "its lead")
     return _table(title, columns, rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def command(name: str | None = None, /) -> None:
-    """List the methods with what each needs and its paper, or print one preset in full.
+    """List the methods with their needs and papers, or print one preset in full.
 
     Args:
         name: a method.

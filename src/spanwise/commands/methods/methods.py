@@ -1,4 +1,4 @@
-"""`methods`: list the methods with what each needs, and print one preset in full."""
+"""`methods`: list the methods with their needs, or print one preset in full."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from spanwise.tasks import DIGITS_LAYOUT
 
 
 def show_methods(name: str | None = None) -> None:
-    """List the methods with what each needs, its paper and its source, or print one preset in full."""
+    """List the methods with their needs, papers and sources, or print one preset in full."""
     console = Console()
     if name is None:
         METHODS.load_plugins()
         say(console, _table())
         return
-    chosen = method(name)
-    options = ", ".join(f"{option}: {value}" for option, value in chosen.of_a_run().options.items()) or "none"
-    needs = f"Needs {', '.join(chosen.needs)}. " if chosen.needs else ""
-    if chosen.kind == "refinement":
+    entry = method(name)
+    options = ", ".join(f"{option}: {value}" for option, value in entry.of_a_run().options.items()) or "none"
+    needs = f"Needs {', '.join(entry.needs)}. " if entry.needs else ""
+    if entry.kind == "refinement":
         preset = f"# Beside another method: refine: {name}."
-    elif chosen.preset is None:
-        preset = "# Called from Python only: no engine here has what it needs."
+    elif entry.preset is None:
+        preset = "# Callable from Python only: no engine provides its inputs."
     else:  # with the blocks and the longest completion of the embedded task
         preset = yaml.safe_dump(scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32).plain(), sort_keys=False)
     say(
         console,
-        f"# {chosen.summary}",
-        f"# {needs}{chosen.paper}. Taken from {_source(chosen)}.",
-        f"# spanwise.credit.{chosen.estimator.__name__}; options: {options}.",
+        f"# {entry.summary}",
+        f"# {needs}{entry.paper}. Taken from {_source(entry)}.",
+        f"# spanwise.credit.{entry.estimator.__name__}; options: {options}.",
         preset,
     )
 
 
 def _source(entry: Method) -> str:
     """Return the source of the formula: of a plug-in that names none, the module of its function."""
-    place = entry.estimator.__module__
-    ours = place.partition(".")[0] == "spanwise" or entry.source != Method.source
-    return entry.source if ours else f"{place}, which is no part of spanwise"
+    module = entry.estimator.__module__
+    is_ours = module.partition(".")[0] == "spanwise" or entry.source != Method.source
+    return entry.source if is_ours else f"{module}, which is no part of spanwise"
 
 
 def _table() -> Table:

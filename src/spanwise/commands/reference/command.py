@@ -22,7 +22,7 @@ def command(
     """Measure the reference of a self-rewarding score (laser) on the policy that a recipe starts from (docs/laser.md).
 
     Args:
-        recipe: YAML file with laser; a model and a dataset stand in it or are given here.
+        recipe: YAML file with a laser section; the file or these options name a model and a dataset.
         model: hub name or folder.
         dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
         prompts: training prompts.
@@ -35,10 +35,10 @@ def command(
     check_sizes(prompts=prompts, samples=samples)
     sources = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
     console = Console()
-    measured = measure(load(recipe, {**recipe_fields(set_), **sources}), prompts=prompts, samples=samples, console=console)
+    reference = measure(load(recipe, {**recipe_fields(set_), **sources}), prompts=prompts, samples=samples, console=console)
     console.print(
-        f"Over {measured['completions']} of {prompts * samples} completions, those that ended, log pi('{measured['token']}') is "
-        f"{measured['mean']:.4g} +- {measured['std']:.2g} at temperature {measured['temperature']:g}. Write in the recipe:\n"
-        f"laser: {{token: '{measured['token']}', reference: {measured['mean']:.4g}, ...}}",
+        f"Over {reference['completions']} of {prompts * samples} completions, those that ended, log pi('{reference['token']}') is "
+        f"{reference['mean']:.4g} +- {reference['std']:.2g} at temperature {reference['temperature']:g}. Write in the recipe:\n"
+        f"laser: {{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,
     )  # fmt: skip

@@ -9,10 +9,10 @@ EXTRA = "report"
 
 
 def command(folder: Path, /) -> None:
-    """Write FOLDER/report.html: one file, no network, of a training run, a comparison, a fidelity measurement or a credit export.
+    """Write FOLDER/report.html, one file without network, for a run, a comparison, a fidelity measurement or a credit export.
 
     Args:
-        folder: what `spanwise train`, `compare`, `fidelity` or `credit` wrote.
+        folder: a folder that `spanwise train`, `compare`, `fidelity` or `credit` wrote.
     """
     from spanwise.commands.report.report import report_folder
 

@@ -32,7 +32,7 @@ BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 def report_folder(folder: str | Path) -> Path:
     """Write `report.html` into the folder of a training run, a comparison, a fidelity measurement or a credit export."""
-    place = Path(folder)
+    path = Path(folder)
     kinds: Mapping[str, Callable[[Path], str]] = {
         EXPORT: credit_page,
         FIDELITY: fidelity_page,
@@ -40,8 +40,8 @@ def report_folder(folder: str | Path) -> Path:
         "summary.json": compare_page,
     }
     for name, page in kinds.items():
-        if (place / name).is_file() and (name != "metrics.jsonl" or (place / "recipe.yaml").is_file()):
-            return write_page(place, page(place))
+        if (path / name).is_file() and (name != "metrics.jsonl" or (path / "recipe.yaml").is_file()):
+            return write_page(path, page(path))
     raise DataError(
         f"'{folder}' holds none of {', '.join(kinds)}: it is no folder of spanwise train, compare, fidelity or credit."
     )
@@ -74,7 +74,7 @@ def _unmeasured(folder: Path) -> dict[str, str]:
     except SpanwiseError:
         return {}
     if recipe.task == SCRIPT and not (folder / FILE).is_file():
-        return dict.fromkeys(_HELD_OUT, "the training script asks no held-out prompts")
+        return dict.fromkeys(_HELD_OUT, "the training script has no held-out prompts")
     return unmeasured(layout, recipe.answer_tags, scored=recipe.is_scored)
 
 
@@ -86,12 +86,12 @@ def compare_page(folder: Path) -> str:
     """Build the report of a comparison from its runs; a run without an evaluation file gives only its final figures."""
     summary = read_fields(folder / "summary.json")
     if not isinstance(summary.get("arms"), list) or not isinstance(summary.get("figures"), dict):
-        raise DataError(f"'{folder / 'summary.json'}' is not of a comparison: it lists no arms and figures.")
-    arms, seeds, asked = summary["arms"], summary["seeds"], summary.get("options")
+        raise DataError(f"'{folder / 'summary.json'}' is no summary of a comparison: it lists no arms and figures.")
+    arms, seeds, options = summary["arms"], summary["seeds"], summary.get("options")
     ended, samples, figures = ended_runs({arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arms})
     known = {name for by_seed in figures.values() for values in by_seed.values() for name in values}
     if not known:
-        raise DataError("None of the runs of this comparison is there; run spanwise compare again.")
+        raise DataError("No run of this comparison exists; run spanwise compare again.")
     named = [name for name in next(iter(summary["figures"].values()), {}) if name in known]
     return compare_report(
         title=f"Comparison of {len(arms)} arms",
@@ -106,19 +106,19 @@ def compare_page(folder: Path) -> str:
             for arm, by_seed in samples.items()
             if by_seed
         },
-        command="" if asked is None else again_command("compare", *asked.pop("places"), folder=folder, options=asked),
+        command="" if options is None else again_command("compare", *options.pop("places"), folder=folder, options=options),
     )
 
 
 def fidelity_page(folder: Path) -> str:
     """Build the report of `fidelity.json`."""
-    written = read_fields(folder / FIDELITY)
+    saved = read_fields(folder / FIDELITY)
     try:
-        fields = {name: value for name, value in written.items() if name != "options"}
-        command = again_command("fidelity", written["source"], folder=folder, options=written.get("options"))
+        fields = {name: value for name, value in saved.items() if name != "options"}
+        command = again_command("fidelity", saved["source"], folder=folder, options=saved.get("options"))
         return fidelity_report(**fields, command=command)
     except (TypeError, KeyError) as error:
-        raise DataError(f"'{folder / FIDELITY}' is not what spanwise fidelity writes: {error}.") from error
+        raise DataError(f"'{folder / FIDELITY}' was not written by spanwise fidelity: {error}.") from error
 
 
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
@@ -140,39 +140,39 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
     """Join the samples of all seeds; a prompt that two seeds answer is one prompt."""
-    first, *others = map(_columns, samples)
+    first_columns, *other_columns = map(_columns, samples)
     return {
-        name: torch.cat([column, *(other[name] for other in others)])
-        for name, column in first.items()
-        if all(name in other for other in others)
+        name: torch.cat([column, *(other[name] for other in other_columns)])
+        for name, column in first_columns.items()
+        if all(name in other for other in other_columns)
     }
 
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
-    size = samples.most_votes(block)
-    budgets = sorted({n for n in (*BUDGETS, size) if 1 <= n <= size})
+    most = samples.most_votes(block)
+    budgets = sorted({n for n in (*BUDGETS, most) if 1 <= n <= most})
     return samples.votes(block, budgets=budgets, resamples=resamples) if len(budgets) > 1 else {}
 
 
 def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Return the newest batch of recorded completions, with the run's credit and that of `grpo` (or `bae`) beside it."""
+    """Return the newest batch of recorded completions, with the credit of the run's method and of `grpo` (or `bae`)."""
     files = sorted((folder / "rollouts").glob("step_*.parquet"))
     if not files:
         return None, {}
     table, paying = read_rows(files[-1]), {}
     methods = schema.methods_in(table.column_names)
-    asked = recipe.get("objectives") or ()
-    judging = [(entry.get("options") or {}).get("of") for entry in asked]
-    judging += [name for entry in asked for name in several(entry.get("given"))]
+    entries = recipe.get("objectives") or ()
+    judges = [(entry.get("options") or {}).get("of") for entry in entries]
+    judges += [name for entry in entries for name in several(entry.get("given"))]
     if len(methods) == 1:
         table, paying = _beside(table, files[-1], "bae" if methods[0] == "grpo" else "grpo")
     if methods:
-        of_run = {"objectives": asked, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
+        of_run = {"objectives": entries, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         paying = {methods[0]: of_run, **paying}
     credit, first_rows = recorded_credit(table), table.slice(0, MOST)
     view = credited_view(
         table, first_rows, range(len(first_rows)), paying=paying,
-        outcome=outcome_of(schema.behind(table.column_names, "reward"), judging),
+        outcome=outcome_of(schema.behind(table.column_names, "reward"), judges),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
     return view, credit
@@ -186,7 +186,7 @@ def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[st
         return table, {}
     if not result.table.has_ids:  # the tokens of the page are not those of the file
         return table, {}
-    other = pa.concat_tables(credited_parts(result))
-    for name in schema.made_by(method, other.column_names):
-        table = table.append_column(name, other[name])
+    other_table = pa.concat_tables(credited_parts(result))
+    for name in schema.made_by(method, other_table.column_names):
+        table = table.append_column(name, other_table[name])
     return table, {method: result.arms.schemes[method].plain()}

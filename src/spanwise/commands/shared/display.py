@@ -24,7 +24,7 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 class Live:
-    """A progress line that moves on a terminal; a log file gets it every tenth step."""
+    """A progress line that moves on a terminal; a log file gets a line every tenth step."""
 
     def __init__(self, console: Console, title: str, steps: int) -> None:
         self.console, self.title, self.steps = console, title, steps
@@ -45,9 +45,9 @@ class Live:
         line = "  ".join(f"{name} {_short(value)}" for name, value in values.items() if value is not None)
         self._progress.update(self._task, completed=step, figures=line)
         if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
-            left = (time.perf_counter() - self._started) / max(step, 1) * (self.steps - step)
+            seconds_left = (time.perf_counter() - self._started) / max(step, 1) * (self.steps - step)
             self.console.print(
-                f"{self.title} {step}/{self.steps}  {line}  left {left:.0f} s", soft_wrap=True, highlight=False
+                f"{self.title} {step}/{self.steps}  {line}  left {seconds_left:.0f} s", soft_wrap=True, highlight=False
             )
 
     def close(self) -> None:
@@ -65,17 +65,17 @@ def quiet() -> None:
 
 
 def warm_up_progress(console: Console) -> Any:
-    """A callback `(step, total, loss)` for the warm start that shows a bar."""
-    live: Live | None = None
+    """Return a callback `(step, total, loss)` that shows the progress of the warm start."""
+    bar: Live | None = None
 
     def show(step: int, total: int, loss: float) -> None:
-        nonlocal live
-        live = live or Live(console, "warm start (once, then cached)", total)
+        nonlocal bar
+        bar = bar or Live(console, "warm start (once, then cached)", total)
         if console.is_terminal or step % 100 == 0 or step == total:
-            live.step(step, {"loss": loss})
+            bar.step(step, {"loss": loss})
         if step >= total:
-            live.close()
-            live = None
+            bar.close()
+            bar = None
 
     return show
 
@@ -85,13 +85,13 @@ def figure_table(
 ) -> Iterator[RenderableType]:
     """Build a table with one row per figure and one column per run, narrow enough for 80 characters."""
     names = [name for name in dict.fromkeys(name for figures in columns.values() for name in figures) if name not in absent]
-    wrong = {
+    alarms_of = {
         run: alarms({name: figures.get(name) for name in names if not isinstance(figures.get(name), str)})
         for run, figures in columns.items()
     }
 
     def cell(run: str, name: str) -> str:
-        return _short(columns[run].get(name)) + " !" * (name in wrong[run])
+        return _short(columns[run].get(name)) + " !" * (name in alarms_of[run])
 
     rows = [
         [name.replace("_", " ").replace(OF_REWARD, "mean reward, "), *(cell(run, name) for run in columns)] for name in names
@@ -99,10 +99,10 @@ def figure_table(
     yield Text(title, style="italic")
     # A "!" beside a figure refers to a sentence under the table (`explain.alarms`).
     yield plain_table("", *columns, rows=rows, right=range(1, len(columns) + 1))
-    for run, sentences in wrong.items():
+    for run, sentences in alarms_of.items():
         of_run = f"{run}: " if run and len(columns) > 1 else ""
-        for why, figures in by_sentence(sentences).items():
-            yield Text(f"! {of_run}{why} ({', '.join(figures).replace('_', ' ')})", style="bold red")
+        for sentence, figures in by_sentence(sentences).items():
+            yield Text(f"! {of_run}{sentence} ({', '.join(figures).replace('_', ' ')})", style="bold red")
     if any(name.startswith(OF_SCORE) for name in names):
         yield Text(_OF_SCORE)
 
@@ -111,8 +111,8 @@ def interval_table(
     title: str, intervals: Mapping[str, Interval | None], *, absent: Collection[str] = ()
 ) -> Iterator[RenderableType]:
     """Build a table with one row per figure: its value and its interval."""
-    values = {name: None if i is None else i.value for name, i in intervals.items()}
-    bounds = {name: bounds_text(i, "{:.3f}".format) for name, i in intervals.items()}
+    values = {name: None if interval is None else interval.value for name, interval in intervals.items()}
+    bounds = {name: bounds_text(interval, "{:.3f}".format) for name, interval in intervals.items()}
     return figure_table(title, {"": values, "95 %": bounds}, absent=absent)
 
 
@@ -123,15 +123,15 @@ _OF_SCORE = "laser: the model's score for its own answer, read from one reserved
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     """Build a table with one row per way of voting and one column per number of samples (1, 2, 4, ...)."""
     budgets = next(iter(votes.values())).budgets
-    places = [i for i, n in enumerate(budgets) if n & (n - 1) == 0 or n == budgets[-1]]
+    places = [index for index, budget in enumerate(budgets) if budget & (budget - 1) == 0 or budget == budgets[-1]]
     rows = [
         [
             f"{name.removeprefix(OF_SCORE)} by score" if name.startswith(OF_SCORE) else name,
-            *(f"{curve.intervals[i].value:.3f}±{curve.intervals[i].sem:.3f}" for i in places),
+            *(f"{curve.intervals[index].value:.3f}±{curve.intervals[index].sem:.3f}" for index in places),
         ]
         for name, curve in votes.items()
     ]
-    headings = (Column(name, no_wrap=True) for name in ("n", *(str(budgets[i]) for i in places)))
+    headings = (Column(name, no_wrap=True) for name in ("n", *(str(budgets[index]) for index in places)))
     return plain_table(*headings, rows=rows, title=title, padding=(0, 1, 0, 0))
 
 
@@ -144,8 +144,8 @@ def gain_table(title: str, gain: Curve) -> Table:
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     """Say how far the outcome baseline pulls a confidence in small groups; None if it moves .70 by less than .05."""
-    scored = (o for o in scheme.objectives if o.reward in get_args(ScoreName))
-    if not any(o.baseline == "outcome" and len(o.given) == 1 for o in scored):
+    scored_objectives = (objective for objective in scheme.objectives if objective.reward in get_args(ScoreName))
+    if not any(objective.baseline == "outcome" and len(objective.given) == 1 for objective in scored_objectives):
         return None
     p_b = torch.tensor([0.7], dtype=torch.float64)
     leave_one_out = scheme.options.get("leave_one_out", False)
@@ -165,7 +165,7 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
     lines = []
     for name, values in series.items():
         for row in range(height - 1, -1, -1):
-            eighths = (0 if v is None else round(min(max(v * height - row, 0.0), 1.0) * 8) for v in values)
+            eighths = (0 if value is None else round(min(max(value * height - row, 0.0), 1.0) * 8) for value in values)
             label = name if row == height - 1 else ""
             mark = {height - 1: "1", 0: "0"}.get(row, " ")
             lines.append(f"{label:<{width}}  {mark} |{''.join(_LEVELS[n] for n in eighths)}".rstrip())

@@ -27,8 +27,8 @@ def plain_table(
 ) -> Table:
     """Build a table with a line under its headings; the columns `right` are aligned for numbers."""
     table = Table(*headings, box=box.SIMPLE_HEAD, **options)
-    for c in right:
-        table.columns[c].justify = "right"
+    for column in right:
+        table.columns[column].justify = "right"
     for row in rows:
         table.add_row(*row)
     return table
@@ -36,23 +36,23 @@ def plain_table(
 
 def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
     """Cut a table into parts that are no wider than the terminal; the first `keep` columns stand in each part."""
-    room, keep = console.width, min(keep, max(len(table.columns) - 1, 0))
-    least, widest = list[int](), list[int]()
+    width, keep = console.width, min(keep, max(len(table.columns) - 1, 0))
+    minimum, wanted = list[int](), list[int]()
     for column in table.columns:
         sizes = [Measurement.get(console, console.options.update(max_width=_ANY), c) for c in (column.header, *column.cells)]
         lines = [column.no_wrap, *[column.no_wrap or column.justify == "right"] * (len(sizes) - 1)]
-        least.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, lines, strict=True)))
-        widest.append(max(size.maximum for size in sizes))
+        minimum.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, lines, strict=True)))
+        wanted.append(max(size.maximum for size in sizes))
     parts: list[list[int]] = [list(range(keep))]
     for c in range(keep, len(table.columns)):
-        if len(parts[-1]) > keep and sum(least[i] for i in (*parts[-1], c)) + _between(table, len(parts[-1]) + 1) > room:
+        if len(parts[-1]) > keep and sum(minimum[i] for i in (*parts[-1], c)) + _between(table, len(parts[-1]) + 1) > width:
             parts.append(list(range(keep)))
         parts[-1].append(c)
     if table.title:
         yield _line(table.title, "table.title", console)
     for columns in parts:
-        widths = [widest[c] for c in columns]
-        yield _part(table, columns, _shrunk(widths, [least[c] for c in columns], room - _between(table, len(columns))))
+        widths = [wanted[c] for c in columns]
+        yield _part(table, columns, _shrunk(widths, [minimum[c] for c in columns], width - _between(table, len(columns))))
     if table.caption:
         yield _line(table.caption, "table.caption", console)
 
@@ -61,13 +61,13 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
 _ANY = 2**31
 
 
-def _shrunk(widths: list[int], least: Sequence[int], room: int) -> list[int]:
+def _shrunk(widths: list[int], least: Sequence[int], total: int) -> list[int]:
     """Shrink widths until they fit: the widest column gives way first, down to its minimum."""
-    for _ in range(sum(widths) - room):
-        loose = [n for n, wide in enumerate(widths) if wide > least[n]]
-        loose = loose or [n for n, wide in enumerate(widths) if wide > 1]  # a word wider than the console is folded
-        if loose:
-            widths[max(loose, key=lambda n: widths[n])] -= 1
+    for _ in range(sum(widths) - total):
+        columns = [n for n, wide in enumerate(widths) if wide > least[n]]
+        columns = columns or [n for n, wide in enumerate(widths) if wide > 1]  # a word wider than the console is folded
+        if columns:
+            widths[max(columns, key=lambda n: widths[n])] -= 1
     return widths
 
 

@@ -24,20 +24,20 @@ RUNS = Path("runs")
 
 def new_folder(name: str) -> Path:
     """Return `runs/<name>-<n>` with the smallest unused n."""
-    return next(place for n in count(1) if not (place := RUNS / f"{name}-{n}").exists())
+    return next(folder for n in count(1) if not (folder := RUNS / f"{name}-{n}").exists())
 
 
 def newest_folder(name: str) -> Path | None:
     """Return the `runs/<name>-<n>` with the largest n; None if there is none."""
     suffixes = {place: place.name.removeprefix(f"{name}-") for place in RUNS.glob("*") if place.name.startswith(f"{name}-")}
-    numbered = [place for place, number in suffixes.items() if number.isdecimal() and place.is_dir()]
-    return max(numbered, key=lambda place: int(suffixes[place]), default=None)
+    folders = [place for place, number in suffixes.items() if number.isdecimal() and place.is_dir()]
+    return max(folders, key=lambda place: int(suffixes[place]), default=None)
 
 
 def check_no_run(path: str | Path) -> None:
     """Refuse a folder that holds a run, whose `summary.json` or `report.html` would be overwritten."""
     if is_run(Path(path)):
-        raise DataError(f"'{path}' holds a run, whose summary and report would be written over; give another --output.")
+        raise DataError(f"'{path}' holds a run, and its summary and report would be overwritten; give another --output.")
 
 
 def write_page(folder: Path, html: str) -> Path:
@@ -59,13 +59,13 @@ def read_fields(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8")
         return dict((json.loads if is_json else yaml.safe_load)(text) or {})
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"'{file}' cannot be read: {error}.") from error
+        raise DataError(f"The file '{file}' cannot be read: {error}.") from error
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         kind = "a JSON object" if is_json else "YAML"
-        raise DataError(f"'{file}' is not {kind}: {str(error).splitlines()[0]}.") from error
+        raise DataError(f"The file '{file}' is not {kind}: {str(error).splitlines()[0]}.") from error
 
 
-#: The environment variable by which a comparison hands secret fields to a run, as its recipe file does not hold them.
+#: The environment variable in which a comparison passes secret fields to a run, because recipe files hold no secrets.
 SECRETS = "SPANWISE_RECIPE_SECRETS"
 
 
@@ -75,13 +75,13 @@ def secret_fields() -> dict[str, Any]:
 
 
 def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """Return the fields in which the recipe asked for differs from an earlier one or its file; nothing if there is no file."""
+    """List the fields that differ between a recipe and an earlier recipe or its file; nothing if the file is missing."""
     if isinstance(written, Path):
         if not written.is_file():
             return []
         written = read_fields(written)
-    plain = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
-    return changes({**plain, **({} if written.get("task", EMBEDDED[0]) in EMBEDDED else HUB), **written}, asked, but=but)
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
+    return changes({**defaults, **({} if written.get("task", EMBEDDED[0]) in EMBEDDED else HUB), **written}, asked, but=but)
 
 
 def without_nan(value: Any) -> Any:
@@ -100,7 +100,7 @@ def again_command(command: str, *places: str | Path, folder: Path, options: Mapp
         option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
             pairs = {key: _yaml(field) if name == "overrides" else field for key, field in value.items()}
-            words += [word for key, field in pairs.items() for word in (option, f"{key}={field}")]
+            words += [piece for key, field in pairs.items() for piece in (option, f"{key}={field}")]
         elif isinstance(value, list):
             words += [option, ",".join(map(str, value))] if value else []
         elif value is not None and value is not False:

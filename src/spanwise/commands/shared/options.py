@@ -31,29 +31,29 @@ def column_roles(given: Sequence[str] | None) -> dict[str, str]:
     entries = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
     pairs = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
     roles = [role for role, _ in pairs]
-    twice = next((role for role in roles if roles.count(role) > 1), None)
-    if twice is not None:
-        raise RecipeError(f"--columns names the column of {twice} more than once.")
+    repeated = next((role for role in roles if roles.count(role) > 1), None)
+    if repeated is not None:
+        raise RecipeError(f"--columns names the column of {repeated} more than once.")
     return dict(pairs)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class CreditOptions:
-    """The options of how to read and credit a rollout file.
+    """Options for reading and crediting a rollout file.
 
     Attributes:
         recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task, or a
-            block for each tag of the file where it has others.
-        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own, or recorded for
-            what the trainer recorded (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and what another
-            trainer recorded; of `spanwise why` on a run of ours its own method.
+            block for each tag of a file with other tags.
+        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own method, or recorded for
+            the trainer's numbers (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and the numbers of another
+            trainer; `spanwise why` on a spanwise run: its own method.
         tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
-        columns: role=column of a table whose columns are called otherwise, as in prompt=input,completion=output,answer=gold; roles
+        columns: role=column for a table with other column names, as in prompt=input,completion=output,answer=gold; roles
             are prompt, completion or completions (a list in each cell), answer, group and step. May be repeated.
         reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
-            it from the text. May be repeated. Default: the column of its name; for correct also acc, accuracy_reward, score or
-            reward, if they hold nothing but 0 and 1.
+            it from the text. May be repeated. Default: the column of the same name; for correct also acc, accuracy_reward, score or
+            reward, if these hold only 0 and 1.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
 
@@ -77,7 +77,7 @@ class CreditOptions:
         }
 
 
-#: The options of a user who asks for nothing special.
+#: The default options.
 AS_USUAL = CreditOptions()
 
 
@@ -98,7 +98,7 @@ def check_sizes(**sizes: int) -> None:
     """Refuse a size below 1."""
     for name, size in sizes.items():
         if size < 1:
-            raise RecipeError(f"--{name.replace('_', '-')} is {size}; at least 1 is needed.")
+            raise RecipeError(f"--{name.replace('_', '-')} is {size}; set it to 1 or more.")
 
 
 def key_value(entry: str, option: str, shape: str) -> tuple[str, str]:

@@ -35,13 +35,13 @@ class Samples:
     """One entry per completion of an evaluation."""
 
     prompt_n: Int[Tensor, " n"]  # index of the held-out prompt
-    answers: Mapping[str, list[str | None]]  # by block; None where no answer could be read
-    correct: Mapping[str, Float[Tensor, " n"]]  # by block: 1 right, 0 wrong or missing, NaN where the check gave no verdict
-    confidence_n: Float[Tensor, " n"]  # NaN where none was stated
+    answers: Mapping[str, list[str | None]]  # answers by block; None if no answer could be read
+    correct: Mapping[str, Float[Tensor, " n"]]  # verdicts by block: 1 right, 0 wrong or missing, NaN without a verdict
+    confidence_n: Float[Tensor, " n"]  # the stated confidence, or NaN
     well_formed_n: Bool[Tensor, " n"]
     refusal_n: Bool[Tensor, " n"] | None = None  # the completion declined to answer; None where the task knows no refusals
     score_n: Float[Tensor, " n"] | None = None  # the score of a mode, not clipped; NaN where a completion has none
-    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # by objective; NaN where it does not apply
+    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # by objective; NaN if it does not apply
 
     @property
     def first(self) -> str:
@@ -90,37 +90,37 @@ class Samples:
             values = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **marks)
             return {name: values[name] for name in ("format_rate", *(["coverage"] if self.stated else []))}
         by_block = {name: work(self.confidence_n, correct_n, **marks) for name, correct_n in self.correct.items()}
-        later = {f"{name}_accuracy": values["accuracy"] for name, values in by_block.items() if name != self.first}
-        scored = self.by_score()
-        of_score = {} if scored is None else scored._each(work)
-        by_score = {name: of_score[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES if of_score}
-        return {**by_block[self.first], **later, **by_score}
+        later_figures = {f"{name}_accuracy": values["accuracy"] for name, values in by_block.items() if name != self.first}
+        scored_samples = self.by_score()
+        score_figures = {} if scored_samples is None else scored_samples._each(work)
+        by_score = {name: score_figures[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES if score_figures}
+        return {**by_block[self.first], **later_figures, **by_score}
 
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
     ) -> dict[str, Curve]:
         """Compute accuracy against the number of samples (`measure.voting`) for the answers of one block, by default the first."""
-        name, scored = block or self.first, self.by_score()
-        if scored is not None and not self.stated:  # the score is the only confidence
-            return scored.votes(block, budgets=budgets, resamples=resamples)
+        name, scored_samples = block or self.first, self.by_score()
+        if scored_samples is not None and not self.stated:  # the score is the only confidence
+            return scored_samples.votes(block, budgets=budgets, resamples=resamples)
         prompts = self.prompt_n.tolist()
         curves = voting(
             self.answers[name], self.confidence_n, self.correct[name], prompts=prompts, budgets=budgets, resamples=resamples
         )
-        if scored is not None:
-            by_score = scored.votes(block, budgets=budgets, resamples=resamples)
-            curves |= {f"{OF_SCORE}{way}": by_score[way] for way in ("weighted", "maxconf") if way in by_score}
+        if scored_samples is not None:
+            score_curves = scored_samples.votes(block, budgets=budgets, resamples=resamples)
+            curves |= {f"{OF_SCORE}{way}": score_curves[way] for way in ("weighted", "maxconf") if way in score_curves}
         return curves
 
     def figures_and_votes(self) -> dict[str, float | None]:
         """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
         size = self.most_votes(self.first)
-        votes = self.votes(budgets=(size,), resamples=1) if size else {}  # the interval comes from the seeds
+        votes = self.votes(budgets=(size,), resamples=1) if size else {}  # seeds give the interval
         ways = ("majority", "weighted", f"{OF_SCORE}weighted")
         return {**self.figures(), **{f"{way}@{size}": votes[way].intervals[0].value for way in ways if way in votes}}
 
     def write(self, folder: str | Path) -> None:
-        """Write `evaluation.parquet` into a folder: a row per completion, null where there is nothing."""
+        """Write `evaluation.parquet` into a folder: a row per completion, null for missing values."""
         columns: dict[str, Any] = {"prompt": self.prompt_n}
         for name, correct_n in self.correct.items():
             columns |= {f"answer/{name}": pa.array(self.answers[name], pa.string()), f"correct/{name}": correct_n.double()}
@@ -134,42 +134,42 @@ class Samples:
             for name, column in columns.items()
             if column is not None
         })  # fmt: skip
-        with whole_file(Path(folder) / FILE) as beside:
-            pq.write_table(table, beside)
+        with whole_file(Path(folder) / FILE) as unfinished:
+            pq.write_table(table, unfinished)
 
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
     """Return the figures that an evaluation cannot have, each with the reason."""
-    inside = {} if layout is None else layout.keys
-    every = list(dict.fromkeys(part for parts in inside.values() for part in parts))
-    if layout is None or not every:
+    keys_of = {} if layout is None else layout.keys
+    all_parts = list(dict.fromkeys(part for parts in keys_of.values() for part in parts))
+    if layout is None or not all_parts:
         return {}
-    noun, spelled = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
+    noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
 
     def only(parts: Sequence[str]) -> str:
-        return f", only {', '.join(map(spelled.format, parts))}" if parts else ""
+        return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    absent: dict[str, str] = {}
-    last, (answer, confidence) = list(inside)[-1], (tags["answer"], tags["confidence"])
-    if confidence not in inside[last]:
-        why = f"the last block, {last}, has no {noun} {spelled.format(confidence)}{only(inside[last])}"
-        why += "; those of the score are there" if scored and answer in every else ""
-        absent = dict.fromkeys(("coverage", *CALIBRATION), why)
-    if answer not in every:
+    reasons: dict[str, str] = {}
+    last, (answer, confidence) = list(keys_of)[-1], (tags["answer"], tags["confidence"])
+    if confidence not in keys_of[last]:
+        reason = f"the last block, {last}, has no {noun} {template.format(confidence)}{only(keys_of[last])}"
+        reason += "; the figures of the score are measured" if scored and answer in all_parts else ""
+        reasons = dict.fromkeys(("coverage", *CALIBRATION), reason)
+    if answer not in all_parts:
         of_score = SCORE_FIGURES[1:] if scored else ()
-        why = f"no block has the {noun} {spelled.format(answer)}{only(every)}"
-        why += "; name the one that holds the answer in the objective correct"
-        absent |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION, *of_score), why)
-    return absent
+        reason = f"no block has the {noun} {template.format(answer)}{only(all_parts)}"
+        reason += "; name the answer's own in the objective correct"
+        reasons |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION, *of_score), reason)
+    return reasons
 
 
 def read_samples(folder: str | Path) -> Samples:
     """Read `evaluation.parquet` of a run folder; raise a DataError if that fails."""
-    place = Path(folder) / FILE
+    file = Path(folder) / FILE
     try:
-        table = pq.read_table(place)
-        plain = {entry.name: table[entry.name] for entry in table.schema if not entry.name.startswith("answer/")}
-        columns = {name: torch.tensor(column.to_numpy()) for name, column in plain.items()}
+        table = pq.read_table(file)
+        number_columns = {entry.name: table[entry.name] for entry in table.schema if not entry.name.startswith("answer/")}
+        columns = {name: torch.tensor(column.to_numpy()) for name, column in number_columns.items()}
         blocks = [name.removeprefix("correct/") for name in columns if name.startswith("correct/")]
         return Samples(
             columns["prompt"],
@@ -182,9 +182,9 @@ def read_samples(folder: str | Path) -> Samples:
             {name.removeprefix(OF_REWARD): column for name, column in columns.items() if name.startswith(OF_REWARD)},
         )
     except FileNotFoundError:
-        raise DataError(f"'{place}' does not exist; write it with: spanwise eval {folder}") from None
+        raise DataError(f"The evaluation '{file}' does not exist; write it with: spanwise eval {folder}") from None
     except (OSError, pa.ArrowInvalid, KeyError) as error:
-        raise DataError(f"'{place}' cannot be read as an evaluation: {str(error).splitlines()[0]}") from error
+        raise DataError(f"The file '{file}' cannot be read as an evaluation: {str(error).splitlines()[0]}") from error
 
 
 def ended_runs(

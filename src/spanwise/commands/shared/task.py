@@ -42,7 +42,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         )
     else:
         task = load_task(
-            str(model or recipe.model),  # of a given model the chat template is used, not that of the recipe's
+            str(model or recipe.model),  # a given model uses its own chat template
             str(recipe.dataset),
             prompt_format=cast(Any, recipe.task),  # not an embedded task, as there is no start
             layout=recipe.own_layout,
@@ -59,7 +59,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
     if run == folder == place and not (folder / "config.json").is_file():
         checkpoint, _ = newest_checkpoint(folder / "checkpoints")
         instead = f"its newest checkpoint is '{checkpoint}'" if checkpoint else "it has no checkpoint either"
-        raise DataError(f"The run in '{folder}' has no model, so it has not ended; {instead}.")
+        raise DataError(f"The run in '{folder}' has no model, so the run has not ended; {instead}.")
     file = recipe or (None if run is None else run / "recipe.yaml")
     fields = dict(overrides)
     if file is None and "model" not in fields and (fields.get("dataset") or fields.get("task", EMBEDDED[0]) not in EMBEDDED):
@@ -99,5 +99,5 @@ def load_model(folder: Path) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **local)
     except Exception as error:  # transformers, safetensors and json each raise their own type
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"'{folder}' holds no readable model and tokenizer: {reason}") from error
+        raise DataError(f"The folder '{folder}' holds no readable model and tokenizer: {reason}") from error
     return model, tokenizer

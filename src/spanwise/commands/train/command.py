@@ -54,23 +54,23 @@ def command(
         start: warm start of the embedded task.
         model: hub name or folder.
         dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
-        columns: role=column of a dataset whose columns are called otherwise, as in question=problem,answer=gold; roles are
-            question, prompt (whole prompts, used as they are) and answer. May be repeated.
+        columns: role=column for a dataset with other column names, as in question=problem,answer=gold; roles are
+            question, prompt (whole prompts, used unchanged) and answer. May be repeated.
         method: a preset, see `spanwise methods`.
-        calibration: how a confidence is scored.
-        baseline: what a confidence is compared with.
+        calibration: the scoring rule of a confidence.
+        baseline: the baseline that a confidence is compared with.
         steps: generation batches.
         prompts: prompts per step.
         group_size: completions per prompt.
-        learning_rate: of AdamW.
-        seed: of prompts and sampling.
+        learning_rate: learning rate of AdamW.
+        seed: seed of prompts and sampling.
         eval_every: steps between evaluations.
         save_every: steps between checkpoints.
         output: folder of the run; default: a new one, runs/<task>-<method>-<seed>-<n>.
         report_to: none, trackio or wandb.
-        resume: a run folder to go on with, one of its checkpoints, or "last" for the newest intact one of the output.
+        resume: a run folder to resume, a checkpoint, or "last" for the newest intact checkpoint of the output.
         overwrite: replace the run that the output holds.
-        set_: any other recipe field of those above, as field=value; may be repeated.
+        set_: any recipe field from the list above, as field=value; may be repeated.
     """
     given = {
         field: value

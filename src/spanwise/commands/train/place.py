@@ -48,13 +48,13 @@ def _place(recipe: Recipe, resume: str | None, overwrite: bool, console: Console
                     )
         return place, None
     if overwrite:
-        raise RecipeError("--resume goes on with a run and --overwrite replaces it; give one of them.")
+        raise RecipeError("--resume continues a run, and --overwrite replaces a run; give one of the two.")
     run = Path(resume) if is_run(Path(resume)) else None
     if resume == "last":
         # Earlier versions named a run on a user's dataset after its task.
         run = place or newest_folder(name) or newest_folder(f"{recipe.task}-{recipe.method}-{recipe.seed}")
         if run is None:
-            raise DataError(f"There is no run 'runs/{name}-<n>' to go on with; say which one with --resume FOLDER.")
+            raise DataError(f"There is no run 'runs/{name}-<n>' to resume; name a run with --resume FOLDER.")
     checkpoint, note = find_checkpoint((run or Path()) / "checkpoints", None if run else resume)
     if note:
         say(console, note)
@@ -75,13 +75,13 @@ def history_of(
     file = _run_of(checkpoint) / "recipe.yaml"
     before = read_manifest(checkpoint).get("settings") or (read_fields(file) if file.is_file() else None)
     if before is None:
-        note = f"'{file}' is missing, so the recipe of {checkpoint.name} is unknown: it is assumed to be this one."
+        note = f"'{file}' is missing, so the recipe of {checkpoint.name} is unknown: the current recipe is assumed."
         say(console, note)
     elif different := changed(before, asked, but=set(MAY_CHANGE) - _length(before, asked)):
         way = f"Resume that run with its own recipe: spanwise train --resume {file.parent}; or leave out --resume."
         if changed(file, before):
-            way = f"'{file}' was edited since: set it back there, or leave out --resume and give another --output."
-        raise DataError(f"'{checkpoint}' is of a run of another recipe ({', '.join(different[:3])}). {way}")
+            way = f"'{file}' was edited later: undo the edit, or leave out --resume and give another --output."
+        raise DataError(f"'{checkpoint}' belongs to a run of another recipe ({', '.join(different[:3])}). {way}")
     say(console, *filter(None, [check_contents(checkpoint)]))
     step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
     return step, metrics_until(file.parent, step)
@@ -120,12 +120,12 @@ def _stopped(run: Path, before: set[Path], error: Exception) -> str:
     named = error.filename if isinstance(error, OSError) else None
     file = Path(named) if isinstance(named, str) else (*half_written, run)[0]
     sentence = str(error) if isinstance(error, SpanwiseError) else unwritten(file, error)
-    for place in half_written:  # they take room and cannot be used
+    for place in half_written:  # half-written checkpoints take room and cannot be used
         shutil.rmtree(place, ignore_errors=True)
     if (run / "summary.json").is_file():
         return f"{sentence} All else is there: spanwise report {run} writes what is missing."
     if newest is None:
         return (
-            f"{sentence} There is no checkpoint to go on from (--save-every 10 writes some): train again with --overwrite."
+            f"{sentence} There is no checkpoint to resume from (--save-every 10 writes some): train again with --overwrite."
         )
-    return f"{sentence} Go on from {newest.name}: spanwise train --resume {run}."
+    return f"{sentence} Resume from {newest.name}: spanwise train --resume {run}."

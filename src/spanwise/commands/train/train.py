@@ -104,10 +104,10 @@ def train(
             if critic is not None:
                 with whole_folder(place / CRITIC):
                     critic.save(place / CRITIC, trainer.processing_class, state=False)
-            folder.write_summary(summary)  # written last: it marks the folder as complete
+            folder.write_summary(summary)  # the last file, which marks the folder as complete
             _show(summary, console, title=f"{title}: {place}", absent=recorder.absent)
             if recipe.report:
-                from spanwise.commands.report.report import report_folder  # a second of imports that only the end needs
+                from spanwise.commands.report.report import report_folder  # imports take a second
 
                 say(console, f"Report: {report_folder(place)}")
     return summary
@@ -249,7 +249,7 @@ class Recorder(BatchCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the metrics of a step, show them, and evaluate when it is due."""
-        del state.log_history[:-1]  # metrics.jsonl holds them, and a run of weeks has many
+        del state.log_history[:-1]  # metrics.jsonl has the log, and a long run would fill the memory
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
         step = state.global_step // self.per_batch
@@ -267,7 +267,7 @@ class Recorder(BatchCallback):
         """Evaluate the final model, and sum up the run in one dictionary."""
         samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
         final, intervals = samples.figures(), _intervals(samples)
-        lines = metrics_until(self.folder.path, steps)  # only the main process has them, and it alone writes the summary
+        lines = metrics_until(self.folder.path, steps)  # only the main process has the metrics and writes the summary
         batches = [
             {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
             for line in lines

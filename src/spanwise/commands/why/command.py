@@ -22,12 +22,12 @@ def command(
 ) -> None:
     """Say why tokens of rollouts train with 0: masked, all right or all wrong, alone, absent, timeout, ... with counts that add up.
 
-    Reads what `spanwise credit` reads, under the same methods; writes nothing.
+    Reads the same files as `spanwise credit`, under the same methods; writes nothing.
 
     Args:
-        rollouts: a file, a folder of files, or the run folder they lie in.
+        rollouts: a file, a folder of files, or the run folder of such files.
         completion: show this completion token by token, counted from 0 in the order of the file.
-        examples: rows that are named for each reason.
+        examples: the number of example rows for each reason.
     """
     from spanwise.commands.shared.display import quiet
     from spanwise.commands.why.why import why as run

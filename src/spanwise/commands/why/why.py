@@ -47,7 +47,7 @@ def why(
         result = replace(result, applied=tuple(arm for arm in result.applied if arm.name == own_method))
     if completion is not None and not 0 <= completion < len(result.table):
         last = len(result.table) - 1
-        raise RecipeError(f"--completion is {completion}, and '{result.table.path}' holds the completions 0 to {last}.")
+        raise RecipeError(f"--completion is {completion}, but '{result.table.path}' holds the completions 0 to {last}.")
     zeros = reasons(result)
     lines = _all(result, zeros, examples) if completion is None else _one(result, zeros, completion)
     say(console, *lines, *result.notes, keep=2)
@@ -123,7 +123,7 @@ def _all(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> lis
         lacking_n = present_nk.any(dim=1) & ~present_nk[:, k]
         if bool(lacking_n.any()):
             rows = _listed(lacking_n.nonzero().flatten()[:3].tolist())
-            lack = f"Block '{name}' is not there in {int(lacking_n.sum())} of {len(lacking_n)} completions (row {rows})"
+            lack = f"Block '{name}' is missing in {int(lacking_n.sum())} of {len(lacking_n)} completions (row {rows})"
             lines.append(f"{lack}, so there is no token that its objectives could pay.")
     return lines
 

@@ -42,24 +42,24 @@ SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 #: Options that would change the credit or have no effect: their required value, and why.
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_estimator": ("spanwise", "the recipe names the method"),
-    "trainer.algorithm.gamma": (1.0, "write it in the recipe, as options: {gamma: ...}"),
-    "trainer.algorithm.lambd": (1.0, "write it in the recipe, as options: {lam: ...}"),
-    "trainer.algorithm.grpo_norm_by_std": (True, "it belongs to SkyRL's own GRPO; write method: dr_grpo in the recipe"),
+    "trainer.algorithm.gamma": (1.0, "write gamma in the recipe, as options: {gamma: ...}"),
+    "trainer.algorithm.lambd": (1.0, "write lam in the recipe, as options: {lam: ...}"),
+    "trainer.algorithm.grpo_norm_by_std": (True, "only SkyRL's own GRPO reads it; write method: dr_grpo in the recipe"),
     "trainer.algorithm.advantage_batch_normalize": (
         False,
-        "it takes one mean over all tokens, including padding and other blocks",
+        "the option subtracts one mean over all tokens, including padding and other blocks",
     ),
     "trainer.algorithm.use_kl_in_reward": (
         False,
-        "it changes a reward that pays no block; set use_kl_loss=true instead",
+        "the option changes a reward that pays no block; set use_kl_loss=true instead",
     ),
     "trainer.algorithm.zero_variance_filter": (
         False,
-        "blocks in such a group may still differ; those that do not get credit 0",
+        "blocks may differ in a group with equal rewards; equal blocks already get credit 0",
     ),
 }
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm")
-#: Losses that do not touch the token that a mode appends.
+#: SkyRL's losses that leave the token of a mode alone.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
 #: SkyRL's name for the option of the run folder.
 OPTION = "trainer.algorithm.spanwise.folder"
@@ -68,8 +68,8 @@ OPTION = "trainer.algorithm.spanwise.folder"
 def check(cfg: Any) -> Scheme:
     """Load the scheme that the configuration names; refuse settings that SkyRL cannot combine with it."""
     say(untested("skyrl", version("skyrl")))
-    algorithm, generator, by_row = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
-    section, loss, sampling = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
+    algorithm, generator, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
+    section, loss_name, filter_type = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
     refuse(
         {
             "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": section.recipe is None,
@@ -78,40 +78,40 @@ def check(cfg: Any) -> Scheme:
             f"token_mean. Under {', '.join(REDUCTIONS)} spanwise gives the same loss.": algorithm.loss_reduction
             not in REDUCTIONS,
             "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages; use 'regular'.": (
-                loss == "cross_entropy"
+                loss_name == "cross_entropy"
             ),
         }
     )
-    turns = getattr(generator, "max_turns", 1) or 1
-    scheme = scheme_at(section.recipe, longest=turns * generator.sampling_params.max_generate_length)
-    critic, parts = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
+    max_turns = getattr(generator, "max_turns", 1) or 1
+    scheme = scheme_at(section.recipe, longest=max_turns * generator.sampling_params.max_generate_length)
+    critic, modes = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
     # Dynamic sampling reads the environment's reward of single rows.
-    other = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
-    why = f"'{other}' may differ where that reward does not" if other else "step-wise training counts rows, not rollouts"
-    over = " generator.apply_overlong_filtering=true leaves cut-off rollouts out of the loss."
+    reward_name = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
+    reason = f"'{reward_name}' may differ there" if reward_name else "step-wise training counts rows, not rollouts"
+    note = " generator.apply_overlong_filtering=true leaves cut-off rollouts out of the loss."
     critic_path, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
     refuse(
         {
-            f"trainer.algorithm.dynamic_sampling.type is '{sampling}', which keeps groups by the environment's reward, and {why}. "
-            f"Leave it out.": sampling is not None and (other is not None or by_row),
-            **critic_faults(critic, scheme, engine="SkyRL", there=critic_path, option=option, instead=over),
-            "The recipe's critic has head: hl_gauss, and SkyRL's critic says one number; leave it out.": critic.head
+            f"trainer.algorithm.dynamic_sampling.type is '{filter_type}', which keeps groups by the environment's reward, and "
+            f"{reason}. Leave it out.": filter_type is not None and (reward_name is not None or stepwise),
+            **critic_faults(critic, scheme, engine="SkyRL", there=critic_path, option=option, instead=note),
+            "The recipe's critic has head: hl_gauss, and SkyRL's critic returns one number; leave head out.": critic.head
             != "scalar",
-            f"Method '{scheme.method}' runs over the tokens of a whole rollout, and every row is a turn. Set "
+            f"Method '{scheme.method}' runs over the tokens of a whole rollout, but every row is one turn. Set "
             f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": (
-                scheme.entry.kind == "token" and by_row and not generator.merge_stepwise_output
+                scheme.entry.kind == "token" and stepwise and not generator.merge_stepwise_output
             ),
-            f"trainer.algorithm.policy_loss_type is '{loss}', which does not work with a mode's loss; use one of "
-            f"{', '.join(LOSSES)}.": parts and loss not in LOSSES,
+            f"trainer.algorithm.policy_loss_type is '{loss_name}', which does not work with a mode's loss; use one of "
+            f"{', '.join(LOSSES)}.": modes and loss_name not in LOSSES,
         }
     )
     scheme.check_forgets("SkyRL")
-    for mode in parts:
+    for mode in modes:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
-    provides = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", *added_by(scheme.modes, "skyrl")}
+    fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", *added_by(scheme.modes, "skyrl")}
     # SkyRL has log-probabilities of whole rows; turns come from the generator's output (`SampledRows.turns`).
-    by_turn = scheme.entry.kind != "token" and (by_row or "steps" in scheme.needs)
-    scheme.check(provides, at_read=provides - {"logp_nt", "value_nt"} if by_turn else provides)
+    reads_turns = scheme.entry.kind != "token" and (stepwise or "steps" in scheme.needs)
+    scheme.check(fields, at_read=fields - {"logp_nt", "value_nt"} if reads_turns else fields)
     say(idle_fields(section.recipe, engine="SkyRL"))
     RunRecord.of(vars(section), option=OPTION)
     return scheme
@@ -123,6 +123,6 @@ def critic_of(cfg: Any) -> CriticConfig:
 
 
 def say(sentence: str) -> None:
-    """Warn, unless the sentence is empty."""
+    """Warn with a sentence if it is not empty."""
     if sentence:
         warnings.warn(sentence, UserWarning, stacklevel=3)

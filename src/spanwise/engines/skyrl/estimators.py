@@ -27,8 +27,8 @@ _ENTRYPOINT = "trainer.override_entrypoint=spanwise.engines.skyrl.main trainer.a
 def register() -> None:
     """Put `spanwise` and `spanwise_<method>` of every method with a preset into SkyRL's registry; a second call does nothing."""
     presets = (name for name, entry in METHODS.items() if entry.preset is not None)
-    refused = {f"spanwise_{name}": partial(_refused, name) for name in presets}
-    for name, function in {"spanwise": _by_recipe, **refused, **outcome_estimators()}.items():
+    refusals = {f"spanwise_{name}": partial(_refused, name) for name in presets}
+    for name, function in {"spanwise": _by_recipe, **refusals, **outcome_estimators()}.items():
         if name not in AdvantageEstimatorRegistry._functions:
             AdvantageEstimatorRegistry.register(name, function)
 
@@ -42,8 +42,8 @@ def register_loss(mode: str, kind: str, parted: Callable[..., tuple[Tensor, Tens
 
 
 def _with_mode(
-    kind: str,
-    parted: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    loss_name: str,
+    split_token: Callable[..., tuple[Tensor, Tensor, Tensor]],
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantages: Tensor,
@@ -51,29 +51,29 @@ def _with_mode(
     loss_mask: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Compute a policy loss of SkyRL plus the loss of a mode; both are sums, divided in the advantages."""
-    old_nt, adv_nt, error_nt = parted(log_probs, old_log_probs, advantages, loss_mask)
+    """Add the loss of a mode to a policy loss of SkyRL; both are sums, because the advantages are already divided."""
+    old_nt, adv_nt, error_nt = split_token(log_probs, old_log_probs, advantages, loss_mask)
     inner_config = copy.copy(config)
-    inner_config.policy_loss_type = kind  # some losses read it
-    more: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
-    loss, metrics = PolicyLossRegistry._functions[kind](log_probs, old_nt, adv_nt, **more)
+    inner_config.policy_loss_type = loss_name  # some losses read their name
+    options: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
+    loss, metrics = PolicyLossRegistry._functions[loss_name](log_probs, old_nt, adv_nt, **options)
     return loss + error_nt.sum(), metrics
 
 
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """Return NaN, which the trainer of the entrypoint overwrites and no other trainer can train on."""
+    """Return NaN advantages; the trainer of our entrypoint overwrites them, and other trainers cannot train on them."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
         raise RecipeError(
-            f"advantage_estimator=spanwise runs by a recipe, which the registry does not know; use {_ENTRYPOINT}."
+            f"advantage_estimator=spanwise needs a recipe, and SkyRL's registry passes none; use {_ENTRYPOINT}."
         )
-    nothing_nt = torch.full_like(token_level_rewards, torch.nan)
-    return nothing_nt, nothing_nt
+    nan_nt = torch.full_like(token_level_rewards, torch.nan)
+    return nan_nt, nan_nt
 
 
 def _refused(name: str, *args: Any, **rest: Any) -> tuple[Tensor, Tensor]:
     """Refuse a method that needs more than SkyRL's registry passes."""
     raise RecipeError(
         f"Method '{name}' needs more than one reward per rollout, and SkyRL's registry passes neither loss masks nor token ids nor "
-        f"several rewards. Write method: {name} in a recipe and use {_ENTRYPOINT}; or one of "
+        f"several rewards. Write method: {name} in a recipe and use {_ENTRYPOINT}; or use one of "
         f"{', '.join(outcome_estimators())}."
     )

@@ -39,12 +39,12 @@ def _run(cfg: Any) -> None:
 
 def configured(arguments: list[str]) -> Any:
     """Read the configuration from the command line; refuse one that cannot work before anything starts."""
-    # The override that led to this module is no field of the configuration.
+    # SkyRL's configuration has no field `trainer.override_entrypoint`.
     overrides = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
     cfg: Any = SpanwiseTrainConfig.from_cli_overrides(overrides)
     register()
     check(cfg)
-    # The training task may start in another folder.
+    # The training task may run in another folder, so the path must be absolute.
     cfg.trainer.algorithm.spanwise.recipe = str(Path(cfg.trainer.algorithm.spanwise.recipe).resolve())
     validate_cfg(cfg)
     return cfg

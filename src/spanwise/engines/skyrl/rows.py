@@ -35,17 +35,17 @@ class SampledRows:
         turns = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
         place_s: list[tuple[int, int]] = []
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
-            whole, end, trajectory = [*prompt, *response], len(prompt), turns[len(place_s)][2]
+            row_ids, known_length, trajectory = [*prompt, *response], len(prompt), turns[len(place_s)][2]
             while len(place_s) < len(turns):
-                context, sampled, rollout = turns[len(place_s)]
+                turn_prompt, turn_response, turn_trajectory = turns[len(place_s)]
                 if (
-                    rollout != trajectory
-                    or len(context) < end
-                    or whole[: len(context) + len(sampled)] != [*context, *sampled]
+                    turn_trajectory != trajectory
+                    or len(turn_prompt) < known_length
+                    or row_ids[: len(turn_prompt) + len(turn_response)] != [*turn_prompt, *turn_response]
                 ):
                     break
-                place_s.append((n, len(context) - len(prompt)))
-                end = len(context) + len(sampled)
+                place_s.append((n, len(turn_prompt) - len(prompt)))
+                known_length = len(turn_prompt) + len(turn_response)
         return SampledRows(output, uids, place_s, lengths, stepwise)
 
     @cached_property
@@ -57,61 +57,61 @@ class SampledRows:
     def extra(self) -> dict[str, list[Any]]:
         """The generator's per-row columns beyond SkyRL's fields."""
         size = len(self.uids)
-        more = {name: values for name, values in self.output.items() if name not in _KNOWN}
-        return {name: values for name, values in more.items() if isinstance(values, list) and len(values) == size}
+        lists = {name: values for name, values in self.output.items() if name not in _KNOWN}
+        return {name: values for name, values in lists.items() if isinstance(values, list) and len(values) == size}
 
     @cached_property
     def trajectory_s(self) -> list[int]:
         """The rollout number of each generator row."""
         if not self.stepwise:
             return list(range(len(self.uids)))
-        return [0, *accumulate(int(last) for last in self.output["is_last_step"])][:-1]
+        return [0, *accumulate(int(is_last) for is_last in self.output["is_last_step"])][:-1]
 
     def whole(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any]) -> Batch:
-        """Build a batch of the rows that SkyRL trains on, right-aligned; the reward of a row is that of its last turn."""
-        taken = self.last_n
-        paid = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
-        extra = {**self.extra, "environment": paid}
-        uids, size, width = [self.uids[s] for s in taken], len(taken), data["loss_mask"].shape[1]
+        """Build a right-aligned batch of the rows that SkyRL trains on; a row has the reward of its last turn."""
+        last_rows = self.last_n
+        rewards = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
+        extra = {**self.extra, "environment": rewards}
+        uids, size, width = [self.uids[s] for s in last_rows], len(last_rows), data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:size] > 0
-        values, logp = data.get("values"), data.get("action_log_probs")
+        value_nt, logp_nt = data.get("values"), data.get("action_log_probs")
         # Some losses start from the sampler's log-probabilities.
-        logp = data.get("rollout_logprobs") if logp is None else logp
+        logp_nt = data.get("rollout_logprobs") if logp_nt is None else logp_nt
         left_out_n1 = ~trained_nt.any(dim=1, keepdim=True)
-        steps = torch.tensor([self.trajectory_s[s] for s in taken]), torch.arange(size)
+        steps = torch.tensor([self.trajectory_s[s] for s in last_rows]), torch.arange(size)
         return Batch(
             uids,
             data["sequences"][:size, -width:],
             trained_nt | (left_out_n1 & data["response_mask"][:size].bool()),
-            columns={**columns(uids), **{name: [values[s] for s in taken] for name, values in extra.items()}},
+            columns=columns(uids) | {name: [column[s] for s in last_rows] for name, column in extra.items()},
             steps=Steps(*steps) if self.stepwise else None,
-            value_nt=None if values is None else values[:size],
-            logp_nt=None if logp is None else logp[:size],
+            value_nt=None if value_nt is None else value_nt[:size],
+            logp_nt=None if logp_nt is None else logp_nt[:size],
         )
 
     def turns(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
-        """Build a batch with one row per turn, and the way back; the turns of a whole conversation are its sampled runs."""
+        """Build a batch with one row per turn, and the places of the turns; in a conversation each run of sampled tokens is one."""
         prompts, responses, masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
-        rows = zip(responses, masks, strict=True)
-        parts_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in rows]
-        turns = [(s, k, *part) for s, parts in enumerate(parts_s) for k, part in enumerate(parts)]
+        row_masks = zip(responses, masks, strict=True)
+        ranges_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in row_masks]
+        turns = [(s, k, *token_range) for s, ranges in enumerate(ranges_s) for k, token_range in enumerate(ranges)]
 
-        def said(values: Sequence[Any], s: int, k: int) -> Any:
+        def at(values: Sequence[Any], s: int, k: int) -> Any:
             """Return the generator's value for a turn, or for the turn's row."""
-            each = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(parts_s[s])
-            return values[s][k] if each else values[s]
+            per_turn = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(ranges_s[s])
+            return values[s][k] if per_turn else values[s]
 
-        extra: dict[str, Any] = {name: [said(values, s, k) for s, k, _, _ in turns] for name, values in self.extra.items()}
-        contexts = None
-        if anchored and "anchors" not in extra:  # then the state of a turn is all that the model saw
-            contexts = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turns]
+        extra: dict[str, Any] = {name: [at(values, s, k) for s, k, _, _ in turns] for name, values in self.extra.items()}
+        anchors = None
+        if anchored and "anchors" not in extra:  # the state of a turn is the whole context before it
+            anchors = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turns]
         row_s, step_s = [s for s, *_ in turns], torch.arange(len(turns))
-        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, extra.pop("anchors", contexts))
-        extra["environment"] = [self._paid(s, parts_s[s], k) for s, k, _, _ in turns]
+        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, extra.pop("anchors", anchors))
+        extra["environment"] = [self._paid(s, ranges_s[s], k) for s, k, _, _ in turns]
         uids = [self.uids[s] for s in row_s]
-        # Turns that the generator left out of the loss are read and compared all the same.
+        # Turns that the generator left out of the loss are still read and compared.
         batch = Batch.jagged(
             [responses[s][start:end] for s, _, start, end in turns],
             uids,
@@ -120,22 +120,22 @@ class SampledRows:
             steps=steps,
         )
         row_n = torch.tensor([self.place_s[s][0] for s in row_s])
-        first = [width - self.length_n[self.place_s[s][0]] + self.place_s[s][1] + start for s, _, start, _ in turns]
+        first_columns = [width - self.length_n[self.place_s[s][0]] + self.place_s[s][1] + start for s, _, start, _ in turns]
         length_s1 = torch.tensor([end - start for *_, start, end in turns])[:, None]
         inside_u = torch.arange(int(length_s1.max()))
-        place_su = torch.where(inside_u < length_s1, torch.tensor(first)[:, None] + inside_u, -1)
+        place_su = torch.where(inside_u < length_s1, torch.tensor(first_columns)[:, None] + inside_u, -1)
         return batch, Turns(row_n, step_s, place_su, width)
 
-    def _paid(self, s: int, parts: Sequence[tuple[int, int]], k: int) -> float | None:
-        """Return the environment's reward of one turn: the sum from its first token to the next turn."""
-        reward, last = self.output["rewards"][s], k == len(parts) - 1
+    def _paid(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
+        """Return the environment's reward of one turn: the sum over tokens up to the next turn."""
+        reward, is_last = self.output["rewards"][s], k == len(ranges) - 1
         if not isinstance(reward, list):
-            return float(reward) if last else None
-        return float(sum(reward[parts[k][0] if k else 0 : None if last else parts[k + 1][0]]))
+            return float(reward) if is_last else None
+        return float(sum(reward[ranges[k][0] if k else 0 : None if is_last else ranges[k + 1][0]]))
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
     """Return the ranges of the model's own tokens; one range of all tokens if the mask has none."""
-    ends = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
-    runs = [(start, end) for start, end in pairwise(ends) if mask[start]]
+    bounds = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
+    runs = [(start, end) for start, end in pairwise(bounds) if mask[start]]
     return runs or [(0, len(mask))]

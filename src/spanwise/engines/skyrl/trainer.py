@@ -24,7 +24,7 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult
 
-#: A report's name for each number of an update -> SkyRL's name.
+#: The report's name of each update metric -> SkyRL's name.
 UPDATE = {
     "loss": "policy/final_loss",
     "entropy": "policy/policy_entropy",
@@ -35,7 +35,7 @@ UPDATE = {
 
 
 class SpanRayPPOTrainer(RayPPOTrainer):
-    """SkyRL's `RayPPOTrainer`, with the credit of a recipe for every span of a turn instead of an estimator's."""
+    """SkyRL's `RayPPOTrainer`, with a recipe's credit for every span of a turn instead of an estimator's advantages."""
 
     advantage_dtype = torch.float32
 
@@ -46,11 +46,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         size = model_size(cfg.trainer.policy.model.path)
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=size)
         try:
-            generation = GenerationConfig.from_pretrained(cfg.trainer.policy.model.path)
+            generation_config = GenerationConfig.from_pretrained(cfg.trainer.policy.model.path)
         except OSError:
-            generation = None
+            generation_config = None
         algorithm, size = cfg.trainer.algorithm, size or len(self.tokenizer)
-        sampler = {"size": size, "generation": generation, "temperature": algorithm.temperature}
+        sampler = {"size": size, "generation": generation_config, "temperature": algorithm.temperature}
         self.parts: dict[str, RowPart] = parts_of(self.scheme.modes, "skyrl", self.tokenizer, **sampler)
         for name, part in self.parts.items():  # the workers are built later and look up their loss by name
             algorithm.policy_loss_type = register_loss(name, algorithm.policy_loss_type, part.parted)
@@ -67,31 +67,31 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
         """Remember the turns before SkyRL merges them, because merged rows have neither their rewards nor their ends."""
-        before, prompts = dict(generator_output), list(uids)
+        unmerged, turn_uids = dict(generator_output), list(uids)
         trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
-        self.last_rows = SampledRows.of(before, prompts, trained, stepwise=self.cfg.generator.step_wise_trajectories)
+        self.last_rows = SampledRows.of(unmerged, turn_uids, trained, stepwise=self.cfg.generator.step_wise_trajectories)
         for name, part in self.parts.items():
-            ended = list(map(part.ended, trained["response_ids"], trained["loss_masks"]))
-            self._ended[name] = torch.tensor(ended)
-            behind = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
-            for field, value in behind.items():
+            appended_n = list(map(part.ended, trained["response_ids"], trained["loss_masks"]))
+            self._ended[name] = torch.tensor(appended_n)
+            token_fields = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
+            for field, token_value in token_fields.items():
                 if trained.get(field) is not None:
-                    rows = zip(trained[field], ended, strict=True)
-                    trained = {**trained, field: [[*row, value] if last else row for row, last in rows]}
+                    rows = zip(trained[field], appended_n, strict=True)
+                    trained = {**trained, field: [[*row, token_value] if has_token else row for row, has_token in rows]}
         return trained, uids
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities and values, each for its own row."""
         # SkyRL pads every mini-batch to a multiple of the ranks and never drops the padding, so rows after the first mini-batch
         # would get the values of other rows. If a mini-batch needs padding, run all rows in one pass instead.
-        ranks = self.dispatch.get_lcm_dp_size()
-        fits = mini_batch_boundaries and not any((end - start) % ranks for start, end in mini_batch_boundaries)
-        return super()._execute_forward_pass(model, batch, key, mini_batch_boundaries if fits else None)
+        rank_count = self.dispatch.get_lcm_dp_size()
+        unpadded = mini_batch_boundaries and not any((end - start) % rank_count for start, end in mini_batch_boundaries)
+        return super()._execute_forward_pass(model, batch, key, mini_batch_boundaries if unpadded else None)
 
     def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
         """Skip the policy's step while its critic is fitted alone."""
-        waits = model == "policy" and 0 < self.global_step <= self.critic_config.policy_training_start_step
-        return {} if waits else super()._execute_training_step(model, data)
+        policy_waits = model == "policy" and 0 < self.global_step <= self.critic_config.policy_training_start_step
+        return {} if policy_waits else super()._execute_training_step(model, data)
 
     def train_critic_and_policy(self, data: Any) -> Any:
         """Run SkyRL's update; write its loss, gradient norm and entropy to the run folder."""
@@ -106,30 +106,30 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         data = super().compute_advantages_and_returns(data)
         rows = self.last_rows
         assert rows is not None, "SkyRL postprocesses what it trains on"
-        by_turn = self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs)
-        mask_nt, real = data["loss_mask"] > 0, len(rows.length_n)
-        if by_turn:
+        reads_turns = self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs)
+        mask_nt, size = data["loss_mask"] > 0, len(rows.length_n)
+        if reads_turns:
             anchored = "anchor_s" in self.scheme.entry.inputs
             batch, turns = rows.turns(self._columns, width=mask_nt.shape[1], anchored=anchored)
         else:
             batch, turns = rows.whole(self._columns, data), None
         reading = read(batch, self.scheme, self.vocabulary)
         if self.scheme.value_names:  # a row that the generator left out of the loss has a reward but no token
-            batch = replace(batch, mask_nt=mask_nt[:real])
-        # Rows are right-aligned: a mode's token is the last.
+            batch = replace(batch, mask_nt=mask_nt[:size])
+        # Rows are right-aligned, so a mode's token is in the last column.
         column_n = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}
         for name, part in self.parts.items():
-            logp_n = token_logp(data["action_log_probs"][:real], column_n[name])
+            logp_n = token_logp(data["action_log_probs"][:size], column_n[name])
             batch = replace(batch, **part.fields(logp_n, self.global_step - 1))
-        read_batch = ReadBatch(batch, reading, real, turns)
+        read_batch = ReadBatch(batch, reading, size, turns)
         result = self.step.finish(read_batch, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = read_batch.put(result.advantages_nt)
-        # 0 in rows that SkyRL left out of the loss, and in its padding.
-        adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - real)) * mask_nt
+        # Advantages are 0 in padding and in rows that SkyRL left out of the loss.
+        adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - size)) * mask_nt
         metrics, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
         factor_n1 = fold_factor(
             data["loss_mask"],
-            pad(rollout_n, (0, len(mask_nt) - real), value=-1),  # rows of padding have no token in the loss
+            pad(rollout_n, (0, len(mask_nt) - size), value=-1),  # rows of padding have no token in the loss
             loss_reduction=self.cfg.trainer.algorithm.loss_reduction,
             mini_batches=data.metadata["policy_mini_batch_boundaries"],
             prompts=data.metadata["policy_prompt_boundaries"],
@@ -138,22 +138,22 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         data["advantages"], data["returns"] = adv_nt * factor_n1, adv_nt
         if batch.value_nt is not None and self.scheme.value_names:
             # SkyRL multiplies errors by the loss mask, and NaN times 0 is NaN, so masked tokens hold 0.
-            return_nt, error = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
-            metrics |= error
+            return_nt, error_metrics = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
+            metrics |= error_metrics
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
-                data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - real)), 0.0)
+                data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - size)), 0.0)
         for name, part in self.parts.items():
-            weight_n, target_n, of_mode = part.lesson(reading, self.scheme, self.global_step - 1, rows=real)
-            weight_n = weight_n * factor_n1[:real, 0]
+            weight_n, target_n, mode_metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=size)
+            weight_n = weight_n * factor_n1[:size, 0]
             for field, value_n in (("advantages", weight_n), ("action_log_probs", target_n)):
                 data[field] = with_token(data[field], column_n[name], value_n)
-            metrics |= of_mode
-        self.last_advantages = adv_nt[:real]
+            metrics |= mode_metrics
+        self.last_advantages = adv_nt[:size]
         if self._record is not None:
             self._keep(self._record, replace(result, metrics=metrics), rows)
         self.all_metrics.update({name: value for name, value in metrics.items() if value == value})
-        trained = adv_nt[mask_nt]
-        for name, values in (("", trained), ("_abs", trained.abs())):
+        trained_adv = adv_nt[mask_nt]
+        for name, values in (("", trained_adv), ("_abs", trained_adv.abs())):
             self.all_metrics[f"loss/avg_raw_advantages{name}"] = float(values.mean())
         for sentence in result.warnings:
             say(sentence)
@@ -163,17 +163,17 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Return the dataset's columns for prompts; a nested mapping becomes columns such as `reward_spec.ground_truth`."""
         dataset: Any = self.train_dataset
         # A prompt's id is its row number in `PromptDataset`; other ids lead to no columns.
-        by_uid = {uid: _flat(dataset[int(uid)][2]) if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
-        names = dict.fromkeys(name for row in by_uid.values() for name in row)
-        return {name: [by_uid[uid].get(name) for uid in uids] for name in names}
+        columns_by_uid = {uid: _flat(dataset[int(uid)][2]) if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
+        names = dict.fromkeys(name for row in columns_by_uid.values() for name in row)
+        return {name: [columns_by_uid[uid].get(name) for uid in uids] for name in names}
 
     def _keep(self, record: RunRecord, result: StepResult, sampled: SampledRows) -> None:
         """Write a batch to the run folder."""
 
         def rollouts() -> Rollouts:
             texts = prompt_texts(self.tokenizer, sampled.uids, sampled.output["prompt_token_ids"])
-            of_group = list(texts.values())  # groups are numbered as they appear
-            prompts = [of_group[group] for group in result.own.batch.group_n.tolist()]
+            group_texts = list(texts.values())  # groups are numbered as they appear
+            prompts = [group_texts[group] for group in result.own.batch.group_n.tolist()]
             return self.step.rollouts(result, number=self.global_step, prompts=prompts)
 
         trainer, generator = self.cfg.trainer, self.cfg.generator
@@ -186,8 +186,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             temperature=float(generator.sampling_params.temperature),
             seed=trainer.seed,
         )
-        keeping: dict[str, Any] = {"recipe": recipe, "tokenizer": self.tokenizer, "rollouts": rollouts}
-        record.add_batch(self.global_step, result, self.scheme, **keeping)
+        options: dict[str, Any] = {"recipe": recipe, "tokenizer": self.tokenizer, "rollouts": rollouts}
+        record.add_batch(self.global_step, result, self.scheme, **options)
 
 
 def fold_factor(
@@ -207,22 +207,22 @@ def fold_factor(
     factor_n = torch.ones_like(length_n)
     for start, end in mini_batches:
         rows, size = slice(start, end), end - start
-        inside = [slice(a, b) for a, b in prompts if start <= a < end]
-        for part in inside if loss_reduction == "prompt_mean" else [rows]:
-            tokens = length_n[part].sum()
-            factor_n[part] = {
+        prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
+        for divided in prompt_slices if loss_reduction == "prompt_mean" else [rows]:
+            tokens = length_n[divided].sum()
+            factor_n[divided] = {
                 "token_mean": tokens,
-                "prompt_mean": len(inside) * tokens,
-                "sequence_mean": size * length_n[part],
+                "prompt_mean": len(prompt_slices) * tokens,
+                "sequence_mean": size * length_n[divided],
                 "seq_mean_token_sum_norm": float(size * (max_seq_len or 1)),
             }[loss_reduction]
         factor_n[rows] /= len(rollout_n[rows].unique())
     return factor_n[:, None]
 
 
-def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings to dotted keys."""
-    flat: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, value in row.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
-    return flat
+        columns |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return columns

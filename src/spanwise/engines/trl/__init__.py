@@ -4,7 +4,7 @@ from spanwise.errors import lacking
 
 try:
     import trl as _trl  # noqa: F401
-except ModuleNotFoundError as error:  # the core installs without it
+except ModuleNotFoundError as error:  # spanwise installs without trl
     raise lacking("spanwise.engines.trl", error) from error
 
 from spanwise.engines.trl.config import SpanGRPOConfig

@@ -26,12 +26,12 @@ from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
 _SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
-#: Options that TRL does not check; a negative or huge value would reverse a term of the loss, or let it drown the others.
+#: Options that TRL does not check; a negative or huge value would reverse a term of the loss or drown the other terms.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
     "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
 }  # fmt: skip
-#: Options of TRL's policy term, which is 0 under DPPO, and their values without effect.
+#: Options of TRL that have no effect under DPPO -> their defaults.
 _NOT_UNDER_DPPO = {
     "delta": None,
     "off_policy_mask_threshold": None,
@@ -56,7 +56,7 @@ def _option(default: Any, text: str) -> Any:
 @no_type_check
 @dataclass
 class SpanGRPOConfig(GRPOConfig):
-    """Everything `GRPOConfig` has, with `loss_type="dr_grpo"` as default; how rewards become credit is the trainer's scheme.
+    """TRL's `GRPOConfig` with more options and `loss_type="dr_grpo"` as default; the trainer's scheme decides the credit.
 
     `scale_rewards` and `multi_objective_aggregation` shape a scalar advantage of TRL's that nothing is trained on.
 
@@ -83,15 +83,15 @@ class SpanGRPOConfig(GRPOConfig):
     report: bool = _option(False, "Write the run folder and, when training ends or is interrupted, its report.html.")
     log_metrics: str = _option(
         "few",
-        "What a console shows of a step. few: loss, rewards, entropy, length, malformed completions, gradient and learning "
-        "rate; all: every metric. Trackers, metrics.jsonl and the report have all of them either way.",
+        "The metrics of a step that a console shows. few: loss, rewards, entropy, length, malformed completions, gradient and "
+        "learning rate; all: every metric. Trackers, metrics.jsonl and the report always have every metric.",
     )
 
     def __post_init__(self) -> None:
         # TRL refuses a group of one with a bare ValueError after the distributed set-up; refuse it here first.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
-                f"num_generations is {self.num_generations}: a completion that is alone in its group has nobody to be "
+                f"num_generations is {self.num_generations}: a completion that is alone in its group has no other to be "
                 "compared with, so its credit is always 0. Set num_generations to 2 or more."
             )
         try:
@@ -103,26 +103,26 @@ class SpanGRPOConfig(GRPOConfig):
         check_keeping(self.keep_rollouts, self.report)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as trackers and model cards get them, with a stand-in for each secret."""
+        """Return the settings for trackers and model cards, with a placeholder for each secret."""
         return hidden({"trainer": super().to_dict()})["trainer"]
 
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
     """Return the scheme if this trainer can use it with the critic and options; refuse it otherwise."""
-    parts = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
-    taken = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
-    if parts:
-        raise RecipeError(f"Set {' and '.join(parts)} in the scheme, not in the trainer. Write {_SCHEME}.")
+    scheme_options = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
+    known = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
+    if scheme_options:
+        raise RecipeError(f"Set {' and '.join(scheme_options)} in the scheme, not in the trainer. Write {_SCHEME}.")
     if not isinstance(scheme, Scheme):
-        raise RecipeError(f"The scheme is {scheme!r}; it says what is read, rewarded and compared. Write {_SCHEME}.")
+        raise RecipeError(f"The scheme is {scheme!r}, which is no Scheme. Write {_SCHEME}.")
     faults: dict[str, Any] = {
-        **{unknown("argument of SpanGRPOTrainer called", name, taken): True for name in options if name not in taken},
+        **{unknown("argument of SpanGRPOTrainer called", name, known): True for name in options if name not in known},
         **{
             f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "
             "completion.": (isinstance(objective.reward, nn.Module))
             for objective in scheme.objectives
         },
-        f"Method '{scheme.method}' needs a critic and there is none. Write critic=CriticConfig(...), in a recipe critic: "
+        f"Method '{scheme.method}' needs a critic, but there is none. Write critic=CriticConfig(...), or in a recipe critic: "
         "{learning_rate: 1.0e-5}, or use a method that compares completions, such as 'bae' or 'grpo'.": (
             critic is None and scheme.value_names
         ),
@@ -147,18 +147,18 @@ def check_args(args: Any) -> None:
         unknown("loss_type", args.loss_type, LOSS_TYPES): args.loss_type not in LOSS_TYPES,
     }
     faults |= {
-        f"{name} is {values[name]}; it must lie between {least:g} and {most:g}.": not least <= values[name] <= most
+        f"{name} is {values[name]}; set it between {least:g} and {most:g}.": not least <= values[name] <= most
         for name, (least, most) in _BOUNDS.items()
         if isinstance(values[name], int | float)
     }
     faults |= {
-        f"{name} is {values[name]}, and loss_type '{args.loss_type}' ignores it: the tokens it leaves out are chosen by "
-        f"epsilon and epsilon_high. Leave it at {usual}, or use another loss_type.": args.loss_type in DPPO
-        and values[name] != usual
-        for name, usual in _NOT_UNDER_DPPO.items()
+        f"{name} is {values[name]}, but loss_type '{args.loss_type}' ignores {name} and chooses tokens by "
+        f"epsilon and epsilon_high. Leave {name} at {default}, or use another loss_type.": args.loss_type in DPPO
+        and values[name] != default
+        for name, default in _NOT_UNDER_DPPO.items()
     }
     faults |= {
-        f"reward_weights is {args.reward_weights}: TRL would only weigh the reward it logs. Give each objective its weight "
+        f"reward_weights is {args.reward_weights}: TRL would weigh only the logged reward. Set the weight of each objective "
         "instead, for example Objective('brier', weight=0.5, ...).": args.reward_weights is not None,
         f"importance_sampling_level is '{args.importance_sampling_level}': one ratio for a whole completion trains every token "
         "with the completion's mean advantage, so spans lose their own. Use importance_sampling_level='token'.": (
@@ -177,30 +177,30 @@ def check_use(
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse a configuration that this TRL, model or options cannot use; warn of options without effect."""
-    adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
-    named = isinstance(model, str) or adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
+    has_adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
+    has_name = isinstance(model, str) or has_adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
     version = Version(trl_version)
     faults = {
         f"trl {version} normalises some losses in a way that spanwise cannot undo. Install trl 1.10 or newer.": (
             version < Version("1.10")
         ),
-        f"trl {version} cannot run GRPO without triton, as on CPU. Install trl 1.14.2, or 1.16 or newer.": (
+        f"trl {version} cannot run GRPO without triton, for example on CPU. Install trl 1.14.2, or 1.16 or newer.": (
             version == Version("1.15.0")
         ),
-        "reward_funcs is built from the objectives. Pass each reward as Objective(reward, pays=[...]), so that it is known which "
-        "blocks it pays.": reward_funcs,
+        "The trainer builds reward_funcs from the objectives. Pass each reward as Objective(reward, pays=[...]), which names the "
+        "blocks that it pays.": reward_funcs,
         f"use_liger_kernel=True with trl {version} sends the advantages to a loss that takes one number per completion. Set it "
         "to False, or install trl 1.14 or newer.": args.use_liger_kernel and version < Version("1.14"),
         f"beta is {args.beta}, so TRL must load the reference model by name, but your model has no name: it was "
         "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
-            args.beta != 0.0 and not named
+            args.beta != 0.0 and not has_name
         ),
     }
     refuse(faults)
-    for name, usual in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize")):
-        if getattr(args, name) != usual:
+    for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize")):
+        if getattr(args, name) != default:
             sentence = (
-                f"{name}={getattr(args, name)!r} changes nothing: it shapes TRL's own advantage of a completion, but "
+                f"{name}={getattr(args, name)!r} changes nothing: the option shapes TRL's own advantage of a completion, but "
                 "spanwise takes advantages from the objectives (their baseline, scale and weight)."
             )
             warnings.warn(sentence, UserWarning, stacklevel=3)
@@ -211,43 +211,43 @@ def check_datasets(
 ) -> None:
     """Refuse an object that is no dataset, a dataset without the needed columns, and fewer prompts than a batch takes."""
     if train is None and options.get("environment_factory") is None:
-        raise DataError("train_dataset is missing: pass a dataset with a column 'prompt' and those that the rewards read.")
+        raise DataError("train_dataset is missing: pass a dataset with the column 'prompt' and the columns of the rewards.")
     _check_dataset("train_dataset", train, objectives)
     for name, dataset in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
-        called = f"eval_dataset[{name!r}]" if name else "eval_dataset"
-        _check_dataset(called, dataset, objectives, where=f"{called}: ", kind="evaluation")
-    prompts = len(train) if isinstance(train, Dataset) else needed
-    if prompts < needed:
+        argument = f"eval_dataset[{name!r}]" if name else "eval_dataset"
+        _check_dataset(argument, dataset, objectives, prefix=f"{argument}: ", kind="evaluation")
+    size = len(train) if isinstance(train, Dataset) else needed
+    if size < needed:
         raise DataError(
-            f"The training dataset has {prompts} prompts and one generation batch takes {needed}, so TRL would not make a "
+            f"The training dataset has {size} prompts and one generation batch takes {needed}, so TRL would not make a "
             "single step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or "
             "steps_per_generation down or num_generations up."
         )
 
 
 def _check_dataset(
-    called: str, dataset: Any, objectives: Sequence[Objective], *, where: str = "", kind: str = "training"
+    argument: str, dataset: Any, objectives: Sequence[Objective], *, prefix: str = "", kind: str = "training"
 ) -> None:
     """Refuse an object that is no dataset, and a dataset without prompts or without a built-in reward's gold answers."""
     splits = list(dataset) if isinstance(dataset, Mapping) else []
     columns = getattr(dataset, "column_names", None) if not splits else None
-    name, names = type(dataset).__name__, columns or ["none"]
+    type_name, column_names = type(dataset).__name__, columns or ["none"]
     faults: dict[str, Any] = {
-        f"{called} holds the splits {', '.join(splits)}; pass one of them: {called}=data[{next(iter(splits), '')!r}].": splits,
-        f"{called} is a {name}; make a dataset of it: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
-        f"{called} is a {name}; pass a datasets.Dataset or IterableDataset.": (
+        f"{argument} holds the splits {', '.join(splits)}; pass one of them: {argument}=data[{next(iter(splits), '')!r}].": splits,
+        f"{argument} is a {type_name}; make a dataset: datasets.Dataset.from_list(rows).": isinstance(dataset, list | tuple),
+        f"{argument} is a {type_name}; pass a datasets.Dataset or IterableDataset.": (
             dataset is not None and not isinstance(dataset, Dataset | IterableDataset)
         ),
-        f"{where}The {kind} dataset has no column 'prompt', the text or the messages that completions are sampled for; there are "
-        f"{', '.join(names)}. Rename one: dataset.rename_column({names[0]!r}, 'prompt').": columns
+        f"{prefix}The {kind} dataset has no column 'prompt' with the text or messages to complete; its columns are "
+        f"{', '.join(column_names)}. Rename one: dataset.rename_column({column_names[0]!r}, 'prompt').": columns
         and "prompt" not in columns,
     }
     for objective in objectives if columns is not None else ():
         column = objective.options.get("column", "answer")
         faults[
-            f"{where}Objective '{objective.name}' reads the dataset column '{column}', which is not there; there are "
-            f"{', '.join(names)}. Rename the column, or set options: {{column: NAME}} in the objective."
-        ] = objective.reward in ("correct", "second_attempt") and column not in names
+            f"{prefix}Objective '{objective.name}' reads the dataset column '{column}', which does not exist; the columns are "
+            f"{', '.join(column_names)}. Rename the column, or set options: {{column: NAME}} in the objective."
+        ] = objective.reward in ("correct", "second_attempt") and column not in column_names
     refuse(faults, DataError)
 
 
@@ -261,19 +261,21 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
     """Refuse a prompt and a layout that disagree on whether the completion starts inside a tag, a channel or delimiters."""
-    end, prefilled = prompt.rstrip(), layout.prefilled or ""
-    opens = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
-    opening = {
-        mark: tuple(sign.strip() for sign in of(mark) if sign.strip()) for mark, of in opens.items() if of is not None
+    prompt_end, prefilled = prompt.rstrip(), layout.prefilled or ""
+    finders = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
+    signs_of = {
+        mark: tuple(sign.strip() for sign in find(mark) if sign.strip())
+        for mark, find in finders.items()
+        if find is not None
     }
-    opened = ((mark, sign) for mark, signs in opening.items() for sign in signs if end.endswith(sign))
-    mark, sign = next(opened, ("", ""))
-    signs = opening.get(prefilled, ())
+    opened_signs = ((mark, sign) for mark, signs in signs_of.items() for sign in signs if prompt_end.endswith(sign))
+    mark, sign = next(opened_signs, ("", ""))
+    signs = signs_of.get(prefilled, ())
     faults = {
         f"The prompt already opens {sign}, so no completion will hold that {_noun(mark, sign)}. Write Layout(..., "
         f"prefilled='{mark}').": sign and mark != prefilled,
-        f"The layout says that the prompt opens {' or '.join(signs)}, and a prompt ends with {end[-40:]!r}. End the prompt with "
-        f"that {_noun(prefilled, *signs[:1])}, or leave 'prefilled' out of the layout.": signs and not sign,
+        f"The layout says that the prompt opens {' or '.join(signs)}, but a prompt ends with {prompt_end[-40:]!r}. End the prompt "
+        f"with that {_noun(prefilled, *signs[:1])}, or leave 'prefilled' out of the layout.": signs and not sign,
     }
     refuse(faults)
 

@@ -1,4 +1,4 @@
-"""The factor that turns TRL's loss into a mean over completions of sums over tokens, the terms DPPO and KL, and checks of a step.
+"""Turn TRL's loss into a mean over completions of sums over tokens, add the terms DPPO and KL, and check each step.
 
 Every surrogate of TRL depends on the advantage as A f(sign A, ratio). A positive factor on A is therefore a factor on the token's
 loss, and the normaliser of each `loss_type` can be undone in the advantage, without a copy of TRL's loss.
@@ -18,7 +18,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
 
-#: verl's names for DPPO, which TRL lacks, -> its divergence. The trainer adds DPPO to a loss of TRL's whose policy term is 0.
+#: verl's name of each DPPO loss -> its divergence. TRL lacks DPPO, so the trainer adds it to a TRL loss with policy term 0.
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 #: The values of `loss_type` that can be trained: those of TRL with a normaliser that can be undone exactly, and DPPO.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo")
@@ -26,7 +26,7 @@ _CANARY = (
     "Spans would not get their own credit. Use a TRL version that this release of spanwise lists, look at subclasses that "
     "override _compute_loss, or set canary=False in SpanGRPOConfig if you know better."
 )
-_ADVICE = "No weight was updated with it. Resume from the last checkpoint with a lower learning_rate, or look at"
+_ADVICE = "No weight was updated. Resume from the last checkpoint with a lower learning_rate, or look at"
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
@@ -69,15 +69,15 @@ def clip_range(args: GRPOConfig) -> tuple[float, float]:
 def dppo_term(
     logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute the loss `dppo`, a mean over rows of a sum over tokens, and the share of tokens that it leaves out."""
+    """Compute the loss `dppo`, a mean over rows of a sum over tokens, and the share of tokens that this loss leaves out."""
     sampled_bt = inputs.get("sampling_per_token_logps")
     sampled_bt = inputs.get("old_per_token_logps") if sampled_bt is None else sampled_bt
     sampled_bt = logps_bt.detach() if sampled_bt is None else sampled_bt
-    there_bt, advantages_bt, (low, high) = mask_bt.bool(), inputs["advantages"], clip_range(args)
+    in_loss_bt, advantages_bt, (low, high) = mask_bt.bool(), inputs["advantages"], clip_range(args)
     bounds: dict[str, Any] = {"delta_low": low, "delta_high": high, "divergence": DPPO[args.loss_type]}
-    loss_bt = dppo(logps_bt, sampled_bt, advantages_bt, there_bt, **bounds)
-    dropped_bt = there_bt & (advantages_bt != 0) & (loss_bt == 0)
-    return loss_bt.sum() / len(loss_bt), dropped_bt.sum() / there_bt.sum().clamp(min=1)
+    loss_bt = dppo(logps_bt, sampled_bt, advantages_bt, in_loss_bt, **bounds)
+    dropped_bt = in_loss_bt & (advantages_bt != 0) & (loss_bt == 0)
+    return loss_bt.sum() / len(loss_bt), dropped_bt.sum() / in_loss_bt.sum().clamp(min=1)
 
 
 def token_kl(
@@ -91,8 +91,8 @@ def token_kl(
 
     kl = exp(d) - d - 1,  d = ref - logp (Shao et al. 2024, arXiv 2402.03300, equation 4); with `old_bt` times exp(logp - old)
     """
-    behind_bt = torch.where(mask_bt.bool(), ref_bt - logp_bt, 0.0)
-    kl_bt = behind_bt.exp() - behind_bt - 1
+    log_ratio_bt = torch.where(mask_bt.bool(), ref_bt - logp_bt, 0.0)
+    kl_bt = log_ratio_bt.exp() - log_ratio_bt - 1
     return kl_bt if old_bt is None else kl_bt * torch.where(mask_bt.bool(), logp_bt - old_bt, 0.0).exp()
 
 
@@ -110,8 +110,8 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
     if args.loss_type == "cispo":
         slope_bt = ratio_bt.clamp(max=high)
     if args.loss_type == "sapo":
-        heat_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
-        gate_bt = torch.sigmoid(heat_bt * (ratio_bt - 1))
+        temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
+        gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 
@@ -131,27 +131,27 @@ def check_own_advantage(
     d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
     """
     # TRL itself no longer uses (B, T) advantages, so a release could collapse them to one number per completion without an error.
-    # This mixed derivative, by log-probabilities and advantages, shows that whatever else is in the loss, without a forward pass.
+    # The mixed derivative by log-probabilities and advantages reveals that without a forward pass, whatever else the loss contains.
     # The weights in [1, 2) differ from token to token, so that an average over tokens does not pass for the token itself.
     index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
-    (by_logp_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
-    found_bt = None
-    if by_logp_bt is not None and by_logp_bt.requires_grad:
-        weighed = (by_logp_bt * probe_bt).sum()
-        (found_bt,) = torch.autograd.grad(weighed, advantages_bt, retain_graph=True, allow_unused=True)
-    if found_bt is None:
+    (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
+    gradient_bt = None
+    if logp_gradient_bt is not None and logp_gradient_bt.requires_grad:
+        weighted_sum = (logp_gradient_bt * probe_bt).sum()
+        (gradient_bt,) = torch.autograd.grad(weighted_sum, advantages_bt, retain_graph=True, allow_unused=True)
+    if gradient_bt is None:
         raise SpanwiseError(f"The loss does not depend on the advantage of any token. {_CANARY}")
     rows = advantages_bt.shape[0]
-    weight_bt = -found_bt * factor_b1 * rows * accumulation
-    right_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
-    # Loose enough for log-probabilities in bfloat16; the probes of most tokens differ by more. NaN never counts as wrong.
-    wrong_bt = (weight_bt - right_bt).abs() > 0.05
+    weight_bt = -gradient_bt * factor_b1 * rows * accumulation
+    expected_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
+    # The tolerance allows for bfloat16; the probes of most tokens differ by more. NaN never counts as wrong.
+    wrong_bt = (weight_bt - expected_bt).abs() > 0.05
     if bool(wrong_bt.any()):
-        row, token = (int(i) for i in wrong_bt.nonzero()[0])
+        row, token = (int(index) for index in wrong_bt.nonzero()[0])
         raise SpanwiseError(
-            f"The gradient of token {token} of completion {row} is not weighted with its own advantage: on a probe it weighs "
-            f"{float(weight_bt[row, token]):.4g} and must weigh {float(right_bt[row, token]):.4g}. {_CANARY}"
+            f"The gradient of token {token} of completion {row} is not weighted with its own advantage: in a probe the weight is "
+            f"{float(weight_bt[row, token]):.4g} and must be {float(expected_bt[row, token]):.4g}. {_CANARY}"
         )
 
 
@@ -163,27 +163,27 @@ def check_loss(
         return
     value = float(loss.detach())
     old_bt = inputs.get("old_per_token_logps")
-    parts = {
+    tables = {
         "advantage": inputs.get("advantages"),
         "log-probability": logps_bt,
         "log-probability before the update": old_bt,
         "reference": inputs.get("ref_per_token_logps"),
         "ratio": None if logps_bt is None or old_bt is None else (logps_bt.detach() - old_bt).exp(),
     }
-    for name, part in parts.items():
-        if part is None or bool(part.isfinite().all()):
+    for name, value_bt in tables.items():
+        if value_bt is None or bool(value_bt.isfinite().all()):
             continue
-        wrong_bt = ~part.isfinite()
-        seen_bt = wrong_bt & mask_bt.bool()  # TRL multiplies by the mask, and NaN times 0 is NaN
-        b, t = (seen_bt if bool(seen_bt.any()) else wrong_bt).nonzero()[0].tolist()
-        masked = "" if bool(mask_bt[b, t]) else "masked "
-        ids = inputs["completion_ids"][b][mask_bt[b].bool()].tolist()
+        wrong_bt = ~value_bt.isfinite()
+        unmasked_bt = wrong_bt & mask_bt.bool()  # TRL multiplies by the mask, and NaN times 0 is NaN
+        row, token = (unmasked_bt if bool(unmasked_bt.any()) else wrong_bt).nonzero()[0].tolist()
+        adjective = "" if bool(mask_bt[row, token]) else "masked "
+        ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
         text = repr(tokenizer.decode(ids, skip_special_tokens=False)[:200])
         raise DivergedError(
-            f"Step {step}: the loss is {value}; it comes from completion {b} of the micro-batch of {len(mask_bt)}, whose {name} at "
-            f"{masked}token {t} is {float(part.detach()[b, t])}: {text}. {_ADVICE} that completion."
+            f"Step {step}: the loss is {value}; in completion {row} of the micro-batch of {len(mask_bt)}, the {name} of "
+            f"{adjective}token {token} is {float(value_bt.detach()[row, token])}: {text}. {_ADVICE} that completion."
         )
-    raise DivergedError(f"Step {step}: the loss is {value} and no completion alone is. {_ADVICE} beta and entropy.")
+    raise DivergedError(f"Step {step}: the loss is {value}, but each completion is finite. {_ADVICE} beta and entropy.")
 
 
 class GradientGuard(TrainerCallback):
@@ -194,14 +194,14 @@ class GradientGuard(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Stop if the gradient is not finite."""
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         if not gradients or self.scaled():
             return
         norm = torch.nn.utils.get_total_norm(gradients)
         if not bool(norm.isfinite()):
-            named = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
-            wrong = [name for name, gradient in named if not bool(gradient.isfinite().all())]
+            pairs = ((name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None)
+            names = [name for name, gradient in pairs if not bool(gradient.isfinite().all())]
             raise DivergedError(
-                f"Step {state.global_step}: the gradient is not finite (norm {float(norm)}), in {len(wrong)} of {len(gradients)} "
-                f"parameters, {wrong[0] if wrong else 'by its size'} first. {_ADVICE} the prompts of this batch (last_rollouts)."
+                f"Step {state.global_step}: the gradient is not finite (norm {float(norm)}), in {len(names)} of {len(gradients)} "
+                f"parameters, {names[0] if names else 'by its size'} first. {_ADVICE} the prompts of this batch (last_rollouts)."
             )

@@ -1,4 +1,4 @@
-"""The output of a TRL run: credit in TRL's table of completions, and the run folder (`Keeping`), as of `spanwise train`."""
+"""The output of a TRL run: credit in TRL's table of completions, and a run folder like that of `spanwise train`."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ def few(logs: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
 
 
-def few_in(usual: Any) -> TrainerCallback:
+def few_in(callback_class: Any) -> TrainerCallback:
     """Return one of transformers' console callbacks, changed to print few metrics."""
 
-    class Few(usual):
+    class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             super().on_log(args, state, control, logs=few(logs), **kwargs)
 
     return Few()
 
 
-def log_credit(logs: Mapping[str, Any], found: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:
-    """Replace the scalar advantage in TRL's table of completions by the credit of each block, and their sum."""
-    lack = [name for name in ("advantages", "extra") if name not in logs]
-    if lack:
+def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:
+    """Replace the scalar advantage in TRL's table of completions by the credit of each block and the sum of all credit."""
+    missing = [name for name in ("advantages", "extra") if name not in logs]
+    if missing:
         return (
-            f"TRL's table of completions (log_completions) has no {' and no '.join(lack)} in this version, so it does not show the "
-            "credit of blocks. Training is the same; keep_rollouts=10 writes the credit of every block."
+            f"TRL's table of completions (log_completions) has no {' and no '.join(missing)} in this version, so it does not show "
+            "the credit of blocks. Training is the same; keep_rollouts=10 writes the credit of every block."
         )
-    total = logs["advantages"]
-    for _ in range(min(len(total), len(present_nk))):
-        total.pop()
-    total.extend((found.block_nk.sum(dim=1) + found.stop_n).tolist())
+    sums = logs["advantages"]
+    for _ in range(min(len(sums), len(present_nk))):
+        sums.pop()
+    sums.extend((credit.block_nk.sum(dim=1) + credit.stop_n).tolist())
     for k, name in enumerate(scheme.layout.names):
-        pairs = zip(found.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
+        pairs = zip(credit.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
         logs["extra"][f"credit/{name}"].extend(value if present else None for value, present in pairs)
-    logs["extra"]["credit/stop"].extend(found.stop_n.tolist())
+    logs["extra"]["credit/stop"].extend(credit.stop_n.tolist())
     return ""
 
 
@@ -87,7 +87,7 @@ class BatchCallback(TrainerCallback):
         self._started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop the step's clock; keep a generation batch that is used up."""
+        """Stop the step's clock; after the last step of a generation batch, write its rollouts."""
         self.step_seconds += time.perf_counter() - self._started
         if state.global_step % self.per_batch:
             return
@@ -103,7 +103,7 @@ class BatchCallback(TrainerCallback):
 
 
 class Keeping(BatchCallback):
-    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; a step in it is a generation batch."""
+    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; one step there is one generation batch."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, args = trainer, trainer.args
@@ -111,14 +111,14 @@ class Keeping(BatchCallback):
         super().__init__(self.record.folder, per_batch=steps_per_batch(args), keep_rollouts=args.keep_rollouts)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse a folder that holds something else, in every process; then begin it, or continue it."""
-        step, size = state.global_step // self.per_batch, args.num_generations or 1
+        """Refuse a folder that holds another run, in every process; then begin or continue the run folder."""
+        step, group_size = state.global_step // self.per_batch, args.num_generations or 1
         recipe = self.record.recipe(
             self.trainer.scheme,
             model=str(getattr(getattr(self.trainer.model, "config", None), "_name_or_path", "")) or None,
             steps=-(-state.max_steps // self.per_batch),
-            prompts=max(1, (args.generation_batch_size or size) // size),
-            group_size=size,
+            prompts=max(1, (args.generation_batch_size or group_size) // group_size),
+            group_size=group_size,
             learning_rate=args.learning_rate if 0 < args.learning_rate <= 1 else None,
             temperature=args.temperature,
             max_completion_length=args.max_completion_length,

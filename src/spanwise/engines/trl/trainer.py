@@ -45,7 +45,7 @@ _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 #: The fields of `Batch` that TRL fills in.
 PROVIDES = (*AT_READ, "logp_nt")
-#: The arguments that a resumed run may not change: they would split the run in two, or have no effect (a schedule's).
+#: Arguments that a resumed run may not change: a change would split the run in two or, in a schedule, have no effect.
 _LASTING = (
     "seed", "data_seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
     "max_grad_norm", "beta", "epsilon", "epsilon_high", "delta", "loss_type", "num_iterations", "num_generations",
@@ -116,24 +116,24 @@ class SpanGRPOTrainer(GRPOTrainer):
             args = config.SpanGRPOConfig(f"{name.split('/')[-1] or 'model'}-SpanGRPO")
         config.check_args(args)
         config.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
-        needed = (args.generation_batch_size or 0) // (args.num_generations or 1)
-        config.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=needed)
+        prompts_per_batch = (args.generation_batch_size or 0) // (args.num_generations or 1)
+        config.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=prompts_per_batch)
         self.scheme, self.settings = scheme, None
-        title, _, number = scheme.entry.paper.rpartition(", arXiv ")  # of the model card
-        self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": number} if title else {}
+        title, _, arxiv_id = scheme.entry.paper.rpartition(", arXiv ")  # for TRL's model card
+        self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": arxiv_id} if title else {}
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
-        # Kept from one of TRL's hooks for a later one: which tokens the model wrote (None: all), the arguments of reward functions,
-        # the reading, and the seconds that it took.
+        # One hook of TRL leaves these for a later hook: the mask of sampled tokens (None: all), the arguments of reward functions,
+        # the reading, and the seconds that reading took.
         self._sampled: list[list[int]] | None = None
         self._told: dict[str, Any] = {}
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
         # These two options mask tokens inside TRL's loss by numbers that only TRL computes.
-        unseen = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # TRL has no DPPO.
-        self._canary_due = getattr(args, "canary", True) and not unseen and args.loss_type not in fold.DPPO
+        masks_in_loss = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
+        # The check reads TRL's own loss, and DPPO is not a part of it.
+        self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         super().__init__(
             model=model,
@@ -148,18 +148,18 @@ class SpanGRPOTrainer(GRPOTrainer):
         if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
             template = bool(getattr(self.processing_class, "chat_template", None))
             config.check_prompts(train_dataset["prompt"], template=template)
-        # TRL logs the weighted sum of rewards, which is also what is trained.
+        # TRL logs the sum of rewards with the weights that training uses.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
-        several = self.accelerator.num_processes > 1
-        ranks = Ranks(self.accelerator.process_index, lambda own: gather_object([own])) if several else None
+        is_distributed = self.accelerator.num_processes > 1
+        ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local])) if is_distributed else None
         self.step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
         self.parts = parts_of(modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic
         self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
         if getattr(args, "log_metrics", "all") == "few":
-            for usual in (PrinterCallback, ProgressCallback):
-                if self.pop_callback(usual) is not None:
-                    self.add_callback(few_in(usual))
+            for callback_class in (PrinterCallback, ProgressCallback):
+                if self.pop_callback(callback_class) is not None:
+                    self.add_callback(few_in(callback_class))
         self.keeping: Keeping | None = None
         if getattr(args, "keep_rollouts", 0) or getattr(args, "report", False):
             self.keeping = Keeping(self)
@@ -170,15 +170,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         """The number of training batches in which every credit was 0."""
         return self.step.zero_batches
 
-    # ------------------------------------------------------------------ checkpoints
-
     @property
     def _text_tokenizer(self) -> Any:
         # The processor of a multimodal model holds its tokenizer.
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Run TRL's training; complete the run folder however it ends. True goes on from the newest whole checkpoint."""
+        """Run TRL's training; complete the run folder however training ends. True resumes at the newest complete checkpoint."""
         place = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
         keeping = self.keeping if self.accelerator.is_main_process else None
         try:
@@ -187,7 +185,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         except UnpicklingError as error:
             if place is None:
                 raise
-            raise DataError(f"'{place}' holds more than numbers, which is not read: {str(error).splitlines()[0]}") from error
+            reason = str(error).splitlines()[0]
+            raise DataError(f"Checkpoint '{place}' holds more than numbers, so it is not loaded: {reason}") from error
 
     @property
     def _lasting(self) -> dict[str, Any]:
@@ -209,7 +208,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            torch.save(self._written_args(), place / "training_args.bin")  # including TRL's limit on checkpoints
+            torch.save(self._written_args(), place / "training_args.bin")  # with TRL's limit on checkpoints
             resumable, processes = not self.args.save_only_model, self.accelerator.num_processes
             entry: Any = self.scheme.entry  # a method may remember earlier batches
             state = entry.estimator.state_dict() if entry.stateful else None
@@ -227,9 +226,9 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _written_args(self) -> Any:
         """Return the arguments without secrets, for files."""
-        written = copy.copy(self.args)
-        written.__dict__ = hidden({"trainer": vars(self.args)}, None)["trainer"]
-        return written
+        public_args = copy.copy(self.args)
+        public_args.__dict__ = hidden({"trainer": vars(self.args)}, None)["trainer"]
+        return public_args
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -245,51 +244,47 @@ class SpanGRPOTrainer(GRPOTrainer):
         if self.scheme.entry.stateful:
             restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))
 
-    # ------------------------------------------------------------------ rewards
-
     def _reward_function(self, name: str) -> Any:
-        """Return the function that TRL calls for an objective; it keeps TRL's arguments, and its result is never used."""
+        """Return a reward function that only keeps TRL's arguments for an objective; the returned zeros are never used."""
 
-        def reward(prompts: Any, completions: Any, completion_ids: Any, **told: Any) -> list[float]:
-            self._told = {**told, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+        def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+            self._told = {**columns, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
             return [0.0] * len(completion_ids)
 
         reward.__name__ = name
         return reward
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as around:
+        with ExitStack() as contexts:
             for part in self.parts.values():
-                around.enter_context(part.generating())
+                contexts.enter_context(part.generating())
             generated = super()._generate(*args, **kwargs)
         self._sampled = generated[2]
         for ids in generated[0] if self._first("prompts") else ():
-            end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
-            config.check_prefilled(end, self.scheme.layout)
+            prompt_end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
+            config.check_prefilled(prompt_end, self.scheme.layout)
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        started, columns = time.perf_counter(), self._told
+        start_time, columns = time.perf_counter(), self._told
         extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
         if self._environment_rewards:
             columns["environment"] = environment_rewards(self._environment_rewards, extras["environments"])
-        # TRL puts the completions of a prompt together, and those of a process.
+        # The completions of a prompt stand together, and so do the completions of a process.
         count, size = len(completion_ids_list), self.num_generations if self.model.training else self.num_generations_eval
         group_n = (self.accelerator.process_index * count + torch.arange(count)) // size
         batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=extras)
         self._own = self.step.read(batch)
-        # A reward that a completion left out is logged as `if_missing`; a mean over the others would praise leaving it out.
+        # A missing reward is logged as `if_missing`; a mean over the other completions would make omission look good.
         value_nm = self._own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
-        self._read_seconds = time.perf_counter() - started
+        self._read_seconds = time.perf_counter() - start_time
         return value_nm
 
-    # ------------------------------------------------------------------ credit
-
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        output, read_batch, train = super()._generate_and_score_completions(inputs), self._own, self.model.training
+        output, read_batch, training = super()._generate_and_score_completions(inputs), self._own, self.model.training
         assert read_batch is not None, "TRL asks for rewards"
-        batch, whole, number = read_batch.batch, read_batch.everyone, self.state.global_step
+        batch, everyone, step_number = read_batch.batch, read_batch.everyone, self.state.global_step
         if "logp_nt" in self.scheme.needs:
             read_batch = replace(
                 read_batch, batch=replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output))
@@ -297,32 +292,32 @@ class SpanGRPOTrainer(GRPOTrainer):
         for part in self.parts.values():
             read_batch, metrics = part.fill(read_batch, output)
             self._note(metrics)
-        started, mask_nt = time.perf_counter(), fold.loss_mask(output).bool().cpu()
-        result = self.step.finish(read_batch, mask_nt=mask_nt, learn=train, number=number)
+        start_time, mask_nt = time.perf_counter(), fold.loss_mask(output).bool().cpu()
+        result = self.step.finish(read_batch, mask_nt=mask_nt, learn=training, number=step_number)
         trained_nt = read_batch.put(result.advantages_nt, width=mask_nt.shape[1])
         output["advantages"] = trained_nt.to(output["completion_ids"].device)
-        named = ("prompts", "completions", "completion_ids")
+        text_columns = ("prompts", "completions", "completion_ids")
         self.last_rollouts = self.step.rollouts(
             result,
-            number=number,
+            number=step_number,
             prompts=batch.columns["prompts"],
             completions=batch.columns["completions"],
-            columns={name: values for name, values in batch.columns.items() if name not in named},
-            learn=train,
+            columns={name: values for name, values in batch.columns.items() if name not in text_columns},
+            learn=training,
         )
-        metrics = {**result.metrics, "spanwise/seconds": self._read_seconds + time.perf_counter() - started}
+        metrics = {**result.metrics, "spanwise/seconds": self._read_seconds + time.perf_counter() - start_time}
         self._note(metrics)
-        if train:
-            self.last_metrics = {**metrics, **reward_means(whole.worth_nm(self.scheme), self.scheme.names)}
+        if training:
+            self.last_metrics = {**metrics, **reward_means(everyone.worth_nm(self.scheme), self.scheme.names)}
         sentences = {"table": log_credit(getattr(self, "_logs", {}), *result.by_completion(), self.scheme)}
         if int(output["num_items_in_batch"]) == 0:
             sentences["cut off"] = (
-                f"Step {number}: all {whole.completions} completions were cut off at max_completion_length="
-                f"{self.max_completion_length}, and mask_truncated_completions leaves those out of the loss, so nothing is "
-                "learned from them. Set max_completion_length up, or mask_truncated_completions=False."
+                f"Step {step_number}: all {everyone.completions} completions were cut off at max_completion_length="
+                f"{self.max_completion_length}, and mask_truncated_completions leaves them out of the loss, so nothing is "
+                "learned. Raise max_completion_length, or set mask_truncated_completions=False."
             )
-        once = [sentence for kind, sentence in sentences.items() if sentence and self._first(kind)]
-        for sentence in (*once, *result.warnings) if self.accelerator.is_main_process else ():
+        first_sentences = [sentence for kind, sentence in sentences.items() if sentence and self._first(kind)]
+        for sentence in (*first_sentences, *result.warnings) if self.accelerator.is_main_process else ():
             warnings.warn(sentence, UserWarning, stacklevel=2)
         return output
 
@@ -332,28 +327,26 @@ class SpanGRPOTrainer(GRPOTrainer):
         logp_nt = output.get("old_per_token_logps")
         if logp_nt is None:
             size = self.args.per_device_train_batch_size
-            scored = self._get_per_token_logps_and_entropies(self.model, rows.ids_nl, rows.attention_nl, rows.width, size)
-            logp_nt, self._logps = scored[0], None
+            outputs = self._get_per_token_logps_and_entropies(self.model, rows.ids_nl, rows.attention_nl, rows.width, size)
+            logp_nt, self._logps = outputs[0], None
         return logp_nt[:, : rows.width].float().cpu()
 
-    def _first(self, what: str) -> bool:
-        """Return True the first time it is called with a key."""
-        first = what not in self._done
-        self._done.add(what)
-        return first
+    def _first(self, key: str) -> bool:
+        """Return True at the first call with a key."""
+        is_first = key not in self._done
+        self._done.add(key)
+        return is_first
 
     def _note(self, metrics: Mapping[str, float]) -> None:
         """Let TRL log the mean of each metric over the batches since its last line, without NaN."""
         for name, value in metrics.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
 
-    # ------------------------------------------------------------------ loss
-
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         """Compute TRL's loss with its normaliser undone in the advantages, plus the KL term with a normaliser of its own."""
-        train = self.model.training
-        if train and self._waits:
-            return next(p for p in model.parameters() if p.requires_grad).sum() * 0.0
+        training = self.model.training
+        if training and self._waits:
+            return next(weight for weight in model.parameters() if weight.requires_grad).sum() * 0.0
         mask_bt = fold.loss_mask(inputs)
         factor_b1 = fold.fold_factor(
             mask_bt,
@@ -361,30 +354,30 @@ class SpanGRPOTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
             num_items=inputs["num_items_in_batch"],
             processes=self.accelerator.num_processes,
-            steps_per_generation=self.args.steps_per_generation if train else 1,
+            steps_per_generation=self.args.steps_per_generation if training else 1,
         )
         dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
         advantages_bt = inputs["advantages"] * factor_b1 * float(dppo_loss is None)
-        watch = self._canary_due and train and torch.is_grad_enabled()
-        advantages_bt.requires_grad_(watch)
-        accumulation = self.current_gradient_accumulation_steps if train else 1
+        check_due = self._canary_due and training and torch.is_grad_enabled()
+        advantages_bt.requires_grad_(check_due)
+        accumulation = self.current_gradient_accumulation_steps if training else 1
         beta, self._logps = self.beta, None
-        self.beta = 0.0  # TRL would divide the KL like the policy term, and the KL has no factor that undoes it
-        self.loss_type = "sapo" if dppo_loss else self.loss_type  # the advantages are all 0
+        self.beta = 0.0  # TRL would divide the KL like the policy term, and the KL has no factor that undoes the division
+        self.loss_type = "sapo" if dppo_loss else self.loss_type  # under DPPO, TRL's loss gets advantages of 0
         try:
             loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
         finally:
             self.beta, logps_bt, self._logps = beta, self._logps, None
             self.loss_type = dppo_loss or self.loss_type
         if dppo_loss is not None and logps_bt is not None:
-            term, dropped = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
-            self._note({"dppo/dropped": float(dropped)})
-            logged = self._metrics["train" if train else "eval"]["policy_loss"]
-            if logged:  # TRL logs it beside an entropy bonus
-                logged[-1] = float(term.detach())
-            loss = loss + term / accumulation
+            dppo_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
+            self._note({"dppo/dropped": float(dropped_share)})
+            logged_losses = self._metrics["train" if training else "eval"]["policy_loss"]
+            if logged_losses:  # TRL logs the policy loss only with an entropy bonus
+                logged_losses[-1] = float(dppo_value.detach())
+            loss = loss + dppo_value / accumulation
         fold.check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
-        if watch and logps_bt is not None:
+        if check_due and logps_bt is not None:
             fold.check_own_advantage(
                 loss,
                 logps_bt,
@@ -399,22 +392,22 @@ class SpanGRPOTrainer(GRPOTrainer):
             old_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
             kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_bt)
             totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
-            # As in TRL's log: over the tokens of all processes.
+            # TRL too logs the KL over the tokens of all processes.
             sums: Any = self.accelerator.reduce(totals, reduction="sum")
             self._note({"kl": float(sums[0] / sums[1].clamp(min=1))})
             loss = loss + beta * fold.kl_term(kl_bt, mask_bt) / accumulation
         for part in self.parts.values():
-            more, metrics = part.loss(inputs)
-            loss = loss + more / accumulation
+            mode_loss, metrics = part.loss(inputs)
+            loss = loss + mode_loss / accumulation
             self._note(metrics)
-            self.step.note(metrics if train else {})
+            self.step.note(metrics if training else {})
         return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        score = super()._get_per_token_logps_and_entropies
+        compute_logps = super()._get_per_token_logps_and_entropies
         for part in self.parts.values():
-            score = partial(part.forward, score)
-        result = score(*args, **kwargs)
+            compute_logps = partial(part.forward, compute_logps)
+        result = compute_logps(*args, **kwargs)
         self._logps = result[0]
         return result
 
@@ -424,16 +417,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run a step of TRL's; while the policy waits, leave it without gradients."""
+        """Run TRL's training step; while the policy waits, remove its gradients."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._waits:
-            model.zero_grad(set_to_none=True)  # zeros would still decay the weights
+            model.zero_grad(set_to_none=True)  # gradients of 0 would still decay the weights
         return loss
 
-    # ------------------------------------------------------------------ log
-
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Write TRL's log line with the credit metrics of the batches since the last line; leave out metrics that no batch has."""
+        """Write TRL's log line without the metrics that are NaN in every batch since the last line."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(math.isnan(value) for value in values)]:
             del metrics[name]

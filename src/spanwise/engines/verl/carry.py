@@ -1,4 +1,4 @@
-"""The readings of reward workers as text that verl carries to the trainer, and the advantages from them. Imports no verl.
+"""Pack the readings of reward workers as text that verl carries to the trainer, and compute advantages; imports no verl.
 
 Every token-level loss of verl depends on the advantage as A f(sign A, ratio), so a positive factor on A is a factor on the token's
 loss, and the divisor of `actor.loss_agg_mode` can be undone in the advantage, without a copy of verl's loss (`loss_factor`).
@@ -61,17 +61,17 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     outputs: list[dict[str, list[Any]]] = []
     for block_t, length in zip(block_nt, length_n, strict=True):
         runs_2r = block_t[:length].unique_consecutive(return_counts=True)
-        outputs.append({"runs": [one_r.tolist() for one_r in runs_2r], "table": [], "anchor": []})
+        outputs.append({"runs": [value_r.tolist() for value_r in runs_2r], "table": [], "anchor": []})
     output_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
-    for s, (n, line) in enumerate(zip(output_s, reading.pack().tolist(), strict=True)):
-        outputs[n]["table"].append(line)
+    for s, (n, table_row) in enumerate(zip(output_s, reading.pack().tolist(), strict=True)):
+        outputs[n]["table"].append(table_row)
         outputs[n]["anchor"].append(None if anchor is None else anchor[s])
     rollout = {"masked": masked, "split": turns is not None, "outputs": outputs}
     return json.dumps(rollout, separators=(",", ":"), default=_as_json)
 
 
 def _as_json(state: Any) -> Any:
-    """Return the numbers of an array; refuse other states, whose text may differ where they are equal."""
+    """Return the numbers of an array; refuse other objects, because equal objects may have different texts."""
     if hasattr(state, "tolist"):
         return state.tolist()
     raise RecipeError(
@@ -83,7 +83,7 @@ def _as_json(state: Any) -> Any:
 class Carried(NamedTuple):
     """The readings that the rows of a batch carry."""
 
-    reading: Reading  # of the rows, or of their turns if any row was read turn by turn
+    reading: Reading  # one row per row, or per turn if some row was read turn by turn
     sampled_nt: Bool[Tensor, "n t"]  # the tokens that the model sampled
     masked_n: Bool[Tensor, " n"]  # whether the row's reader knew the sampled tokens
     turns: Turns | None  # the places of the turns
@@ -92,36 +92,36 @@ class Carried(NamedTuple):
 
 def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int] | None = None) -> Carried:
     """Read the packed text of all rows back, right-padded to `width`; `step` is each row's place in its rollout."""
-    loaded: dict[str, dict[str, Any]] = {}
+    rollout_by_text: dict[str, dict[str, Any]] = {}
     rollouts, outputs, block_r, count_r = [], [], [], []
     for n, text in enumerate(packed):
         if not isinstance(text, str):
             raise RecipeError(
-                f"Row {n} carries no reading, so its rewards did not come from spanwise's reward manager: the agent loop scored it "
-                f"itself. Let it leave reward_score empty, and give what it knows in extra_fields, which rewards read as columns."
+                f"Row {n} carries no reading, because the agent loop scored the row instead of spanwise's reward manager. Let the "
+                f"agent loop leave reward_score empty and put its results in extra_fields, which rewards read as columns."
             )
-        if text not in loaded:
-            loaded[text] = json.loads(text)
-        rollouts.append(loaded[text])
-        outputs.append(loaded[text]["outputs"][0 if step is None else step[n]])
+        if text not in rollout_by_text:
+            rollout_by_text[text] = json.loads(text)
+        rollouts.append(rollout_by_text[text])
+        outputs.append(rollout_by_text[text]["outputs"][0 if step is None else step[n]])
         blocks, counts = outputs[n]["runs"]
         if (length := sum(counts)) > width:
-            raise AlignmentError(f"Row {n} was read with {length} tokens and the trainer has room for {width}.")
+            raise AlignmentError(f"Row {n} was read with {length} tokens, but the trainer has room for {width}.")
         block_r += [*blocks, -1]
         count_r += [*counts, width - length]
     dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
     block_nt = torch.from_numpy(np.repeat(np.array(block_r, dtype=dtype), count_r).reshape(len(packed), width))
     sampled_nt, turns = block_nt >= 0, None
     if any(rollout["split"] for rollout in rollouts):
-        # Runs of sampled tokens, or a whole row that was read as one turn; a row without tokens is no turn.
+        # A turn is a run of sampled tokens, or a whole row that was read as one turn; a row without tokens has no turn.
         split_n1 = torch.tensor([rollout["split"] for rollout in rollouts])[:, None]
         turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n1, -1))
-        outputs = [output for output, some in zip(outputs, sampled_nt.any(dim=1).tolist(), strict=True) if some]
+        outputs = [output for output, has_tokens in zip(outputs, sampled_nt.any(dim=1).tolist(), strict=True) if has_tokens]
         block_nt = turns.take(block_nt, fill=-1)
-    lines = [line for output in outputs for line in output["table"]]
-    table_nc = torch.tensor(lines, dtype=torch.float64).reshape(len(lines), len(lines[0]) if lines else 0)
+    table = [row for output in outputs for row in output["table"]]
+    table_nc = torch.tensor(table, dtype=torch.float64).reshape(len(table), len(table[0]) if table else 0)
     reading = Reading.unpack(table_nc, scheme)
-    states = [_hashable(one) for output in outputs for one in output["anchor"]]
+    states = [_hashable(anchor) for output in outputs for anchor in output["anchor"]]
     return Carried(
         replace(reading, spans=Spans.of_blocks(scheme.layout.names, block_nt, reading.fault_n)),
         sampled_nt,
@@ -137,7 +137,7 @@ def _hashable(state: Any) -> Any:
 
 
 class Credited(NamedTuple):
-    """The advantages of a batch's rows, the targets of their critic (None: no critic), and the result that they come from."""
+    """The advantages of a batch's rows, the targets of their critic (None: no critic), and the step's result with both."""
 
     adv_nt: Float[Tensor, "n t"]
     return_nt: Float[Tensor, "n t"] | None
@@ -155,40 +155,42 @@ def credited(
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
     """Compute the advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding."""
-    mask_nt, scheme, real = mask_nt.bool(), step.scheme, rows.real  # rejection may have removed sampled tokens from the mask
-    padded = len(real) < len(mask_nt)
-    own_mask_nt, group_n = mask_nt[real] if padded else mask_nt, group_index([uids[n] for n in real])
-    output = None if rows.step is None else [rows.step[n] for n in real]
-    carried = unpack([rows.packed[n] for n in real], scheme, mask_nt.shape[1], output)
-    turns = carried.turns
-    _check_tokens(own_mask_nt, carried.sampled_nt, carried.masked_n)
-    session_n = torch.arange(len(real)) if rows.session is None else group_index([rows.session[n] for n in real])
-    steps = Steps(session_n, torch.zeros_like(session_n) if output is None else torch.tensor(output), carried.anchor)
+    # Rejection may have removed sampled tokens from the mask.
+    mask_nt, scheme, rows_read = mask_nt.bool(), step.scheme, rows.real
+    has_padding = len(rows_read) < len(mask_nt)
+    read_mask_nt, group_n = mask_nt[rows_read] if has_padding else mask_nt, group_index([uids[n] for n in rows_read])
+    output_n = None if rows.step is None else [rows.step[n] for n in rows_read]
+    readings = unpack([rows.packed[n] for n in rows_read], scheme, mask_nt.shape[1], output_n)
+    turns = readings.turns
+    _check_tokens(read_mask_nt, readings.sampled_nt, readings.masked_n)
+    session_n = torch.arange(len(rows_read)) if rows.session is None else group_index([rows.session[n] for n in rows_read])
+    steps = Steps(session_n, torch.zeros_like(session_n) if output_n is None else torch.tensor(output_n), readings.anchor)
     if turns is not None:
-        steps = steps_of_turns(steps, turns, carried.anchor)
+        steps = steps_of_turns(steps, turns, readings.anchor)
     elif len(session_n.unique()) == len(session_n) and "steps" not in scheme.needs:
         steps = None
     for mode in scheme.modes if steps is not None else ():
         mode.check_turns()
-    bare = ReadBatch(Batch(group_n), carried.reading, len(real), turns)
-    fields: dict[str, Any] = {name: bare.take(value_nt[real]) for name, value_nt in rows.tokens.items()} | dict(more or {})
+    bare = ReadBatch(Batch(group_n), readings.reading, len(rows_read), turns)
+    fields: dict[str, Any] = {name: bare.take(value_nt[rows_read]) for name, value_nt in rows.tokens.items()}
+    fields |= more or {}
     group_s = group_n if turns is None else group_n[turns.row_s]
-    read_batch = replace(bare, batch=Batch(group_s, mask_nt=bare.take(carried.sampled_nt), steps=steps, **fields))
+    read_batch = replace(bare, batch=Batch(group_s, mask_nt=bare.take(readings.sampled_nt), steps=steps, **fields))
     result = step.finish(read_batch, dtype=dtype)
-    result.advantages_nt.masked_fill_(~read_batch.take(own_mask_nt), 0.0)
+    result.advantages_nt.masked_fill_(~read_batch.take(read_mask_nt), 0.0)
 
-    def placed(value_su: Tensor) -> Tensor:
+    def to_all_rows(value_su: Tensor) -> Tensor:
         """Put numbers of the tokens that were read into a table of all rows; 0 at tokens that verl does not train."""
         value_nt = read_batch.put(value_su)
-        if padded:
-            value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(real), value_nt)
+        if has_padding:
+            value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(rows_read), value_nt)
         return value_nt.masked_fill_(~mask_nt, 0.0)
 
-    adv_nt = placed(result.advantages_nt)
+    adv_nt = to_all_rows(result.advantages_nt)
     if not scheme.value_names:
         return Credited(adv_nt, None, result)
-    return_su, error = returns(read_batch.reading, read_batch.batch, scheme, lam=value_lam)
-    return Credited(adv_nt, placed(return_su), replace(result, metrics={**result.metrics, **error}))
+    return_su, error_metrics = returns(read_batch.reading, read_batch.batch, scheme, lam=value_lam)
+    return Credited(adv_nt, to_all_rows(return_su), replace(result, metrics={**result.metrics, **error_metrics}))
 
 
 def loss_factor(
@@ -201,20 +203,20 @@ def loss_factor(
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
     """Compute the factor on advantages that turns verl's loss into the mean over rollouts of the sum over tokens."""
-    length_n1, rows = mask_nt.sum(dim=1, keepdim=True).float(), len(mask_nt)
-    if mode == "token-mean" and rows > mini_batch:
+    length_n1, row_count = mask_nt.sum(dim=1, keepdim=True).float(), len(mask_nt)
+    if mode == "token-mean" and row_count > mini_batch:
         raise RecipeError(
-            f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {rows} rows makes "
+            f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {row_count} rows makes "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
     # verl divides by a fixed number of rows (`ppo_mini_batch_size` times `rollout.n`); rows / rollouts corrects, on average over
     # the mini-batches, for padding and for several rows of one rollout.
-    same_n1 = length_n1.new_full(length_n1.shape, rows / max(rollouts, 1))
+    base_n1 = length_n1.new_full(length_n1.shape, row_count / max(rollouts, 1))
     if mode == "token-sum":
-        return same_n1 / mini_batch
+        return base_n1 / mini_batch
     if mode == "token-mean":
-        return same_n1 / rows * tokens
-    return same_n1 * {"seq-mean-token-mean": length_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(mode, 1.0)
+        return base_n1 / row_count * tokens
+    return base_n1 * {"seq-mean-token-mean": length_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(mode, 1.0)
 
 
 def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None:

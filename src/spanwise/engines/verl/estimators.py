@@ -1,4 +1,4 @@
-"""Entries for verl's registries: estimators on one reward per completion, `spanwise` itself, and losses that verl lacks."""
+"""Entries for verl's registries: estimators of one reward, the estimator `spanwise` of a recipe, and losses that verl lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | N
 
 
 def attach(core_algos: Any) -> None:
-    """Register everything with verl's `core_algos`; names that are there already stay as they are."""
+    """Register all estimators and losses with verl's `core_algos`; names that exist already are kept."""
     for name, function in {**outcome_estimators(), "spanwise": carried_advantages}.items():
         if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
             core_algos.register_adv_est(name)(function)
@@ -32,8 +32,8 @@ def attach(core_algos: Any) -> None:
         for name, loss in list(core_algos.POLICY_LOSS_REGISTRY.items()) if "verl" in mode.parts else ():
             with_mode = loss_of(mode, name)
             if not name.startswith(loss_of(mode, "")) and with_mode not in core_algos.POLICY_LOSS_REGISTRY:
-                parted = part_class(mode, "verl").parted
-                core_algos.register_policy_loss(with_mode)(partial(_with_mode, core_algos.agg_loss, loss, parted))
+                split_token = part_class(mode, "verl").parted
+                core_algos.register_policy_loss(with_mode)(partial(_with_mode, core_algos.agg_loss, loss, split_token))
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
@@ -44,7 +44,7 @@ def loss_of(mode: Mode | type[Mode], name: str) -> str:
 def _with_mode(
     agg_loss: Callable[..., Tensor],
     loss: Callable[..., tuple[Tensor, dict[str, Any]]],
-    parted: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    split_token: Callable[..., tuple[Tensor, Tensor, Tensor]],
     *,
     old_log_prob: Tensor,
     log_prob: Tensor,
@@ -52,24 +52,24 @@ def _with_mode(
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
     """Compute a policy loss of verl, plus the loss that trains a mode's token, averaged over the rows of the mini-batch."""
-    old_nt, adv_nt, error_nt = parted(log_prob, old_log_prob, advantages, rest["response_mask"])
-    policy, metrics = loss(old_log_prob=old_nt, log_prob=log_prob, advantages=adv_nt, **rest)
-    every_nt, sums = torch.ones_like(error_nt), rest["config"].global_batch_info
-    return policy + agg_loss(loss_mat=error_nt, loss_mask=every_nt, loss_agg_mode="seq-mean-token-sum", **sums), metrics
+    old_nt, adv_nt, error_nt = split_token(log_prob, old_log_prob, advantages, rest["response_mask"])
+    policy_loss, metrics = loss(old_log_prob=old_nt, log_prob=log_prob, advantages=adv_nt, **rest)
+    ones_nt, sums = torch.ones_like(error_nt), rest["config"].global_batch_info
+    return policy_loss + agg_loss(loss_mat=error_nt, loss_mask=ones_nt, loss_agg_mode="seq-mean-token-sum", **sums), metrics
 
 
 def carried_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the advantages and returns of a recipe, which the trainer prepares before verl calls this function."""
-    credited = CARRIED.get()
-    if credited is None:
+    compute_credit = CARRIED.get()
+    if compute_credit is None:
         raise RecipeError(
-            "adv_estimator 'spanwise' needs what the reward workers read, and this trainer passes rewards alone. Use "
+            "adv_estimator 'spanwise' needs the readings of the reward workers, but this trainer passes rewards alone. Use "
             "verl.trainer.main_ppo with trainer.v1.trainer_mode sync, colocate_async or separate_async, or trainer.use_v1=False. "
             f"With another trainer use an estimator of one reward: {', '.join(outcome_estimators())}."
         )
-    adv_nt, return_nt = credited(list(index), response_mask)
+    adv_nt, return_nt = compute_credit(list(index), response_mask)
     return adv_nt.to(token_level_rewards.dtype), return_nt.to(token_level_rewards.dtype)
 
 
@@ -83,9 +83,9 @@ def _aspo(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """`spanwise.losses.aspo` as verl's policy loss; its cap is verl's `clip_ratio_c`."""
+    """Compute `spanwise.losses.aspo` as a policy loss of verl, with verl's `clip_ratio_c` as cap."""
     mask_nt = response_mask.bool()
-    low, high = (config.clip_ratio if clip is None else clip for clip in (config.clip_ratio_low, config.clip_ratio_high))
+    low, high = (config.clip_ratio if limit is None else limit for limit in (config.clip_ratio_low, config.clip_ratio_high))
     loss_nt = aspo(log_prob, old_log_prob, advantages, mask_nt, clip_low=low, clip_high=high, cap=config.clip_ratio_c)
     if rollout_is_weights is not None:
         loss_nt = loss_nt * rollout_is_weights

@@ -15,23 +15,23 @@ def attach(agent_loop: Any) -> None:
     """Send the response mask of each output to the reward workers, then append the tokens of modes."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
-    async def _(stock: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    async def compute_score(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         for output in outputs:
             output.extra_fields[KEY] = list(output.response_mask)
         try:
-            return await stock(self, outputs, *args, **kwargs)
+            return await original(self, outputs, *args, **kwargs)
         finally:
             for output in outputs:
                 output.extra_fields.pop(KEY, None)
 
     @around(agent_loop.AgentLoopWorker, "_compute_teacher_logprobs")
-    async def _(stock: Any, self: Any, output: Any, *args: Any, validate: bool, **kwargs: Any) -> Any:
-        logprobs = await stock(self, output, *args, validate=validate, **kwargs)
+    async def append(original: Any, self: Any, output: Any, *args: Any, validate: bool, **kwargs: Any) -> Any:
+        logprobs = await original(self, output, *args, validate=validate, **kwargs)
         if validate or self.config.algorithm.adv_estimator != "spanwise":
             return logprobs
         if not hasattr(self, KEY):
             setattr(self, KEY, parts_in(self.config, scheme_in(self.config), lambda: self.model_config))
-        for part in getattr(self, KEY).values():  # before the next call stores the output
+        for part in getattr(self, KEY).values():  # verl stores the output right after this call
             if part.ended(output.response_ids, output.response_mask):
                 output.response_ids = [*output.response_ids, part.token]
                 output.response_mask = [*output.response_mask, 0]

@@ -1,4 +1,4 @@
-"""The entry point `verl.plugins`: verl loads this module while it is half imported, in every process it starts.
+"""The entry point `verl.plugins`: every verl process loads this module while verl itself is half imported.
 
 So nothing of verl is imported here. Each part of the adapter is hung behind the module of verl that it belongs to and runs when
 that module has been imported: a rollout server that never looks at advantages pays nothing. verl keeps what a plug-in raises to
@@ -26,7 +26,7 @@ PARTS = {
     "verl.trainer.ppo.ray_trainer": "legacy",
     "verl.experimental.agent_loop.agent_loop": "masks",
 }
-#: The errors in this process, by part; `spanwise doctor` reads them.
+#: Part of the adapter -> its error in this process; `spanwise doctor` shows these errors.
 FAULTS: dict[str, str] = {}
 
 
@@ -44,19 +44,19 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Wrap a function of verl; the wrapper gets the original first. Wrapping twice does nothing."""
-    stock = getattr(owner, name)
+    """Wrap a function of verl; the wrapper gets the original as first argument. A second wrapping does nothing."""
+    original = getattr(owner, name)
 
-    def put(function: Callable[..., Any]) -> None:
-        @wraps(stock)
-        def own(*args: Any, **kwargs: Any) -> Any:
-            return function(stock, *args, **kwargs)
+    def wrap(function: Callable[..., Any]) -> None:
+        @wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
 
-        own.by_spanwise = True  # type: ignore[attr-defined]
-        if not hasattr(stock, "by_spanwise"):
-            setattr(owner, name, own)
+        wrapper.by_spanwise = True  # type: ignore[attr-defined]
+        if not hasattr(original, "by_spanwise"):
+            setattr(owner, name, wrapper)
 
-    return put
+    return wrap
 
 
 class _Behind(MetaPathFinder):
@@ -65,13 +65,13 @@ class _Behind(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in PARTS:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((candidate for finder in others if (candidate := finder.find_spec(fullname, path, target))), None)
+        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next((candidate for finder in finders if (candidate := finder.find_spec(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
 
             @around(spec.loader, "exec_module")
-            def _(stock: Callable[[ModuleType], None], module: ModuleType) -> None:
-                stock(module)
+            def exec_module(original: Callable[[ModuleType], None], module: ModuleType) -> None:
+                original(module)
                 _attach(module)
 
         return spec
@@ -82,13 +82,13 @@ def _attach(module: ModuleType) -> None:
     try:
         importlib.import_module(f"spanwise.engines.verl.{part}").attach(module)
         FAULTS.pop(part, None)
-    except Exception as error:  # verl must go on for users without spanwise
+    except Exception as error:  # verl must keep working if spanwise fails
         FAULTS[part] = f"{type(error).__name__}: {error}"
-        say(f"spanwise could not attach '{part}' to {module.__name__}, so what it offers there is missing: {FAULTS[part]}")
+        say(f"spanwise could not attach '{part}' to {module.__name__}, so this part of spanwise is missing: {FAULTS[part]}")
 
 
 def say(sentence: str) -> None:
-    """Print a warning and also raise it as one, because Ray and verl's log levels each swallow one of the two."""
+    """Print a sentence and also warn with it, because Ray and verl's log levels each swallow one of the two."""
     print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
     warnings.warn(sentence, UserWarning, stacklevel=3)
 

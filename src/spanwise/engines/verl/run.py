@@ -31,7 +31,7 @@ TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses
 OPTION = "+algorithm.spanwise.folder"
 #: The file of a checkpoint that holds a method's memory of earlier batches.
 MEMORY = "spanwise_memory.json"
-#: A report's name for each number of an update -> verl's name.
+#: The report's name of each update metric -> verl's name.
 _UPDATE = {
     "loss": "actor/loss",
     "entropy": "actor/entropy",
@@ -57,13 +57,13 @@ class VerlRun:
     def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         self.config, self.scheme, self.value_lam, self.parts = config, scheme, value_lam, parts
-        how = {"mode": actor.loss_agg_mode, "horizon": actor.get("loss_scale_factor")}
-        self.reduction: dict[str, Any] = {**how, "mini_batch": actor.ppo_mini_batch_size * rollout.n}
+        loss_settings = {"mode": actor.loss_agg_mode, "horizon": actor.get("loss_scale_factor")}
+        self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": actor.ppo_mini_batch_size * rollout.n}
         needed = scheme.needs | ({"logp_nt"} if parts else set())
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed}
         self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # by mode, written into the old log-probabilities at `Rows.places`
+        self.targets: dict[str, Tensor] = {}  # by mode; the trainer writes them into the old log-probabilities
         self._vocabulary: Vocabulary | None = None
 
     @contextmanager
@@ -77,22 +77,22 @@ class VerlRun:
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
         """Return the advantages of a batch, scaled for verl's loss, and the critic's targets."""
-        real, more, metrics = rows.real, {}, {}
+        real, mode_fields, metrics = rows.real, {}, {}
         for name, part in self.parts.items():
-            more |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real], number)
-        adv_nt, return_nt, result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=more)
+            mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real], number)
+        adv_nt, return_nt, result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=mode_fields)
         for sentence in result.warnings:
             say(sentence)
         reading = result.own.reading
-        rollouts = len(real if rows.session is None else {rows.session[n] for n in real})
+        rollout_count = len(real if rows.session is None else {rows.session[n] for n in real})
         # V0's loss divides by the tokens that rejection left, V1's by all sampled tokens.
-        trained = mask_nt if rows.session is None else reading.length_nk
-        adv_nt = adv_nt * loss_factor(mask_nt, rollouts=rollouts, tokens=int(trained.sum()), **self.reduction)
+        divided_mask = mask_nt if rows.session is None else reading.length_nk
+        adv_nt = adv_nt * loss_factor(mask_nt, rollouts=rollout_count, tokens=int(divided_mask.sum()), **self.reduction)
         return_nt = adv_nt if return_nt is None else return_nt
         for name, part in self.parts.items():
-            weight_n, self.targets[name], of_mode = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
+            weight_n, self.targets[name], mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
             adv_nt[real] = with_token(adv_nt[real], rows.places[name][real], weight_n)
-            metrics |= of_mode
+            metrics |= mode_metrics
         self.result = replace(result, metrics={**result.metrics, **metrics})
         return adv_nt, return_nt
 
@@ -108,15 +108,15 @@ class VerlRun:
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
-        named = trainer.resume_mode == "resume_path"
-        place = Path(trainer.resume_from_path if named else f"{trainer.default_local_dir}/global_step_{step}")
-        file = place / MEMORY
+        by_path = trainer.resume_mode == "resume_path"
+        checkpoint = Path(trainer.resume_from_path if by_path else f"{trainer.default_local_dir}/global_step_{step}")
+        file = checkpoint / MEMORY
         state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-        restore_estimator(self.scheme, state, place)
+        restore_estimator(self.scheme, state, checkpoint)
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
-        """Train inside the block; given the `done` steps of a checkpoint, first refuse a folder that holds something else."""
+        """Train inside the block; given the `done` steps of a checkpoint, first refuse a folder with another run."""
         if self.record is None:
             yield
             return
@@ -141,11 +141,11 @@ class VerlRun:
             spans, text = find_blocks(
                 ids_nt, read_rows.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
-            other_n = (spans.block_nt != read_rows.spans.block_nt).any(dim=1)
-            if other_n.any():
+            differs_n = (spans.block_nt != read_rows.spans.block_nt).any(dim=1)
+            if differs_n.any():
                 raise AlignmentError(
-                    f"Row {int(other_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
-                    f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and files of the recipe."
+                    f"Row {int(differs_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
+                    f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and the same recipe files."
                 )
             read_batch = replace(
                 read_rows, batch=replace(read_rows.batch, ids_nt=ids_nt), reading=replace(read_rows.reading, text=text)
@@ -159,8 +159,8 @@ class VerlRun:
                 columns={"answer": read_rows.repeat([batch.answers[n] for n in rows.real])},
             )
 
-        keeping: dict[str, Any] = {"recipe": self._recipe(trainer), "tokenizer": tokenizer, "rollouts": rollouts}
-        self.record.add_batch(number, result, self.scheme, **keeping)
+        options: dict[str, Any] = {"recipe": self._recipe(trainer), "tokenizer": tokenizer, "rollouts": rollouts}
+        self.record.add_batch(number, result, self.scheme, **options)
 
     def add_update(self, logged: Mapping[str, Any]) -> None:
         """Add what verl logs about an update to the run folder."""

@@ -22,7 +22,7 @@ from spanwise.modes.parts import RowPart
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
-#: The place of the reward manager, in the words of `reward.reward_manager`.
+#: Our reward manager, as verl's `reward.reward_manager` names one: source, module and class.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
 #: The fields of `algorithm.spanwise` under the estimator `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
@@ -30,63 +30,63 @@ _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
-        "it puts the KL term into a reward that blocks do not read; use actor_rollout_ref.actor.use_kl_loss=True",
+        "the option adds the KL term to a reward that pays no block; use actor_rollout_ref.actor.use_kl_loss=True",
     ),
-    "algorithm.use_pf_ppo": (False, "it resamples under GAE only and would change nothing"),
-    "algorithm.norm_adv_by_std_in_grpo": (True, "it changes only verl's own grpo; write method: dr_grpo in the recipe"),
-    "algorithm.gamma": (1.0, "it changes nothing here; write it under options: in the recipe"),
-    "algorithm.lam": (1.0, "it changes nothing here; write it under options: in the recipe"),
+    "algorithm.use_pf_ppo": (False, "the option resamples under GAE only and would change nothing"),
+    "algorithm.norm_adv_by_std_in_grpo": (True, "only verl's own grpo reads it; write method: dr_grpo in the recipe"),
+    "algorithm.gamma": (1.0, "the option changes nothing here; write gamma under options: in the recipe"),
+    "algorithm.lam": (1.0, "the option changes nothing here; write lam under options: in the recipe"),
     "reward.reward_model.enable": (
         False,
-        "no block is paid by its number; call the model from a reward function of the recipe",
+        "the reward model pays no block; call the model from a reward function of the recipe",
     ),
     "reward.custom_reward_function.path": (
         None,
-        "it is not called under a recipe; name the function there, as in {reward: 'module:function', pays: [...]}",
+        "the function is not called under a recipe; name it there, as in {reward: 'module:function', pays: [...]}",
     ),
 }
 
 
-def attach(kind: Any) -> None:
+def attach(trainer_class: Any) -> None:
     """Let a trainer class of verl train by a recipe if the estimator is `spanwise`; other runs are unchanged."""
-    kind.spanwise = None  # the run of a trainer, set later
-    kind.latest = getattr(kind, "latest", None)  # the newest trainer
+    trainer_class.spanwise = None  # the `VerlRun` of a trainer with a recipe
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # the newest trainer
 
-    @around(kind, "__init__")
-    def _(stock: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    @around(trainer_class, "__init__")
+    def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         name, mode = config.algorithm.adv_estimator, _trainer_mode(config)
         if name == "spanwise":
-            self.spanwise, kind.latest = prepare(config), self
+            self.spanwise, trainer_class.latest = prepare(config), self
         elif (config.algorithm.get("spanwise") or {}).get("recipe"):
             raise RecipeError(
-                f"algorithm.spanwise.recipe only works with algorithm.adv_estimator=spanwise, and yours is '{name}'; leave "
+                f"algorithm.spanwise.recipe only works with algorithm.adv_estimator=spanwise, but yours is '{name}'; leave "
                 f"the recipe out, or use adv_estimator=spanwise."
             )
         elif config.trainer.v1.trainer_mode == f"spanwise_{mode}":
             raise RecipeError(
-                f"trainer.v1.trainer_mode=spanwise_{mode} trains algorithm.adv_estimator=spanwise, and it is '{name}'; use "
+                f"trainer.v1.trainer_mode=spanwise_{mode} needs algorithm.adv_estimator=spanwise, but yours is '{name}'; use "
                 f"trainer.v1.trainer_mode={mode}."
             )
-        stock(self, config, *args, **kwargs)
+        original(self, config, *args, **kwargs)
 
-    @around(kind, "fit")
-    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        done = getattr(self, "global_steps", None)  # V0 loads its checkpoint inside this call
+    @around(trainer_class, "fit")
+    def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = getattr(self, "global_steps", None)  # None in V0, which loads its checkpoint inside `fit`
         with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=done):
-            return stock(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
 
-    @around(kind, "_save_checkpoint")
-    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(trainer_class, "_save_checkpoint")
+    def save_checkpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.spanwise is not None:
             self.spanwise.save_memory(self.global_steps)
-        return stock(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
-    @around(kind, "_load_checkpoint")
-    def _(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = stock(self, *args, **kwargs)
+    @around(trainer_class, "_load_checkpoint")
+    def load_checkpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
         if self.spanwise is not None:
             self.spanwise.load_memory(self.global_steps)
-        return loaded
+        return result
 
 
 def prepare(config: Any) -> VerlRun:
@@ -94,21 +94,21 @@ def prepare(config: Any) -> VerlRun:
     scheme = scheme_in(config)
     actor, section = config.actor_rollout_ref.actor, config.algorithm.spanwise
     critic = load(section.recipe).modes.get("critic") or CriticConfig()
-    has_critic, alone, warmup = config.critic.get("enable"), critic.policy_training_start_step, config.trainer.critic_warmup
+    has_critic, steps, warmup = config.critic.get("enable"), critic.policy_training_start_step, config.trainer.critic_warmup
     option = "critic.enable=True and critic.model.path=MODEL"
     refuse(
         {
             **critic_faults(critic, scheme, engine="verl", there=has_critic, option=option),
-            f"critic.policy_training_start_step is {alone} and trainer.critic_warmup is {warmup}; add "
-            f"trainer.critic_warmup={alone + 1}, the step from which on verl trains the policy.": alone
-            and warmup != alone + 1,
+            f"critic.policy_training_start_step is {steps} and trainer.critic_warmup is {warmup}; add "
+            f"trainer.critic_warmup={steps + 1}, the first step at which verl trains the policy.": steps
+            and warmup != steps + 1,
         }
     )
-    provides = {"group_n", "columns", "steps", *TOKENS}  # in every mode
+    fields = {"group_n", "columns", "steps", *TOKENS}
     if _trainer_mode(config) == "sync":
-        provides |= added_by(scheme.modes, "verl")
+        fields |= added_by(scheme.modes, "verl")
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
-    scheme.check(provides if has_critic else provides - {"value_nt"}, at_read=provides - {*TOKENS})
+    scheme.check(fields if has_critic else fields - {"value_nt"}, at_read=fields - {*TOKENS})
     refuse(_faults(config))
     parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     run = VerlRun(config, scheme, value_lam=critic.gae_lambda_value, parts=parts)
@@ -154,46 +154,44 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
 def _faults(config: Any) -> dict[str, Any]:
     """Return a sentence for each verl setting that would change, drop or double the credit."""
     actor, trainer, manager = config.actor_rollout_ref.actor, config.trainer, config.reward.reward_manager
-    loss, section, by = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
+    loss, section, mode = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
     correction, prompts = config.algorithm.get("rollout_correction") or {}, config.data.train_batch_size
-    several = prompts > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
-    folder, dump = section.get("folder"), trainer.get("rollout_data_dir")
+    several_batches = prompts > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
+    folder, dump_folder = section.get("folder"), trainer.get("rollout_data_dir")
     return {
-        f"{unknown('loss_agg_mode', by, MODES)} {USE}": by not in MODES,
-        f"loss_agg_mode '{by}' divides by the width of each micro-batch, which changes from one to the next. Set "
+        f"{unknown('loss_agg_mode', mode, MODES)} {USE}": mode not in MODES,
+        f"loss_agg_mode '{mode}' divides by the width of each micro-batch, which is not constant. Set "
         f"actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: {USE}": (
-            by == "seq-mean-token-sum-norm" and not actor.get("loss_scale_factor")
+            mode == "seq-mean-token-sum-norm" and not actor.get("loss_scale_factor")
         ),
         **fixed_faults(_FIXED, lambda name: OmegaConf.select(config, name)),
         f"reward.reward_manager is {manager.name}, which passes on no blocks; leave it out, spanwise sets its own.": (
             (manager.source, manager.name) not in (("register", "naive"), (MANAGER[0], MANAGER[2]))
         ),
-        f"policy_loss.loss_mode '{loss}' averages advantages, picks tokens by their size or adds a term that does not grow with "
-        f"them; use vanilla, cispo, gspo or sapo.": loss in ("geo_mean", "clip_cov", "kl_cov", "dro"),
-        f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": loss == "sapo" and by != MODES[0],
+        f"policy_loss.loss_mode '{loss}' averages advantages, picks tokens by their size or adds a term that does not grow "
+        f"with them; use vanilla, cispo, gspo or sapo.": loss in ("geo_mean", "clip_cov", "kl_cov", "dro"),
+        f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": loss == "sapo" and mode != MODES[0],
         "rollout_correction.bypass_mode with rollout_rs rejects tokens inside the loss, after their shares were counted. Use "
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
-            correction.get("bypass_mode") and correction.get("rollout_rs") and by == MODES[0]
+            correction.get("bypass_mode") and correction.get("rollout_rs") and mode == MODES[0]
         ),
         f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and train_batch_size={prompts} prompts makes "
-        f"several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. {USE}": by == "token-mean" and several,
+        f"several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. {USE}": mode == "token-mean" and several_batches,
         "algorithm.spanwise.options is for estimators of one reward; write options: in the recipe.": "options" in section,
-        **{
-            f"algorithm.spanwise.{name} is no option; there are {', '.join(_KNOWN)}.": name not in _KNOWN for name in section
-        },
-        f"trainer.val_only=True trains nothing, so nothing is kept; leave {OPTION} out.": folder and trainer.get("val_only"),
-        f"trainer.rollout_data_dir is '{dump}', where {OPTION} keeps rollouts of its own; leave it out, or give another folder.": (
-            folder and dump and Path(dump).resolve() == (Path(str(folder)) / "rollouts").resolve()
-        ),
+        **{f"algorithm.spanwise.{name} is no option; use {', '.join(_KNOWN)}.": name not in _KNOWN for name in section},
+        f"trainer.val_only=True trains nothing, so no run folder is written; leave {OPTION} out.": folder
+        and trainer.get("val_only"),
+        f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} keeps its own rollouts; leave it out, or give another "
+        f"folder.": (folder and dump_folder and Path(dump_folder).resolve() == (Path(str(folder)) / "rollouts").resolve()),
     }
 
 
 def _remarks(config: Any, scheme: Scheme) -> list[str]:
-    """Return warnings about settings that are legal but probably not meant."""
+    """Return warnings about settings that are valid but probably not intended."""
     actor = config.actor_rollout_ref.actor
-    remarks = {
+    rules = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
-        "rollout.n is 1: a completion that is alone in its group has nothing to be compared with.": (
+        "rollout.n is 1: a completion that is alone in its group has no other to be compared with.": (
             config.actor_rollout_ref.rollout.n == 1
             and not scheme.value_names
             and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)
@@ -201,14 +199,14 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
         "algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.": (
             (config.algorithm.get("filter_groups") or {}).get("enable")
         ),
-        "DPPO cuts importance weights at clip_ratio_c. You have 3, verl's default for PPO; DPPO's own is 20.": (
+        "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; the default of DPPO is 20.": (
             actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0
         ),
-        f"{actor.loss_agg_mode} sums KL and entropy over tokens too, so kl_loss_coef and entropy_coeff weigh by length.": (
+        f"loss_agg_mode '{actor.loss_agg_mode}' also sums KL and entropy over tokens, so their coefficients grow with length.": (
             actor.loss_agg_mode in ("seq-mean-token-sum", "token-sum") and (actor.use_kl_loss or actor.entropy_coeff)
         ),
     }
-    return [sentence for sentence, applies in remarks.items() if sentence and applies]
+    return [sentence for sentence, applies in rules.items() if sentence and applies]
 
 
 def _trainer_mode(config: Any) -> str:

@@ -29,13 +29,13 @@ def attach(v1: Any) -> None:
             registry.setdefault(f"spanwise_{mode}", registry[mode])
 
     @around(v1.PPOTrainer, "_compute_advantage")
-    def _(stock: Any, self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+    def compute_advantage(original: Any, self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         run: VerlRun | None = self.spanwise
         if run is None:
-            return stock(self, batch, metrics)
+            return original(self, batch, metrics)
         rows = rows_of(batch, run.tokens, run.parts)
         with run.carrying(rows, number=getattr(self, "global_steps", 1) - 1):
-            batch = stock(self, batch, metrics)
+            batch = original(self, batch, metrics)
         metrics.update(run.result.metrics if run.result else {})
         if run.parts:
             _teach(batch, rows, run.targets)
@@ -43,29 +43,29 @@ def attach(v1: Any) -> None:
         return batch
 
     @around(v1.PPOTrainer, "_compute_metrics")
-    def _(stock: Any, self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        returned = stock(self, batch, metrics, *args, **kwargs)
+    def compute_metrics(original: Any, self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(self, batch, metrics, *args, **kwargs)
         if self.spanwise is not None:
             self.spanwise.add_update(metrics)
-        return returned
+        return result
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
-    """Fetch the packed text of the reward workers, and fields of `Batch` by token, for the rows of a batch."""
+    """Fetch the packed readings and the per-token `Batch` fields of the rows of a batch."""
     data = _queued(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
-    extra = list(data["extra_fields"])  # a list, an array or a stack, by the queue's storage
-    names = [key.rsplit("_", 2) for key in batch.keys]
+    extra_fields = list(data["extra_fields"])  # the queue returns a list, an array or a stack
+    key_parts = [key.rsplit("_", 2) for key in batch.keys]
     places = {}
     for name, part in (parts or {}).items():  # a mode's token is the last of its row, and was not sampled
-        ends = [
+        token_columns = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
             for ids, mask in zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
         ]
-        places[name] = torch.tensor(ends)
+        places[name] = torch.tensor(token_columns)
     return Rows(
-        packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra],
-        session=[(uid, session) for uid, session, _ in names],
-        step=[int(output) for _, _, output in names],
+        packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra_fields],
+        session=[(uid, session) for uid, session, _ in key_parts],
+        step=[int(output) for _, _, output in key_parts],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
         tokens={name: data[field].to_padded_tensor(0.0) for name, field in tokens.items()},
         places=places,
@@ -84,10 +84,10 @@ def _teach(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
         for n, target in zip(rows.real, target_n, strict=True):
             if (column := int(rows.places[name][n])) >= 0:
                 old_logps[n][column] = target
-    written = TensorDict(
+    update = TensorDict(
         {"old_log_probs": torch.nested.as_nested_tensor(old_logps, layout=torch.jagged)}, batch_size=len(old_logps)
     )
-    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=written)
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=update)
 
 
 def sampled_of(batch: Any) -> Sampled:
@@ -99,5 +99,5 @@ def sampled_of(batch: Any) -> Sampled:
         uids=[key.rsplit("_", 2)[0] for key in batch.keys],
         prompts=[ids_t.tolist() for ids_t in data["prompts"].unbind()],
         ids_nt=data["responses"].to_padded_tensor(0),
-        answers=[(row or {}).get("ground_truth") for row in reward_models],
+        answers=[(reward_model or {}).get("ground_truth") for reward_model in reward_models],
     )
