@@ -6,21 +6,16 @@ What is sampled depends on the weights and on a generator of its own for each co
 batch: so one process and two sample the same as long as their weights agree, and drift apart as soon as these do not.
 """
 
-import os
 import sys
-import warnings
 from dataclasses import replace
 from functools import partial
 
 import torch
+from datasets import Dataset
 
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-
-from datasets import Dataset  # noqa: E402
-
-from spanwise.engines.trl import SpanGRPOTrainer  # noqa: E402
-from trl_small import PIECES, trainer, weights  # noqa: E402
+from spanwise.engines.trl import SpanGRPOTrainer
+from trl_small import PIECES, trainer, weights
+from two_ranks import end
 
 STEPS = 3
 #: Three prompts of four completions on two processes of six: the second group lies on both.
@@ -135,10 +130,8 @@ def main():
         found, run = train(folder, name, rows=rows, accumulation=accumulation)
         torch.save(found, f"{folder}/{name} {run.accelerator.process_index}.pt")
         run.accelerator.wait_for_everyone()
-    run.accelerator.end_training()
+    end(run)
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads now and then abort a process that takes itself apart in the ordinary way

@@ -5,7 +5,7 @@ import torch
 from critic_small import PAD
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
-from trl_small import LAYOUT, PIECES, SAID_WITH_TOOLS, config, policy, prompts, trainer
+from trl_small import LAYOUT, PIECES, SAID_WITH_TOOLS, trainer
 
 #: Blocks that are paid apart: a value for each.
 PAIR = (
@@ -21,18 +21,12 @@ STEPS = {
 
 def with_critic(folder, critic=None, *, method="gae", objectives=PAIR, credit=None, extra=None, **options):
     """A trainer whose critic learns fast; `options` are those of TRL."""
-    given = {"method": method, "objectives": objectives, "critic": critic or fast(), **(extra or {})}
-    if credit is not None:
-        given["credit"] = credit
+    given = {"method": method, "objectives": objectives, "critic": critic or fast(), "credit": credit, **(extra or {})}
     return trainer(folder, said=SAID_WITH_TOOLS, tools=True, extra=given, **{**STEPS, **options})
 
 
 def fast(**options):
     return CriticConfig(**{"learning_rate": 1e-2, **options})
-
-
-def state(model):
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def optimizer_state(optimizer):
@@ -43,11 +37,6 @@ def optimizer_state(optimizer):
         for key, values in held["state"].items()
         for name, value in values.items()
     } | {f"rate {i}": torch.tensor(group["lr"]) for i, group in enumerate(held["param_groups"])}
-
-
-def equal(left, right):
-    """Bit by bit."""
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def critic_lines(run):
@@ -103,9 +92,3 @@ class PoisonedAtMasked(torch.nn.Module):
         self.poisoned += int((~read).sum())
         out.logits = torch.where(read[..., None], out.logits, self.number)
         return out
-
-
-__all__ = [
-    "LAYOUT", "ONE", "PAIR", "STEPS", "PoisonedAtMasked", "Watched", "config", "critic_lines", "equal", "fast",
-    "optimizer_state", "policy", "prompts", "state", "with_critic",
-]  # fmt: skip

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from critic_small import equal, state
 from launch_two_ranks_critic import CASES, SHAPE
-from trl_critic_small import Watched, critic_lines, equal, state, with_critic
+from trl_critic_small import Watched, critic_lines, with_critic
 from trl_small import THIRD_PARTY
 from two_ranks import launched
 
