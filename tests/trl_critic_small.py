@@ -2,10 +2,9 @@
 
 import torch
 
-from critic_small import PAD
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
-from trl_small import LAYOUT, PIECES, SAID_WITH_TOOLS, trainer
+from trl_small import LAYOUT, SAID_WITH_TOOLS, trainer
 
 #: Blocks that are paid apart: a value for each.
 PAIR = (
@@ -62,33 +61,3 @@ class Watched:
             return found
 
         run.critic.learn = watched
-
-
-def trained_tokens():
-    """Ids of each scripted completion -> which of its tokens the policy wrote."""
-    number = {piece: index for index, piece in enumerate(PIECES)}
-    return {tuple(number[p] for p in one.pieces): [block >= 0 for block in one.blocks] for one in SAID_WITH_TOOLS}
-
-
-class PoisonedAtMasked(torch.nn.Module):
-    """A token classifier that says `number` before every token that the policy did not write, and after the end."""
-
-    def __init__(self, model, number):
-        super().__init__()
-        self.model, self.base_model, self.number = model, model.base_model, number
-        self.written, self.poisoned = trained_tokens(), 0
-
-    def forward(self, input_ids, attention_mask, position_ids=None, use_cache=None):
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=use_cache)
-        read = torch.zeros_like(input_ids, dtype=torch.bool)
-        for n, ids in enumerate(input_ids.tolist()):
-            prompt = 4  # both prompts have four tokens
-            completion = tuple(ids[prompt:])
-            while completion not in self.written:
-                assert completion[-1] == PAD
-                completion = completion[:-1]
-            for t, own in enumerate(self.written[completion]):
-                read[n, prompt + t - 1] = own
-        self.poisoned += int((~read).sum())
-        out.logits = torch.where(read[..., None], out.logits, self.number)
-        return out

@@ -15,7 +15,7 @@ from helpers import NAN
 from oracles import slow_recursion
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, DivergedError, RecipeError
-from trl_critic_small import ONE, PAIR, PoisonedAtMasked, Watched, critic_lines, fast, optimizer_state, with_critic
+from trl_critic_small import ONE, PAIR, Watched, critic_lines, fast, optimizer_state, with_critic
 from trl_small import SAID_WITH_TOOLS, THIRD_PARTY, policy, sampling, tokenizer, trainer
 
 pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
@@ -63,6 +63,8 @@ def test_blocks_that_are_paid_apart_have_a_value_each(tmp_path):
         if one.confidence is None:  # left out: the last token is the decision to stop
             written[1, n, len(one.blocks) - 1] = True
     assert torch.equal(streams.mask_snt, written)
+    shown = run.last_rollouts.batch.value_nt  # the value of an objective means nothing outside its blocks
+    assert torch.equal(~shown.isnan(), written.permute(1, 2, 0))
 
 
 def test_the_policy_waits_for_its_critic(tmp_path):
@@ -83,37 +85,6 @@ def test_accumulated_and_repeated_steps_fit_once_per_generation_batch(tmp_path):
     run.train()
     assert run.critic.batches == 2  # each batch of eight is stepped on twice
     assert run.state.global_step == 4
-
-
-# -------------------------------------------------------------------------------------------------------------- poison
-
-
-@pytest.mark.parametrize("number", [1e9, NAN, math.inf])
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("gae", {}), ("gae", {"epochs": 2, "value_clip": 0.2, "gae_lambda_value": 0.9}), ("sae", {"head": "hl_gauss"})],
-    ids=["gae", "lambda", "sae"],
-)
-def test_values_of_tokens_that_nobody_chose_change_nothing(tmp_path, method, options, number):
-    """In what the critic says before tool output, before padding and after the end: advantages, losses and weights, bit by bit."""
-    if options.get("head"):
-        options = {**options, "value_range": (-1.0, 1.0)}
-    ends = []
-    for place, poison in (("clean", None), ("dirty", number)):
-        run = with_critic(tmp_path / place, fast(**options), method=method)
-        if poison is not None:
-            run.critic.model.model = PoisonedAtMasked(run.critic.model.model, poison)
-        run.train()
-        if poison is not None:
-            assert run.critic.model.model.poisoned > 100
-            run.critic.model.model = run.critic.model.model.model
-        losses = [line["loss"] for line in run.state.log_history if "loss" in line]
-        ends.append((state(run.model), state(run.critic.model), run.last_rollouts.advantages_nt, critic_lines(run), losses))
-    clean, dirty = ends
-    assert equal(clean[0], dirty[0])
-    assert equal(clean[1], dirty[1])
-    assert torch.equal(clean[2], dirty[2])
-    assert clean[3:] == dirty[3:]
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

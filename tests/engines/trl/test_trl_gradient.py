@@ -21,7 +21,6 @@ from trl_small import (
     plain,
     policy,
     questions,
-    say,
     second_step,
     step,
     trainer,
@@ -168,15 +167,3 @@ def test_plain_grpo_config_is_accepted(tmp_path):
     run = trainer(tmp_path, extra={"args": plain(config(tmp_path, loss_type="dapo"))})
     assert run.loss_type == "dapo"
     assert largest_difference(step(run), paper_gradient(policy())) < EXACT
-
-
-def test_a_constant_length_replaces_the_block_length(tmp_path):
-    # per: 4 divides every block's credit by 4 tokens instead of its own number of tokens.
-    said = [say("", "4", 0.9, 1.0), say("a", "3", 0.3, 0.0)] * 4
-    run = trainer(tmp_path, said=said, extra={"credit": {"per": 4}})
-    run.train()
-    advantages_nt = run.last_rollouts.advantages_nt
-    # Groups 1 0 1 0: correct is 1 - .5 or 0 - .5; equal confidences in every stratum get 0.
-    assert advantages_nt[0, :3].tolist() == pytest.approx([0.125] * 3)
-    assert advantages_nt[1, :4].tolist() == pytest.approx([-0.125] * 4)
-    assert advantages_nt[:, 4:].abs().sum() == 0

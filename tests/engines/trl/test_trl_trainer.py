@@ -17,7 +17,6 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from trl_small import (
-    GROUP,
     LAYOUT,
     SAID,
     SAID_WITH_TOOLS,
@@ -27,9 +26,7 @@ from trl_small import (
     paper_gradient,
     policy,
     prompts,
-    say,
     step,
-    tokenizer,
     trainer,
 )
 
@@ -192,16 +189,6 @@ def test_rollouts_are_kept(tmp_path):
         assert float(kept.advantages_nt[n].sum()) == pytest.approx(solution + confidence + stop, abs=1e-6)
 
 
-def test_a_batch_without_signal_is_counted_and_named_once(tmp_path):
-    said = [say("a", "4", 0.9, 1.0)] * GROUP + [say("a", "3", 0.9, 1.0)] * GROUP
-    run = trainer(tmp_path, said=said, max_steps=2)
-    with pytest.warns(UserWarning, match="Every advantage") as seen:
-        run.train()
-    assert sum("Every advantage" in str(one.message) for one in seen) == 1
-    assert run.zero_batches == 2
-    assert [log["credit/no_signal"] for log in run.state.log_history[:2]] == [1, 1]
-
-
 def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
     run = trainer(tmp_path, num_generations_eval=2, per_device_eval_batch_size=8, extra={"eval_dataset": prompts(4)})
     log = run.evaluate()
@@ -254,17 +241,6 @@ def test_prompt_and_layout_agree_on_the_opening_tag(tmp_path, ending, prefilled)
         run.train()
 
 
-def test_a_prefilled_tag_is_read(tmp_path):
-    rows = Dataset.from_dict({"prompt": ["2+2=<answer>", "1+2=<answer>"], "answer": ["4", "3"]})
-    said = [say("", answer, 0.5, 1.0) for answer in "44353337"]
-    for one in said:
-        one.pieces, one.blocks = one.pieces[1:], one.blocks[1:]
-    layout = Layout(dict(LAYOUT.blocks), prefilled="answer")
-    run = trainer(tmp_path, said=said, extra={"train_dataset": rows, "layout": layout})
-    run.train()
-    assert run.last_rollouts.reading.scores.reward_nm[:, 0].tolist() == [1, 1, 0, 0, 1, 1, 1, 0]
-
-
 def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):
     run = trainer(tmp_path)
     run._sampled = [[1, 1, 1]] + [[1, 1]] * 7
@@ -283,25 +259,6 @@ def test_config_reads_yaml(tmp_path):
     )
     assert (args.canary, args.num_generations, args.epsilon) == (False, 4, 0.3)
     assert (args.loss_type, args.beta) == ("dr_grpo", 0.0)
-
-
-@pytest.mark.parametrize("method", ["rlcr", "bae"])
-def test_options_of_the_credit_reach_it(tmp_path, method):
-    solution, confidence = LAYOUT.names
-    pays = [(solution,), (confidence,)] if method == "bae" else [(solution, confidence), (confidence, solution)]
-    objectives = [Objective("correct", pays=pays[0]), Objective("brier", pays=pays[1], given="correct")]
-    said = [say("a", "4", q, 1.0) for q in (0.9, 0.5)] + [say("a", "5", q, 0.0) for q in (0.8, 0.1)]
-    same = Dataset.from_dict({"prompt": ["2+2="] * 2, "answer": ["4"] * 2})
-    extra = {"method": method, "objectives": objectives, "credit": {"leave_one_out": True}, "train_dataset": same}
-    run = trainer(tmp_path, said=[*said, *said], extra=extra)
-    run.train()
-    right, brier = [1, 1, 0, 0], [-0.01, -0.25, -0.64, -0.01]
-    if method == "rlcr":  # every paid block gets the total
-        right = brier = [r + b for r, b in zip(right, brier, strict=True)]
-    # Left out of its own mean of four, a completion's deviation grows by 4/3.
-    want = [4 / 3 * (values[n] - sum(values) / 4) for n in range(4) for values in (right, brier)]
-    assert run.last_rollouts.credit.block_nk[:4].flatten().tolist() == pytest.approx(want)
-    assert tokenizer().decode(run.last_rollouts.batch.ids_nt[0, :4].tolist()) == "a<answer>4</answer>"
 
 
 def test_the_logged_reward_is_the_weighted_sum(tmp_path):

@@ -11,7 +11,7 @@ from chain_agent import AGENT_LAYOUT, Episode
 from play_turns import conversations
 from spanwise.errors import AlignmentError, DataError
 from spanwise.tasks import build_model, build_tokenizer
-from trl_turns_small import GUESSES, SCHEMES, TALKS, gradient, scripted, talks_of, token_credit, trainer
+from trl_turns_small import GUESSES, SCHEMES, TALKS, gradient, scripted, talks_of, trainer
 from two_ranks import launched
 
 pytestmark = small.THIRD_PARTY
@@ -23,38 +23,6 @@ def test_one_step_is_the_gradient_of_the_objective(tmp_path, name, rows):
     run = trainer(tmp_path, name, per_device_train_batch_size=rows, gradient_accumulation_steps=8 // rows)
     assert small.largest_difference(small.step(run), gradient(name, talks_of(name))) < small.EXACT
     assert not run._canary_due
-
-
-def test_a_guess_and_a_confidence_in_every_turn_are_paid_separately_by_hand(tmp_path):
-    """The first prompt: rights by rollout 1, 1 / 1, 0 / 0 / 1, 0, so the mean over rollouts is (1 + .5 + 0 + .5) / 4 = .5; Brier
-    scores -.01, -.04 / -.16, -.49 / -.25 / 0, -.01, so -(.025 + .325 + .25 + .005) / 4 = -.15125.
-    The first rollout has 2 x 3 = 6 tokens of guesses, 2 x 5 of confidences and its end, 11."""
-    run = trainer(tmp_path, "blocks")
-    run.train()
-    kept = run.last_rollouts
-    want = torch.tensor([[0.5, 0.14125], [0.5, 0.11125], [0.5, -0.00875]]).double()
-    assert torch.allclose(kept.credit.block_nk[:3], want, atol=1e-9)
-    first = kept.advantages_nt[0]
-    assert first[:3].tolist() == pytest.approx([0.5 / 6] * 3)
-    assert first[3:8].tolist() == pytest.approx([0.14125 / 11] * 5)
-
-
-def test_the_advantages_that_reach_the_loss_are_at_the_tokens_of_their_turns(tmp_path):
-    seen = []
-
-    class Watch(small.SpanGRPOTrainer):
-        def _generate_and_score_completions(self, inputs):
-            output = super()._generate_and_score_completions(inputs)
-            seen.append(output["advantages"])
-            return output
-
-    extra = {**SCHEMES["turns"], "rollout_func": scripted(TALKS)}
-    run = small.trainer(tmp_path, kind=Watch, extra=extra, max_completion_length=32, pad_to_multiple_of=32)
-    run.train()
-    assert seen[0].shape == (8, 32)
-    for found, want in zip(seen[0].tolist(), token_credit("turns", TALKS), strict=True):
-        assert found[: len(want)] == pytest.approx(want)
-        assert set(found[len(want) :]) <= {0.0}
 
 
 def test_a_completion_that_the_trainer_leaves_out_learns_nothing_and_changes_no_other(tmp_path):
