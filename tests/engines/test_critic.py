@@ -258,14 +258,13 @@ def test_what_a_critic_says_where_nothing_is_read_changes_nothing(options, numbe
 @pytest.mark.parametrize("truncated", ["terminal", "bootstrap", "mask"])
 def test_completions_that_were_cut_off(truncated):
     rows, streams = question(completions=8)
-    streams = replace(streams, reward_snt=0 * streams.reward_snt)
-    cut = torch.tensor([True, False] * 4)
+    cut = torch.tensor([True, False] * 4)  # those with a reward of 1
     found = critic(CriticConfig(learning_rate=1e-2, truncated=truncated))
     torch.nn.init.constant_(head(found)[1], 0.75)
     said = learn(found, rows, streams, truncated=cut)
     assert torch.equal(said.value_nts, torch.full((8, 6, 1), 0.75))
     tokens = streams.mask_snt[0].sum(dim=1).double()
-    targets = {"terminal": 0 * tokens, "bootstrap": torch.where(cut, 0.75 * tokens, 0.0), "mask": 0 * tokens}[truncated]
+    targets = tokens * cut * {"terminal": 1.0, "bootstrap": 1.75, "mask": 0.0}[truncated]
     counted = tokens[~cut] if truncated == "mask" else tokens
     assert said.metrics["critic/target_mean"] == pytest.approx(float(targets.sum() / counted.sum()))
 
