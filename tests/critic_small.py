@@ -8,7 +8,6 @@ from accelerate.state import AcceleratorState
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 from spanwise.credit import Streams
-from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import Critic, Sequences, ValueModel
 
 PAD, GOOD, BAD, TOOL = 0, 5, 6, 11
@@ -142,9 +141,3 @@ def slow_fit(model, rows, streams, config):
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
         optimiser.step()
     return first
-
-
-__all__ = [
-    "BAD", "GOOD", "PAD", "TOOL", "TRUNKS", "CriticConfig", "accelerator", "critic", "equal", "head", "learn", "nowhere", "policy",
-    "question", "slow_fit", "slow_targets", "state",
-]  # fmt: skip

@@ -6,21 +6,16 @@ What is sampled depends on the weights and on a generator of its own for each co
 batch: so one process and two sample the same as long as their weights agree, and drift apart as soon as these do not.
 """
 
-import os
 import sys
-import warnings
 from dataclasses import replace
 from functools import partial
 
 import torch
+from datasets import Dataset
 
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-
-from datasets import Dataset  # noqa: E402
-
-from spanwise.engines.trl import SpanGRPOTrainer  # noqa: E402
-from trl_small import PIECES, trainer, weights  # noqa: E402
+from spanwise.engines.trl import SpanGRPOTrainer
+from trl_small import PIECES, trainer, weights
+from two_ranks import end
 
 STEPS = 3
 #: Three prompts of four completions on two processes of six: the second group lies on both.
@@ -31,14 +26,11 @@ CASES = {
     "dapo with tools": {"loss_type": "dapo", "tools": True, "extra": {"credit": {"per": "batch"}}},
     "clipped": {"loss_type": "grpo", "max_grad_norm": 0.05},
 }
-#: The same as the first case, with a gather that brings the processes in the wrong order.
-PLANTED = "planted: ranks swapped"
 
 
 class Counted(SpanGRPOTrainer):
     """Remembers what every step was trained with, and how often it asked the other processes."""
 
-    swapped = False
     gathers = 0
 
     def __init__(self, *args, **kwargs):
@@ -48,8 +40,7 @@ class Counted(SpanGRPOTrainer):
 
     def _gathered(self, gather, own):
         self.gathers += 1
-        parts = gather(own)
-        return parts[::-1] if self.swapped else parts
+        return gather(own)
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
@@ -113,7 +104,7 @@ def rollout(batch, trainer, *, tools=False):
 
 def train(folder, name, *, rows, accumulation):
     """Three steps; what was sampled and credited in this process, the weights after them, and the gathers of each step."""
-    options = dict(CASES.get(name, CASES["dr_grpo"]))
+    options = dict(CASES[name])
     tools, extra = options.pop("tools", False), dict(options.pop("extra", {}))
     asked = Dataset.from_list([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in SUMS])
     extra |= {"train_dataset": asked, "rollout_func": lambda batch, trainer: rollout(batch, trainer, tools=tools)}
@@ -122,7 +113,6 @@ def train(folder, name, *, rows, accumulation):
         gradient_accumulation_steps=accumulation, num_generations=GROUP, max_steps=STEPS, learning_rate=0.5,
         shuffle_dataset=True, seed=5, **options,
     )  # fmt: skip
-    run.swapped = name == PLANTED
     before = weights(run.model)
     run.train()
     model = run.accelerator.unwrap_model(run.model)
@@ -131,14 +121,12 @@ def train(folder, name, *, rows, accumulation):
 
 def main():
     folder, rows, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    for name in [*CASES, PLANTED]:
+    for name in CASES:
         found, run = train(folder, name, rows=rows, accumulation=accumulation)
         torch.save(found, f"{folder}/{name} {run.accelerator.process_index}.pt")
         run.accelerator.wait_for_everyone()
-    run.accelerator.end_training()
+    end(run)
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads now and then abort a process that takes itself apart in the ordinary way

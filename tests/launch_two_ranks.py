@@ -3,17 +3,13 @@
 Usage: launch_two_ranks.py FOLDER ROWS_PER_RANK ACCUMULATION
 """
 
-import os
 import sys
-import warnings
 
 import torch
 
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-
-from spanwise import Laser, Objective  # noqa: E402
-from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, step, trainer  # noqa: E402
+from spanwise import Laser, Objective
+from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, step, trainer
+from two_ranks import end
 
 WHOLE = [Objective("correct", pays=LAYOUT.names, options={"verify": "exact"})]
 
@@ -39,21 +35,15 @@ def main():
         run = trainer(
             f"{folder}/{name}",
             said=SAID_WITH_TOOLS if options.get("tools") else SAID,
-            per_device_train_batch_size=rows,
-            gradient_accumulation_steps=accumulation,
-            num_generations=8,
-            **options,
-        )
+            per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation, num_generations=8, **options,
+        )  # fmt: skip
         gradient = step(run)
         if run.accelerator.is_main_process:
             log = {key: value for key, value in run.state.log_history[0].items() if key.startswith("credit/")}
             kept = run.last_rollouts.advantages_nt
             torch.save({"gradient": gradient, "log": log, "advantages_nt": kept}, f"{folder}/{name}.pt")
-    run.accelerator.wait_for_everyone()
-    run.accelerator.end_training()
+    end(run)
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads now and then abort a process that takes itself apart in the ordinary way

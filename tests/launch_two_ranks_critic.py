@@ -3,17 +3,14 @@
 Usage: launch_two_ranks_critic.py FOLDER
 """
 
-import os
 import sys
-import warnings
 
 import torch
 
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-
-from spanwise.errors import DivergedError  # noqa: E402
-from trl_critic_small import ONE, Watched, critic_lines, fast, state, with_critic  # noqa: E402
+from critic_small import state
+from spanwise.errors import DivergedError
+from trl_critic_small import ONE, Watched, critic_lines, fast, with_critic
+from two_ranks import end
 
 #: One group of eight over all ranks, in two steps of gradient accumulation each.
 SHAPE = {"num_generations": 8, "optim": "sgd", "learning_rate": 0.1}
@@ -46,28 +43,19 @@ def main():
         )
         watched = Watched(run)
         run.train()
-        said = [found.value_nts for found in watched.said]
-        kept = {
-            "critic": state(run.critic.model),
-            "policy": state(run.accelerator.unwrap_model(run.model)),
-            "lines": critic_lines(run),
-            "advantages_nt": run.last_rollouts.advantages_nt,
-            "values": said,
-        }
+        kept = {"critic": state(run.critic.model), "policy": state(run.accelerator.unwrap_model(run.model))}
+        kept |= {"lines": critic_lines(run), "values": [found.value_nts for found in watched.said]}
+        kept |= {"advantages_nt": run.last_rollouts.advantages_nt}
         torch.save(kept, f"{folder}/{name}.{run.accelerator.process_index}.pt")
     run = with_critic(f"{folder}/broken", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE)
     break_on_one_rank(run)
     try:
         run.train()
     except DivergedError as error:
-        torch.save(
-            {"said": str(error), "step": run.state.global_step}, f"{folder}/broken.{run.accelerator.process_index}.pt"
-        )
-    run.accelerator.wait_for_everyone()
-    run.accelerator.end_training()
+        kept = {"said": str(error), "step": run.state.global_step}
+        torch.save(kept, f"{folder}/broken.{run.accelerator.process_index}.pt")
+    end(run)
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads now and then abort a process that takes itself apart in the ordinary way

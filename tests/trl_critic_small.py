@@ -2,10 +2,9 @@
 
 import torch
 
-from critic_small import PAD
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.objective import Objective
-from trl_small import LAYOUT, PIECES, SAID_WITH_TOOLS, config, policy, prompts, trainer
+from trl_small import LAYOUT, SAID_WITH_TOOLS, trainer
 
 #: Blocks that are paid apart: a value for each.
 PAIR = (
@@ -21,18 +20,12 @@ STEPS = {
 
 def with_critic(folder, critic=None, *, method="gae", objectives=PAIR, credit=None, extra=None, **options):
     """A trainer whose critic learns fast; `options` are those of TRL."""
-    given = {"method": method, "objectives": objectives, "critic": critic or fast(), **(extra or {})}
-    if credit is not None:
-        given["credit"] = credit
+    given = {"method": method, "objectives": objectives, "critic": critic or fast(), "credit": credit, **(extra or {})}
     return trainer(folder, said=SAID_WITH_TOOLS, tools=True, extra=given, **{**STEPS, **options})
 
 
 def fast(**options):
     return CriticConfig(**{"learning_rate": 1e-2, **options})
-
-
-def state(model):
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def optimizer_state(optimizer):
@@ -43,11 +36,6 @@ def optimizer_state(optimizer):
         for key, values in held["state"].items()
         for name, value in values.items()
     } | {f"rate {i}": torch.tensor(group["lr"]) for i, group in enumerate(held["param_groups"])}
-
-
-def equal(left, right):
-    """Bit by bit."""
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def critic_lines(run):
@@ -73,39 +61,3 @@ class Watched:
             return found
 
         run.critic.learn = watched
-
-
-def trained_tokens():
-    """Ids of each scripted completion -> which of its tokens the policy wrote."""
-    number = {piece: index for index, piece in enumerate(PIECES)}
-    return {tuple(number[p] for p in one.pieces): [block >= 0 for block in one.blocks] for one in SAID_WITH_TOOLS}
-
-
-class PoisonedAtMasked(torch.nn.Module):
-    """A token classifier that says `number` before every token that the policy did not write, and after the end."""
-
-    def __init__(self, model, number):
-        super().__init__()
-        self.model, self.base_model, self.number = model, model.base_model, number
-        self.written, self.poisoned = trained_tokens(), 0
-
-    def forward(self, input_ids, attention_mask, position_ids=None, use_cache=None):
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=use_cache)
-        read = torch.zeros_like(input_ids, dtype=torch.bool)
-        for n, ids in enumerate(input_ids.tolist()):
-            prompt = 4  # both prompts have four tokens
-            completion = tuple(ids[prompt:])
-            while completion not in self.written:
-                assert completion[-1] == PAD
-                completion = completion[:-1]
-            for t, own in enumerate(self.written[completion]):
-                read[n, prompt + t - 1] = own
-        self.poisoned += int((~read).sum())
-        out.logits = torch.where(read[..., None], out.logits, self.number)
-        return out
-
-
-__all__ = [
-    "LAYOUT", "ONE", "PAIR", "STEPS", "PoisonedAtMasked", "Watched", "config", "critic_lines", "equal", "fast",
-    "optimizer_state", "policy", "prompts", "state", "with_critic",
-]  # fmt: skip

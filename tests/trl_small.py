@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig
 
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
@@ -26,9 +26,9 @@ from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 
 #: Third-party notices that say nothing about spanwise.
-THIRD_PARTY = [
-    pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing.*` is deprecated:FutureWarning"),
-]
+THIRD_PARTY = [pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing.*` is deprecated:FutureWarning")]
+#: TRL keeps advantages in float32.
+EXACT = 2e-6
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 OBJECTIVES = (
@@ -82,6 +82,11 @@ SAID_WITH_TOOLS = [
 ]
 
 
+def cut(one):
+    """A completion whose end was cut off."""
+    return replace(one, pieces=one.pieces[:-1], blocks=one.blocks[:-1])
+
+
 def asked_first(said):
     """The same completions, all given to the first prompt, whose answer is 4."""
     return [replace(one, right=float(one.pieces[one.pieces.index("<answer>") + 1] == "4")) for one in said]
@@ -99,20 +104,10 @@ def tokenizer():
 def policy(seed=0, dtype=torch.float64, words=None):
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=words or len(PIECES),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        attn_implementation="sdpa",
-        dtype=dtype,
-    )
+        vocab_size=words or len(PIECES), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=64, initializer_range=0.2, pad_token_id=0, eos_token_id=1,
+        bos_token_id=None, attn_implementation="sdpa", dtype=dtype,
+    )  # fmt: skip
     return LlamaForCausalLM(config).to(dtype)
 
 
@@ -143,24 +138,11 @@ def scripted(said=SAID, *, tools=False):
 def config(folder, **options):
     """One plain gradient step, so that the weights before minus the weights after are the gradient."""
     usual = {
-        "per_device_train_batch_size": 8,
-        "num_generations": GROUP,
-        "max_completion_length": 16,
-        "max_steps": 1,
-        "learning_rate": 1.0,
-        "lr_scheduler_type": "constant",
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-        "shuffle_dataset": False,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-    }
+        "per_device_train_batch_size": 8, "num_generations": GROUP, "max_completion_length": 16, "max_steps": 1,
+        "learning_rate": 1.0, "lr_scheduler_type": "constant", "optim": "sgd", "max_grad_norm": 0.0, "shuffle_dataset": False,
+        "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1,
+        "report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False,
+    }  # fmt: skip
     return SpanGRPOConfig(str(folder), **{**usual, **options})
 
 
@@ -188,6 +170,50 @@ def trainer(folder, *, said=SAID, tools=False, kind=SpanGRPOTrainer, extra=None,
     parts = {name: given.pop(name) for name in ("method", "layout", "objectives", "credit") if name in given}
     usual["scheme"] = None if "scheme" in given else scheme(**parts)
     return kind(**{**usual, **given})
+
+
+def many_a(completions, **columns):
+    """A reward that an untrained policy earns."""
+    return [float(one.count("a") - one.count("b")) for one in completions]
+
+
+def sampling(**extra):
+    """Arguments of a trainer that samples by itself; the whole completion is one block."""
+    torch.manual_seed(0)
+    whole = {"layout": Layout({"completion": []}), "objectives": [Objective(many_a, pays="completion")]}
+    return {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), **whole, **extra}
+
+
+def beside_a_reference(folder, dtype=torch.float64):
+    """A policy whose reference, which TRL loads by the name in its config, is `policy(seed=1)`."""
+    policy(seed=1, dtype=dtype).save_pretrained(folder / "reference")
+    model = policy(dtype=dtype)
+    model.config._name_or_path = str(folder / "reference")
+    return model
+
+
+class EveryStep(TrainerCallback):
+    """Keeps the weights after each optimizer step."""
+
+    def __init__(self):
+        self.weights = []
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        self.weights.append(weights(model))
+
+
+def second_step(folder, rate, *, extra=None, **options):
+    """Two steps on one batch: the trainer, the gradient of the second, the policy before it, the log-probabilities that sampled."""
+    seen = EveryStep()
+    options = {"num_iterations": 2, "max_steps": 2, "learning_rate": rate, **options}
+    run = trainer(folder, extra={"callbacks": [seen], **(extra or {})}, **options)
+    run.train()
+    first, second = seen.weights
+    moved = policy()
+    moved.load_state_dict(first, strict=False)
+    with torch.no_grad():
+        old = log_probs(policy(), SAID, questions(SAID))
+    return run, {name: (first[name] - second[name]) / rate for name in first}, moved, old
 
 
 def step(run, learning_rate=1.0):

@@ -35,6 +35,7 @@ class Talk:
     turns: list[Turn]
     tools: list[str]
     solved: float
+    end: tuple[str, ...] = ("<eos>",)
 
     @property
     def said(self):
@@ -43,8 +44,8 @@ class Talk:
         for turn, tool in zip(self.turns, [*self.tools, None], strict=True):
             pieces += turn.pieces
             blocks += turn.blocks
-            pieces += ["<eos>"] if tool is None else ["<tool>", *tool]
-            blocks += [blocks[-1]] if tool is None else [-1] * (1 + len(tool))
+            pieces += self.end if tool is None else ["<tool>", *tool]
+            blocks += [blocks[-1]] * len(self.end) if tool is None else [-1] * (1 + len(tool))
         return small.Said(pieces, blocks, self.solved, None)
 
     @property
@@ -53,17 +54,16 @@ class Talk:
         found, turn = [], 0
         for turn, (one, tool) in enumerate(zip(self.turns, [*self.tools, None], strict=True)):
             found += [turn] * len(one.pieces)
-            found += [turn] if tool is None else [-1] * (1 + len(tool))
+            found += [turn] * len(self.end) if tool is None else [-1] * (1 + len(tool))
         return found
 
     @property
     def told(self):
-        return [{"anchor": t.anchor, "right": t.right, "solved": self.solved, "answer": self.gold(t)} for t in self.turns]
-
-    @staticmethod
-    def gold(turn):
-        """An answer that the turn's digit equals if it is right."""
-        return turn.digit if turn.right else "none"
+        """What the environment says of the turns; the digit of a turn is the answer if it is right."""
+        return [
+            {"anchor": t.anchor, "right": t.right, "solved": self.solved, "answer": t.digit if t.right else "none"}
+            for t in self.turns
+        ]
 
 
 def talk(solved, *turns, confidences=None):
@@ -113,11 +113,12 @@ BY_BLOCK = [
     Objective("correct", pays="answer", scope="turn", baseline="group", options={"verify": "exact"}),
     Objective("brier", pays="confidence", scope="turn", given="correct", baseline="group"),
 ]
+WHOLE = {"layout": TURN_LAYOUT, "credit": {"per": "completion"}}
 SCHEMES = {
-    "outcome": {"method": "rloo", "layout": TURN_LAYOUT, "objectives": OUTCOME, "credit": {"per": "completion"}},
-    "summed": {"method": "rloo", "layout": TURN_LAYOUT, "objectives": OF_TURNS, "credit": {"per": "completion"}},
-    "turns": {"method": "bae", "layout": TURN_LAYOUT, "objectives": OF_TURNS, "credit": {"per": "completion"}},
-    "gigpo": {"method": "gigpo", "layout": TURN_LAYOUT, "objectives": OUTCOME, "credit": {"per": "completion"}},
+    "outcome": {"method": "rloo", "objectives": OUTCOME, **WHOLE},
+    "summed": {"method": "rloo", "objectives": OF_TURNS, **WHOLE},
+    "turns": {"method": "bae", "objectives": OF_TURNS, **WHOLE},
+    "gigpo": {"method": "gigpo", "objectives": OUTCOME, **WHOLE},
     "blocks": {"method": "bae", "layout": BLOCKS_LAYOUT, "objectives": BY_BLOCK, "credit": {"per": "block"}},
 }
 
@@ -173,11 +174,8 @@ def gigpo(group, gamma=0.95):
 
 def credit_of(name, group):
     """For the rollouts of one prompt: rollout -> turn -> block -> credit."""
-    if name == "outcome":
-        values = [one.solved for one in group]
-        return [[[values[i] - others(values, i)]] * len(one.turns) for i, one in enumerate(group)]
-    if name == "summed":
-        values = [sum(turn.right for turn in one.turns) for one in group]
+    if name in ("outcome", "summed"):
+        values = [one.solved if name == "outcome" else sum(turn.right for turn in one.turns) for one in group]
         return [[[values[i] - others(values, i)]] * len(one.turns) for i, one in enumerate(group)]
     if name == "gigpo":
         return [[[value] for value in row] for row in gigpo(group)]

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForTokenClassification
 
 from critic_small import (
     GOOD,
     PAD,
     TRUNKS,
-    CriticConfig,
     accelerator,
     critic,
     equal,
@@ -23,19 +24,13 @@ from critic_small import (
     state,
 )
 from helpers import NAN
-from spanwise.errors import DivergedError, RecipeError
+from spanwise.errors import DivergedError, RecipeError, RewardError
+from spanwise.losses import critic_error
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import Critic, Sequences, ValueModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 TWO = ("correct", "brier")
-
-
-def fitted(config, *, batches=40, **options):
-    """A critic after some batches of the question, and what it said of the last one before it was fitted to it."""
-    found = critic(config, **options)
-    for seed in range(batches):
-        said = learn(found, *question(seed=seed, names=options.get("names", ("return",))))
-    return found, said
 
 
 def best(rows, streams):
@@ -51,19 +46,23 @@ def best(rows, streams):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "precision"),
     [
-        {},
-        {"head": "hl_gauss", "value_range": (-0.2, 1.2), "learning_rate": 1e-2},
-        {"epochs": 2, "mini_batches": 2, "value_clip": 0.2},
-        {"gae_lambda_value": 0.95},
-        {"gradient_checkpointing": True},
+        ({}, "no"),
+        ({"head": "hl_gauss", "value_range": (-0.2, 1.2), "learning_rate": 1e-2}, "no"),
+        ({"epochs": 2, "mini_batches": 2, "value_clip": 0.2}, "no"),
+        ({"gae_lambda_value": 0.95}, "no"),
+        ({}, "bf16"),
     ],
-    ids=lambda options: " ".join(options) or "scalar",
+    ids=["scalar", "hl_gauss", "clipped", "lambda", "bfloat16"],
 )
-def test_a_critic_learns_what_can_be_known(options):
-    found, said = fitted(CriticConfig(**{"learning_rate": 3e-3, **options}))
+def test_a_critic_learns_what_can_be_known(options, precision):
+    found = critic(CriticConfig(**{"learning_rate": 3e-3, **options}), precision=precision)
+    for seed in range(40):  # what it says of a batch is before it is fitted to it
+        said = learn(found, *question(seed=seed))
+    accelerator()  # other tests of this process compute in float32
     rows, streams = question(seed=39)
+    assert {said.value_nts.dtype, *(value.dtype for value in found.model.parameters())} == {torch.float32}
     assert said.metrics["critic/explained_variance"] > best(rows, streams) - 0.12
     assert said.metrics["critic/explained_variance"] < best(rows, streams) + 0.02
     value = said.value_nts[..., 0]
@@ -78,8 +77,6 @@ def test_a_critic_learns_what_can_be_known(options):
 @pytest.mark.parametrize("kind", TRUNKS)
 def test_any_token_classifier_that_reads_forwards_is_a_critic(kind, tmp_path):
     """Saved by transformers, with labels of its own that are not our values."""
-    from transformers import AutoModelForTokenClassification
-
     torch.manual_seed(0)
     settings = TRUNKS[kind]()
     settings.num_labels = 5
@@ -131,20 +128,9 @@ def test_what_is_said_of_a_batch_is_of_the_values_before_the_fit():
     found = critic(config)
     learn(found, rows, streams)
     said = learn(found, rows, streams)
-    mask, value = streams.mask_snt[0], said.value_nts[..., 0]
-    target = slow_targets(value, streams, 0, 0.5)
-    error = (target - value)[mask]
-    rows_error = [((target - value)[n][mask[n]] ** 2).mean() for n in range(8)]
-    expected = {
-        "critic/value_mean": value[mask].mean(),
-        "critic/target_mean": target[mask].mean(),
-        "critic/error_point": sum(rows_error) / 8,
-        "critic/explained_variance": 1 - error.var(correction=0) / target[mask].var(correction=0),
-    }
-    for name, number in expected.items():
-        assert said.metrics[name] == pytest.approx(float(number), abs=1e-5), name
-    parts = said.metrics["critic/error_mean"] + said.metrics["critic/error_within"]
-    assert said.metrics["critic/error_point"] == pytest.approx(parts)
+    value_nt = said.value_nts[..., 0]
+    want = critic_error(value_nt, slow_targets(value_nt, streams, 0, 0.5), streams.mask_snt[0])
+    assert {name: said.metrics[f"critic/{name}"] for name in want} == pytest.approx(want, abs=1e-5)
 
 
 def test_two_streams_have_names_of_their_own():
@@ -169,13 +155,6 @@ def test_micro_batches_change_nothing(options):
         torch.testing.assert_close(weights, ends[0][1], atol=1e-5, rtol=0)
 
 
-def test_more_mini_batches_than_completions():
-    found = critic(CriticConfig(learning_rate=1e-3, mini_batches=5))
-    learn(found, *question(completions=3))
-    assert found.updates == 3
-    assert all(value.isfinite().all() for value in state(found.model).values())
-
-
 @pytest.mark.parametrize("kind", TRUNKS)  # gpt2 counts positions from 0, the others from token to token
 def test_padding_changes_nothing(kind):
     rows, streams = question(completions=8)
@@ -197,21 +176,13 @@ def test_padding_changes_nothing(kind):
     torch.testing.assert_close(state(wide.model), state(found.model), atol=1e-5, rtol=0)
 
 
-def test_the_order_of_completions_changes_nothing():
-    rows, streams = question(completions=8)
-    order = torch.tensor([3, 1, 7, 0, 2, 6, 5, 4])
-    turned = replace(streams, reward_snt=streams.reward_snt[:, order], mask_snt=streams.mask_snt[:, order])
-    found, other = (critic(CriticConfig(learning_rate=1e-3)) for _ in range(2))
-    for _ in range(2):
-        one, two = learn(found, rows, streams), learn(other, rows.take(order), turned)
-    torch.testing.assert_close(two.value_nts, one.value_nts[order], atol=1e-5, rtol=0)
-
-
 def test_the_same_seed_gives_the_same_mini_batches():
     ends = []
     for seed in (0, 0, 1):
         found = critic(CriticConfig(learning_rate=1e-2, epochs=2, mini_batches=3), seed=seed)
         learn(found, *question(completions=9))
+        learn(found, *question(completions=2))  # of which there are no three
+        assert found.updates == 2 * 3 + 2 * 2
         ends.append(state(found.model))
     assert equal(ends[0], ends[1])
     assert not equal(ends[0], ends[2])
@@ -287,14 +258,13 @@ def test_what_a_critic_says_where_nothing_is_read_changes_nothing(options, numbe
 @pytest.mark.parametrize("truncated", ["terminal", "bootstrap", "mask"])
 def test_completions_that_were_cut_off(truncated):
     rows, streams = question(completions=8)
-    streams = replace(streams, reward_snt=0 * streams.reward_snt)
-    cut = torch.tensor([True, False] * 4)
+    cut = torch.tensor([True, False] * 4)  # those with a reward of 1
     found = critic(CriticConfig(learning_rate=1e-2, truncated=truncated))
     torch.nn.init.constant_(head(found)[1], 0.75)
     said = learn(found, rows, streams, truncated=cut)
     assert torch.equal(said.value_nts, torch.full((8, 6, 1), 0.75))
     tokens = streams.mask_snt[0].sum(dim=1).double()
-    targets = {"terminal": 0 * tokens, "bootstrap": torch.where(cut, 0.75 * tokens, 0.0), "mask": 0 * tokens}[truncated]
+    targets = tokens * cut * {"terminal": 1.0, "bootstrap": 1.75, "mask": 0.0}[truncated]
     counted = tokens[~cut] if truncated == "mask" else tokens
     assert said.metrics["critic/target_mean"] == pytest.approx(float(targets.sum() / counted.sum()))
 
@@ -302,26 +272,13 @@ def test_completions_that_were_cut_off(truncated):
 # ------------------------------------------------------------------------------------- precision, memory, adapters
 
 
-def test_bfloat16_keeps_weights_and_values_in_float32():
-    found, said = fitted(CriticConfig(learning_rate=3e-3), precision="bf16")
-    rows, streams = question(seed=39)
-    assert said.value_nts.dtype == torch.float32
-    assert {value.dtype for value in found.model.parameters()} == {torch.float32}
-    assert said.metrics["critic/explained_variance"] > best(rows, streams) - 0.12
-    accelerator()  # other tests of this process compute in float32
-
-
 def test_a_policy_in_bfloat16_gets_a_critic_in_float32():
     one = policy().to(torch.bfloat16)
     found = critic(CriticConfig(learning_rate=1e-6), model=one)
     assert {value.dtype for value in found.model.parameters()} == {torch.float32}
     learn(found, *question())
-    torch.testing.assert_close(  # a step of 1e-6 is not lost in rounding
-        found.model.model.base_model.embed_tokens.weight[GOOD],
-        one.base_model.embed_tokens.weight[GOOD].float(),
-        atol=1e-5,
-        rtol=0,
-    )
+    ours, theirs = (model.base_model.embed_tokens.weight[GOOD].float() for model in (found.model.model, one))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)  # a step of 1e-6 is not lost in rounding
 
 
 def test_gradient_checkpointing_gives_the_same_weights():
@@ -337,8 +294,6 @@ def test_gradient_checkpointing_gives_the_same_weights():
 
 @pytest.mark.filterwarnings("ignore")  # peft about itself
 def test_the_trunk_of_a_policy_with_adapters_has_them_merged():
-    from peft import LoraConfig, get_peft_model
-
     adapted = get_peft_model(policy(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     before = state(adapted)
     found = critic(CriticConfig(learning_rate=1e-2), model=adapted)
@@ -351,7 +306,7 @@ def test_the_trunk_of_a_policy_with_adapters_has_them_merged():
 
 
 def test_offloading_on_a_cpu_is_refused():
-    with pytest.raises(RecipeError, match=r"critic\.offload is true, but the critic already is in main memory"):
+    with pytest.raises(RecipeError, match=r"critic\.offload"):
         critic(CriticConfig(offload=True))
 
 
@@ -367,38 +322,22 @@ def test_the_learning_rate_warms_up():
 # -------------------------------------------------------------------------------------------------------------- diverged
 
 
-def diverged(found, **options):
-    """The error, after which model and optimizer are what they were."""
-    weights, held = state(found.model), found.optimizer.state_dict()["state"]
-    held = {key: {name: x.clone() for name, x in value.items()} for key, value in held.items()}
-    rates = found.schedule.state_dict()
-    with pytest.raises(DivergedError) as caught:
-        learn(found, *question(), **options)
-    assert equal(state(found.model), weights)
-    after = found.optimizer.state_dict()["state"]
-    assert all(torch.equal(after[key][name], x) for key, value in held.items() for name, x in value.items())
-    assert found.schedule.state_dict() == rates
-    assert all(value.grad is None for value in found.model.parameters())
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("number", [NAN, math.inf, 1e30])
 @pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"head": "hl_gauss"}], ids=["once", "twice", "hl_gauss"])
 def test_a_diverged_critic_is_stopped_before_its_weights_change(options, number):
     found = critic(CriticConfig(learning_rate=1e-3, **options))
     learn(found, *question())
     head(found)[0].data[0, 0] = number
-    said = diverged(found)
-    assert "The critic has diverged" in said
-    assert "critic.learning_rate (0.001)" in said
-
-
-def test_values_that_are_not_finite_are_refused_where_nothing_is_fitted():
-    """An evaluation, or credit alone, must not take them in either."""
-    found = critic(CriticConfig())
-    head(found)[1].data[0] = NAN
-    with pytest.raises(DivergedError, match="The critic has diverged"):
-        learn(found, *question(), fit=False)
+    weights, held = state(found.model), found.optimizer.state_dict()["state"]
+    held = {key: {name: x.clone() for name, x in value.items()} for key, value in held.items()}
+    rates = found.schedule.state_dict()
+    with pytest.raises(DivergedError, match=r"critic\.learning_rate \(0\.001\)"):
+        learn(found, *question())
+    assert equal(state(found.model), weights)
+    after = found.optimizer.state_dict()["state"]
+    assert all(torch.equal(after[key][name], x) for key, value in held.items() for name, x in value.items())
+    assert found.schedule.state_dict() == rates
+    assert all(value.grad is None for value in found.model.parameters())
 
 
 @pytest.mark.parametrize("options", [{}, {"mini_batches": 3, "epochs": 2}])
@@ -416,24 +355,18 @@ def test_the_completion_whose_values_are_lost_is_named(options):
             learn(found, replace(rows, ids_nl=ids), streams, *rest, fit=fit)
 
 
-def test_a_learning_rate_that_is_far_too_high_ends_in_one_sentence():
+def test_a_learning_rate_that_is_far_too_high_ends_in_one_error():
     found = critic(CriticConfig(learning_rate=1e20, max_grad_norm=1e30))
-
-    def six_batches():
-        for seed in range(6):
-            learn(found, *question(seed=seed))
-
-    with pytest.raises(DivergedError) as caught:
-        six_batches()
-    assert str(caught.value).count(". ") <= 3
-    assert "1e+20" in str(caught.value)
+    batches = (question(seed=seed) for seed in range(6))
+    with pytest.raises(DivergedError, match=r"1e\+20"):
+        _ = [learn(found, *batch) for batch in batches]
 
 
 def test_a_target_outside_the_range_of_the_bins_is_named():
     rows, streams = question(completions=4)
     found = critic(CriticConfig(head="hl_gauss", learning_rate=1e-3))
     before = state(found.model)
-    with pytest.raises(Exception, match=r"outside value_range \(0, 1\)"):
+    with pytest.raises(RewardError, match=r"value_range \(0, 1\)"):
         learn(found, rows, replace(streams, reward_snt=3 * streams.reward_snt))
     assert equal(state(found.model), before)
 

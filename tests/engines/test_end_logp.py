@@ -23,9 +23,8 @@ def test_padding_changes_nothing(name, temperature):
     with torch.no_grad():
         for weights in model.parameters():  # at the usual size every position looks alike
             weights.normal_(std=0.3)
-    model.train()
-    alone = []
     model.eval()
+    alone = []
     for row in ROWS:
         logits = model(input_ids=torch.tensor([row])).logits[0, -1].detach()
         alone.append(float(temperature * (logits / temperature).log_softmax(dim=0)[2]))

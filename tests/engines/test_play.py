@@ -1,5 +1,7 @@
 """Conversations sampled many at once are those sampled one turn at a time."""
 
+from itertools import groupby
+
 import pytest
 import torch
 
@@ -8,7 +10,6 @@ from play_turns import play
 from spanwise.engines.sample import continue_ids
 from spanwise.tasks import build_model, build_tokenizer
 
-torch.set_num_threads(1)
 #: As good as greedy.
 COLD = 1e-4
 
@@ -67,16 +68,12 @@ def test_all_at_once_is_one_turn_at_a_time(tiny):
 def test_the_environment_speaks_where_the_mask_is_0_and_a_turn_is_never_longer_than_allowed(tiny):
     model, tokenizer = tiny
     torch.manual_seed(0)
-    for one, environment in zip(play(model, tokenizer, talks := environments(), max_turn_tokens=3), talks, strict=True):
-        runs, before = [], None
-        for token, written in zip(one.completion_ids, one.env_mask, strict=True):
-            if written != before:
-                runs.append((written, []))
-            runs[-1][1].append(token)
-            before = written
-        assert [tokenizer.decode(ids) for written, ids in runs if not written] == environments()[
-            talks.index(environment)
-        ].lines
+    talks = environments()
+    played = play(model, tokenizer, talks, max_turn_tokens=3)
+    for one, environment, fresh in zip(played, talks, environments(), strict=True):
+        runs = groupby(zip(one.env_mask, one.completion_ids, strict=True), key=lambda pair: pair[0])
+        runs = [(written, [token for _, token in run]) for written, run in runs]
+        assert [tokenizer.decode(ids) for written, ids in runs if not written] == fresh.lines
         turns = [ids for written, ids in runs if written]
         assert all(1 <= len(ids) <= 3 for ids in turns)
         assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in turns] == environment.told

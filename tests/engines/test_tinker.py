@@ -73,10 +73,7 @@ def test_a_reward_that_is_not_there_joins_no_baseline_and_groups_do_not_mix():
 def test_numbers_stay_of_their_kind(kind):
     def datum(answer):
         plain = as_dict(*said(answer, 5))["loss_fn_inputs"]
-        return {
-            "model_input": None,
-            "loss_fn_inputs": {name: kind(values) for name, values in plain.items() if name != "advantages"},
-        }
+        return {"loss_fn_inputs": {name: kind(values) for name, values in plain.items() if name != "advantages"}}
 
     found = credit_datums([[datum(1), datum(2)]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
     held = found[0][0][0]["loss_fn_inputs"]["advantages"]
@@ -89,36 +86,31 @@ def test_numbers_stay_of_their_kind(kind):
     assert [float(value) for value in held] == pytest.approx([0.0] + [1 / 6] * 6)
 
 
-def test_sentences():
-    good = as_dict(*said(1, 5))
-    bare = {"loss_fn_inputs": {"target_tokens": [1, 2]}}
-    with pytest.raises(AlignmentError, match="Datum 0 of rollout 1 has neither 'mask' nor 'weights'"):
-        credit_datums([[good, bare]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
-    short = {"loss_fn_inputs": {"target_tokens": [1, 2], "weights": [1.0]}}
-    with pytest.raises(AlignmentError, match="Datum 0 of rollout 0 has 2 target tokens and 1 mask values"):
-        credit_datums([[short]], RLOO, VOCABULARY, rewards={"correct": [[1.0]]})
-    with pytest.raises(
-        AlignmentError, match=r"Rewards 'correct' come in groups of \[1\], but the groups hold \[2\] rollouts"
-    ):
-        credit_datums([[good, good]], RLOO, VOCABULARY, rewards={"correct": [[1.0]]})
-    with pytest.raises(AlignmentError, match="Column 'answer' has 2 values for 1 groups"):
-        credit_datums([[good]], RLOO, VOCABULARY, columns={"answer": ["4", "4"]})
+@pytest.mark.parametrize(
+    ("groups", "given", "match"),
+    [
+        ([[0, {"target_tokens": [1, 2]}]], {"rewards": {"correct": [[1.0, 0.0]]}}, "Datum 0 of rollout 1"),  # and no mask
+        ([[{"target_tokens": [1, 2], "weights": [1.0]}]], {"rewards": {"correct": [[1.0]]}}, "Datum 0 of rollout 0"),
+        ([[0, 0]], {"rewards": {"correct": [[1.0]]}}, "Rewards 'correct'"),
+        ([[0]], {"columns": {"answer": ["4", "4"]}}, "Column 'answer'"),
+    ],
+)
+def test_what_is_not_nested_as_the_groups_are_is_refused(groups, given, match):
+    groups = [[{"loss_fn_inputs": datum} if datum else as_dict(*said(1, 5)) for datum in group] for group in groups]
+    with pytest.raises(AlignmentError, match=match):
+        credit_datums(groups, RLOO, VOCABULARY, **given)
 
 
 def test_datums_of_tinker():
     tinker = pytest.importorskip("tinker")
 
     def datum(answer, confidence):
-        ids, mask = said(answer, confidence)
-        inputs = {
-            "target_tokens": torch.tensor(ids[1:]), "mask": torch.tensor(mask[1:]).float(), "advantages": torch.zeros(7),
-            "logprobs": torch.full((7,), -0.5),
-        }  # fmt: skip
-        return tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
+        given = as_dict(*said(answer, confidence))
+        inputs = {name: torch.tensor(values) for name, values in given["loss_fn_inputs"].items()}
+        return tinker.Datum(model_input=tinker.ModelInput.from_ints(given["model_input"]), loss_fn_inputs=inputs)
 
     group = [datum(answer, confidence) for answer in (1, 2) for confidence in (5, 6)]
-    (found,) = credit_datums([group], BAE, VOCABULARY, columns={"answer": ["4"]})
-    (first,), *_ = found
+    (((first,), *_),) = credit_datums([group], BAE, VOCABULARY, columns={"answer": ["4"]})
     held = first.loss_fn_inputs["advantages"]
     assert isinstance(first, tinker.Datum)
     assert isinstance(held, tinker.TensorData)
@@ -132,19 +124,14 @@ def test_datums_of_skyrl():
     types = pytest.importorskip("skyrl.tinker.types")
 
     def datum(answer):
-        ids, mask = said(answer, 5)
-        plain = {
-            "target_tokens": ids[1:],
-            "weights": [float(flag) for flag in mask[1:]],
-            "advantages": [0.0] * 7,
-            "logprobs": [-0.5] * 7,
-        }
+        given = as_dict(*said(answer, 5))
+        plain = given["loss_fn_inputs"]
+        plain = {**plain, "weights": plain.pop("mask")}
         inputs = types.LossFnInputs(**{name: types.TensorData(data=values) for name, values in plain.items()})
-        chunk = types.EncodedTextChunk(tokens=ids[:-1])
+        chunk = types.EncodedTextChunk(tokens=given["model_input"])
         return types.Datum(loss_fn_inputs=inputs, model_input=types.ModelInput(chunks=[chunk]))
 
-    found = credit_datums([[datum(1), datum(2)]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
-    (first,), (second,) = found[0]
+    (((first,), (second,)),) = credit_datums([[datum(1), datum(2)]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
     assert isinstance(first, types.Datum)
     assert numbers(first) == pytest.approx([0.0] + [1 / 6] * 6)
     assert numbers(second) == pytest.approx([0.0] + [-1 / 6] * 6)

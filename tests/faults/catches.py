@@ -5,6 +5,8 @@ from typing import TypeVar
 
 import pytest
 
+from helpers import assert_close
+
 Variant = TypeVar("Variant")
 
 
@@ -13,3 +15,8 @@ def catches(check: Callable[[Variant], object], ours: Variant, faulty: Variant):
     check(ours)
     with pytest.raises(AssertionError):
         check(faulty)
+
+
+def gives(*inputs, want, tolerance=1e-12):
+    """The check that a function of these inputs gives these numbers."""
+    return lambda function: assert_close(function(*inputs), want, tolerance)

@@ -7,32 +7,11 @@ import pytest
 import torch
 
 from credit_batches import scores_of
-from faults.catches import catches
+from faults.catches import catches, gives
 from helpers import NAN, assert_close, double
 from oracles import slow_opo, z_scores
-from spanwise import (
-    Batch,
-    Layout,
-    Objective,
-    Reading,
-    Scheme,
-    SpanwiseError,
-    Vocabulary,
-    credit_batch,
-    metrics,
-    read,
-)
-from spanwise.credit import (
-    advantage,
-    assign_turns,
-    dr_grpo,
-    gae,
-    grpo,
-    opo,
-    reinforce_plus_plus,
-    rloo,
-    to_tokens,
-)
+from spanwise import Batch, Layout, Objective, Reading, Scheme, SpanwiseError, Vocabulary, credit_batch, metrics, read
+from spanwise.credit import advantage, assign_turns, dr_grpo, gae, grpo, opo, reinforce_plus_plus, rloo, to_tokens
 from spanwise.credit_metrics import dead_strata
 from spanwise.explain import batch_alarms
 from spanwise.recipe import load
@@ -44,13 +23,16 @@ VOCABULARY = Vocabulary((b"<answer>", b"</answer>", b"4", b"5", b"<length>", b"<
 WHOLE = Layout({"all": ["answer"]})
 
 
-def loop(reward_n, group_n, formula):
-    """A formula for the rewards of one group, group by group."""
-    result = torch.zeros(len(reward_n), dtype=torch.float64)
-    for group in group_n.unique():
-        here = group_n == group
-        result[here] = formula(reward_n[here]).double()
-    return result
+def by_group(formula):
+    """The estimator of a formula for the rewards of one group."""
+
+    def estimator(reward_n, group_n):
+        result = torch.zeros(len(reward_n), dtype=torch.float64)
+        for group in group_n.unique():
+            result[group_n == group] = formula(reward_n[group_n == group]).double()
+        return result
+
+    return estimator
 
 
 def through_pipeline(values, groups=(0, 0, 0, 0), *, method="dr_grpo"):
@@ -73,9 +55,7 @@ def test_f01_two_roads_of_one_estimator_agree_on_groups_of_one():
         assert_close(estimator(reward_n, group_n), [0.0, 0.75, -0.75, 0.0], 1e-12)
         assert_close(estimator(reward_n, torch.arange(4)), [0.0] * 4, 0)  # n = 1
 
-    def raw(reward_n, group_n):
-        return loop(reward_n, group_n, lambda r: r if len(r) == 1 else r - (r.sum() - r) / (len(r) - 1))
-
+    raw = by_group(lambda r: r if len(r) == 1 else r - (r.sum() - r) / (len(r) - 1))
     catches(check, rloo, raw)
     catches(check, functools.partial(dr_grpo, leave_one_out=True), raw)
     catches(check, lambda r, g: advantage(r, g, leave_one_out=True).advantage_n, raw)
@@ -86,29 +66,16 @@ def test_f02_small_variances_are_not_floored():
     generator = torch.Generator().manual_seed(0)
     for spread in (1e-1, 1e-3, 1e-5):
         reward_n = 0.5 + spread * torch.rand(6, generator=generator).double()
-
-        def check(estimator, reward_n=reward_n):
-            assert_close(estimator(reward_n, torch.zeros(6).long()), z_scores(reward_n.tolist(), 1, 1e-6), 1e-9)
-
+        check = gives(reward_n, torch.zeros(6).long(), want=z_scores(reward_n.tolist(), 1, 1e-6), tolerance=1e-9)
         check(grpo)
-
-    def floored(reward_n, group_n):
-        return loop(reward_n, group_n, lambda r: (r - r.mean()) / (r.var().clamp(min=1e-6).sqrt() + 1e-6))
-
-    catches(check, grpo, floored)
+    catches(check, grpo, by_group(lambda r: (r - r.mean()) / (r.var().clamp(min=1e-6).sqrt() + 1e-6)))
 
 
 def test_f03_singleton_group_is_zero_never_raw():
     """verl-project/verl (code). GRPO gave a group of one its raw reward: .7 in, .7 out."""
-    reward_n, group_n = double([0.7, 1.0, 0.0]), torch.tensor([0, 1, 1])
-
-    def check(estimator):
-        assert_close(estimator(reward_n, group_n), [0.0, 0.5**0.5, -(0.5**0.5)], 1e-5)
-
-    def raw(reward_n, group_n):
-        return loop(reward_n, group_n, lambda r: r if len(r) == 1 else (r - r.mean()) / (r.std() + 1e-6))
-
-    catches(check, grpo, raw)
+    rewards = double([0.7, 1.0, 0.0]), torch.tensor([0, 1, 1])
+    check = gives(*rewards, want=[0.0, 0.5**0.5, -(0.5**0.5)], tolerance=1e-5)
+    catches(check, grpo, by_group(lambda r: r if len(r) == 1 else (r - r.mean()) / (r.std() + 1e-6)))
 
 
 CONSTANTS = torch.rand(1000, generator=torch.Generator().manual_seed(4))
@@ -124,29 +91,23 @@ def all_zero(estimator):
         assert bool((estimator(*constant_groups(size)) == 0).all()), size
 
 
-def by_rows(reward_n, group_n, formula):
-    """Groups of one size that lie together, in the dtype of the rewards."""
-    return formula(reward_n.view(int(group_n.max()) + 1, -1)).flatten()
+def by_rows(formula):
+    """An estimator of groups of one size that lie together, in the dtype of the rewards."""
+    return lambda reward_n, group_n: formula(reward_n.view(int(group_n.max()) + 1, -1)).flatten()
 
 
 def test_f04_leave_one_out_of_a_constant_group_is_exactly_zero():
     """NVIDIA-NeMo/RL#4158. Rounding gave constant groups a deviation, and leave-one-out advantages spiked."""
 
-    def noisy(reward_n, group_n):
-        def formula(r):
-            baseline = (r.sum(dim=1, keepdim=True) - r) / (r.shape[1] - 1)
-            return (r - baseline) / (r.std(dim=1, keepdim=True) + 1e-12)
+    def noisy(r):
+        baseline = (r.sum(dim=1, keepdim=True) - r) / (r.shape[1] - 1)
+        return (r - baseline) / (r.std(dim=1, keepdim=True) + 1e-12)
 
-        return by_rows(reward_n, group_n, formula)
-
-    catches(all_zero, rloo, noisy)
+    catches(all_zero, rloo, by_rows(noisy))
 
 
 def group_norm(eps):
-    def formula(r):
-        return (r - r.mean(dim=1, keepdim=True)) / (r.std(dim=1, keepdim=True) + eps)
-
-    return lambda reward_n, group_n: by_rows(reward_n, group_n, formula)
+    return by_rows(lambda r: (r - r.mean(dim=1, keepdim=True)) / (r.std(dim=1, keepdim=True) + eps))
 
 
 def test_f05_noise_is_never_divided_by_a_small_epsilon():
@@ -164,11 +125,8 @@ def test_f06_a_collapsed_confidence_is_credited_with_nothing():
                 brier_n = torch.full((7,), -((confidence - 1.0) ** 2), dtype=dtype)
                 assert float(estimator(brier_n, torch.zeros(7).long()).abs().max()) == 0
 
-    def ours(reward_n, group_n):
-        given = {"baseline": "outcome", "outcome_no": torch.ones(7).double(), "scale": "std", "eps": 1e-6}
-        return advantage(reward_n, group_n, **given).advantage_n
-
-    catches(check, ours, group_norm(1e-6))
+    given = {"baseline": "outcome", "outcome_no": torch.ones(7).double(), "scale": "std", "eps": 1e-6}
+    catches(check, lambda *rewards: advantage(*rewards, **given).advantage_n, group_norm(1e-6))
 
 
 def test_f07_one_missing_reward_changes_nobody_else():
@@ -177,34 +135,24 @@ def test_f07_one_missing_reward_changes_nobody_else():
     def ours(values):
         return through_pipeline(values)[0].block_nk[:, 0]
 
-    def check(estimator):
-        adv_n = estimator([1.0, None, 0.0, 1.0])
-        assert_close(adv_n[[0, 2, 3]], [1 / 3, -2 / 3, 1 / 3], 1e-12)
-        assert float(adv_n[1]) == 0.0
-
-    def as_zero(values):
-        reward_n = double([0.0 if value is None else value for value in values])
+    def absent_as(number, values):
+        reward_n = double([number if value is None else value for value in values])
         return reward_n - reward_n.mean()
 
-    def poisoned(values):
-        reward_n = double([NAN if value is None else value for value in values])
-        return reward_n - reward_n.mean()
-
-    catches(check, ours, as_zero)
-    catches(check, ours, poisoned)
+    for number in (0.0, NAN):
+        check = gives([1.0, None, 0.0, 1.0], want=[1 / 3, 0.0, -2 / 3, 1 / 3])
+        catches(check, ours, functools.partial(absent_as, number))
 
 
 def test_f08_a_group_without_credit_is_counted_beside_one_with_credit():
     """huggingface/trl#5588. A constant group has no policy term, and the KL term still pushed it; nothing said so."""
-    found, reading, scheme = through_pipeline([1.0, 1.0, 1.0, 0.0], groups=(0, 0, 1, 1))
+    credited = through_pipeline([1.0, 1.0, 1.0, 0.0], groups=(0, 0, 1, 1))
 
     def check(share):
-        assert share(found, reading, scheme) == 0.5
+        assert share(*credited) == 0.5
 
-    def ours(found, reading, scheme):
-        return metrics(found, reading, scheme)["credit/all/zero_frac"]
-
-    catches(check, ours, lambda found, *_: float(not found.has_signal))  # one flag for the batch
+    # one flag for the batch
+    catches(check, lambda *given: metrics(*given)["credit/all/zero_frac"], lambda found, *_: float(not found.has_signal))
 
 
 def test_f09_components_that_cancel_are_told():
@@ -264,16 +212,9 @@ def test_f11_length_is_no_gradient_where_all_are_wrong():
 
 def test_f12_interleaved_prompts_are_not_mixed():
     """StarsfieldAI/R1-V#67. `view(-1, G)` on the order P1 P2 P1 P2 compared completions of different prompts."""
-
-    def check(estimator):
-        assert_close(estimator(double([1, 5, 0, 9]), torch.tensor([0, 1, 0, 1])), [0.5, -2, -0.5, 2], 1e-12)
-        assert_close(estimator(double([1, 5, 0, 9]), torch.tensor(LABELS)[[0, 1, 0, 1]]), [0.5, -2, -0.5, 2], 1e-12)
-
-    def by_place(reward_n, group_n):
-        r = reward_n.view(-1, 2)
-        return (r - r.mean(dim=1, keepdim=True)).flatten()
-
-    catches(check, dr_grpo, by_place)
+    for labels in (torch.tensor([0, 1]), torch.tensor(LABELS)):
+        check = gives(double([1, 5, 0, 9]), labels[[0, 1, 0, 1]], want=[0.5, -2, -0.5, 2])
+        catches(check, dr_grpo, lambda reward_n, _: (reward_n.view(-1, 2) - reward_n.view(-1, 2).mean(1, True)).flatten())
 
 
 def test_f13_a_group_may_lie_on_two_ranks():
@@ -288,19 +229,13 @@ def test_f13_a_group_may_lie_on_two_ranks():
     def local():
         return torch.cat([credit_batch(reading.take(rank), Batch(groups[rank]), scheme).block_nk[:, 0] for rank in ranks])
 
-    def check(run):
-        assert_close(run(), [2 / 3, -1 / 3, -1 / 3, 1 / 3, 1 / 3, -2 / 3], 1e-12)
-
-    catches(check, gathered, local)
+    catches(gives(want=[2 / 3, -1 / 3, -1 / 3, 1 / 3, 1 / 3, -2 / 3]), gathered, local)
 
 
 def test_f14_moments_are_those_of_the_group():
     """langfengQ/verl-agent#138. Mean and deviation were of the whole batch by default, and the paper's of the group."""
-
-    def check(estimator):
-        adv_n = estimator(double([1, 0, 5, 9]), torch.tensor([0, 0, 1, 1]))
-        assert_close(adv_n, [0.5**0.5, -(0.5**0.5), -(0.5**0.5), 0.5**0.5], 1e-5)
-
+    up, rewards = 0.5**0.5, (double([1, 0, 5, 9]), torch.tensor([0, 0, 1, 1]))
+    check = gives(*rewards, want=[up, -up, -up, up], tolerance=1e-5)
     catches(check, grpo, lambda r, g: (r - r.mean()) / (r.std() + 1e-6))
 
 
@@ -317,30 +252,20 @@ def test_f15_a_comparison_needs_two_completions():
     catches(refuses, lambda: load(None, {"group_size": 1}), lambda: load(None, {"group_size": 2}))
 
 
-def play_gamma(reward_nt, mask_nt, at_mask):
-    """Returns with gamma .5, and what a step over a masked token does with what is carried."""
-    result = torch.zeros_like(reward_nt)
-    for i in range(len(reward_nt)):
-        ahead = 0.0
-        for t in reversed(range(reward_nt.shape[1])):
-            if mask_nt[i, t]:
-                ahead = result[i, t] = float(reward_nt[i, t]) + 0.5 * ahead
-            else:
-                ahead = at_mask(ahead, float(reward_nt[i, t]))
-    return result
-
-
 TOOL_MASK = torch.tensor([[True, False, False, True]])
 
 
 def test_f16_the_return_crosses_a_tool_token():
     """verl-project/verl#6376. The return was reset at a tool token, and the action before the tool lost its reward."""
 
-    def check(estimator):
-        assert_close(estimator(double([[0, 0, 0, 1]]), TOOL_MASK), [[0.5, 0, 0, 1]], 1e-12)
+    def resets(reward_nt, mask_nt):
+        result, ahead = torch.zeros_like(reward_nt), 0.0
+        for t in reversed(range(reward_nt.shape[1])):
+            ahead = result[0, t] = float(reward_nt[0, t]) + 0.5 * ahead if mask_nt[0, t] else 0.0
+        return result
 
-    ours = functools.partial(reinforce_plus_plus, gamma=0.5, whiten=False)
-    catches(check, ours, lambda reward_nt, mask_nt: play_gamma(reward_nt, mask_nt, lambda ahead, reward: 0.0))
+    check = gives(double([[0, 0, 0, 1]]), TOOL_MASK, want=[[0.5, 0, 0, 1]])
+    catches(check, functools.partial(reinforce_plus_plus, gamma=0.5, whiten=False), resets)
 
 
 def textbook_gae(reward_nt, value_nt, mask_nt, lam, skips):
@@ -362,38 +287,24 @@ def test_f17_no_value_is_read_at_a_masked_token(poison):
     """alibaba/ROLL#447. A critic's value of 100 in the padding turned returns of .95 and 1 into 5.7 and 6."""
     value_nt, reward_nt = double([[0.5, poison, poison, 0.6, poison]]), double([[0, 0, 0, 1, 0]])
     mask_nt = torch.tensor([[True, False, False, True, False]])
-
-    def check(estimator):  # surprises .1 and .4: .1 + .5 x .4
-        assert_close(estimator(reward_nt, value_nt, mask_nt), [[0.3, 0, 0, 0.4, 0]], 1e-12)
-
-    def reads(reward_nt, value_nt, mask_nt):
-        return textbook_gae(reward_nt, value_nt, mask_nt, 0.5, skips=False).nan_to_num(nan=7.0)
-
-    catches(check, functools.partial(gae, lam=0.5), reads)
+    check = gives(reward_nt, value_nt, mask_nt, want=[[0.3, 0, 0, 0.4, 0]])  # surprises .1 and .4: .1 + .5 x .4
+    catches(check, functools.partial(gae, lam=0.5), lambda *given: textbook_gae(*given, 0.5, False).nan_to_num(nan=7.0))
 
 
 def test_f18_lambda_decays_per_trained_token_and_a_masked_reward_is_not_lost():
     """radixark/miles#1827, verl-project/verl#2337. GAE decayed at every tool token, and lost a reward on a masked last one."""
     mask_nt = torch.tensor([[True, False, False, True, False]])
     value_nt, reward_nt = torch.zeros(1, 5).double(), double([[0, 0, 0, 0, 1]])
-
-    def check(estimator):
-        assert_close(estimator(reward_nt, value_nt, mask_nt), [[0.5, 0, 0, 1, 0]], 1e-12)
-
-    decays = functools.partial(textbook_gae, lam=0.5, skips=False)
-    loses = functools.partial(textbook_gae, lam=0.5, skips=True)
-    catches(check, functools.partial(gae, lam=0.5), decays)
-    catches(check, functools.partial(gae, lam=0.5), loses)
+    check = gives(reward_nt, value_nt, mask_nt, want=[[0.5, 0, 0, 1, 0]])
+    for skips in (False, True):  # the one decays, the other loses the reward
+        catches(check, functools.partial(gae, lam=0.5), functools.partial(textbook_gae, lam=0.5, skips=skips))
 
 
 def test_f19_a_rejected_completion_enters_no_moment_of_the_others():
     """verl-project/verl#6362. A reward on tokens that rejection had masked still changed the tokens that were kept."""
     reward_nt = double([[0, 1], [0, 0], [0, 100]])
     mask_nt = torch.tensor([[True, True], [True, True], [False, False]])
-
-    def check(estimator):  # returns 1 1 0 0: deviation 1/2 over the population
-        adv_nt = estimator(reward_nt, mask_nt)
-        assert_close(adv_nt, [[1, 1], [-1, -1], [0, 0]], 1e-6)
+    check = gives(reward_nt, mask_nt, want=[[1, 1], [-1, -1], [0, 0]], tolerance=1e-6)  # returns 1 1 0 0: deviation 1/2
 
     def counts_it(reward_nt, mask_nt):
         return_nt = reward_nt.flip(1).cumsum(1).flip(1)
@@ -448,9 +359,9 @@ def test_f22_no_credit_for_blocks_is_not_no_credit():
     assert found.stop_n.tolist() == [0.0, -2.0]
 
     def check(has_signal):
-        assert has_signal(found) is True
+        assert has_signal is True
 
-    catches(check, lambda found: found.has_signal, lambda found: bool((found.block_nk != 0).any()))
+    catches(check, found.has_signal, bool((found.block_nk != 0).any()))
 
 
 def test_f23_what_is_left_out_is_in_no_weighted_baseline():
@@ -459,11 +370,8 @@ def test_f23_what_is_left_out_is_in_no_weighted_baseline():
     kept = slow_opo((reward_n, ONE_PROMPT, length_n))  # the mean is 5/6
     assert_close(double(kept), [1 / 6, -5 / 6, 0, 1 / 6], 1e-12)
 
-    def check(estimator):
-        assert_close(estimator(reward_n, ONE_PROMPT, length_n=length_n), kept, 1e-12)
-
     def keeps(reward_n, group_n, *, length_n):
         value_n = reward_n.nan_to_num()
         return torch.where(reward_n.isnan(), 0.0, value_n - (length_n * value_n).sum() / length_n.sum())
 
-    catches(check, opo, keeps)
+    catches(lambda estimator: assert_close(estimator(reward_n, ONE_PROMPT, length_n=length_n), kept, 1e-12), opo, keeps)

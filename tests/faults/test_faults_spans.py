@@ -55,12 +55,8 @@ WORDS = Vocabulary((b"he", b"llo", b"hello", b"Hi?", b"yes", b"\n"))
 
 def sampled(trajectory):
     """The tokens that train, in order."""
-    return [
-        token
-        for branch in trajectory.branches()
-        for token, flag in zip(branch.response_ids, branch.mask, strict=True)
-        if flag
-    ]
+    pairs = (pair for branch in trajectory.branches() for pair in zip(branch.response_ids, branch.mask, strict=True))
+    return [token for token, flag in pairs if flag]
 
 
 def test_f24_what_was_sampled_is_never_tokenised_again():
@@ -75,11 +71,8 @@ def test_f24_what_was_sampled_is_never_tokenised_again():
             return  # said, with the token that differs
         assert tokens == [0, 1, 4]
 
-    def encoded_again():
-        return [2, 4]
-
-    catches(check, lambda: sampled(rows.merged(WORDS)), encoded_again)
-    catches(check, lambda: sampled(rows.merged()), encoded_again)
+    for given in ((WORDS,), ()):
+        catches(check, lambda given=given: sampled(rows.merged(*given)), lambda: [2, 4])  # encoded again
     with pytest.raises(AlignmentError, match="in other tokens"):
         rows.merged(WORDS)
 
@@ -92,10 +85,7 @@ def test_f25_what_the_template_adds_after_a_turn_is_not_trained():
     def check(mask):
         assert (branch.response_ids, tuple(mask)) == ((0, 1, 5, 3, 4), (1, 1, 0, 0, 1))
 
-    def rendered():  # the turn as the template writes it, newline and all
-        return [1, 1, 1, 0, 1]
-
-    catches(check, branch.mask, rendered())
+    catches(check, branch.mask, [1, 1, 1, 0, 1])  # the turn as the template writes it, newline and all
 
 
 def test_f27_boundaries_are_in_bytes_of_tokens_and_not_in_characters():
@@ -151,8 +141,7 @@ def test_f29_no_token_lies_between_two_spans():
     """ohdearquant/lattice#1545. A merge across the border (`.memory`) let the mask begin one token late."""
 
     def check(find):
-        found = find(STRADDLING)
-        assert found == [0, 0, 0, 1, 1, 1, 1]  # with its first byte
+        assert find(STRADDLING) == [0, 0, 0, 1, 1, 1, 1]  # with its first byte
 
     catches(check, blocks_of, wholly_inside)
 
@@ -225,13 +214,10 @@ def test_f35_a_prompt_is_as_long_as_its_tokens():
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     messages = [{"role": "user", "content": "12+34="}]
 
-    def check(length):
-        assert length() == 6
+    def check(prompt):
+        assert len(prompt) == 6
 
-    def keys():
-        return len(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True))
-
-    catches(check, lambda: len(prompt_ids(tokenizer, [messages])[0]), keys)
+    catches(check, prompt_ids(tokenizer, [messages])[0], tokenizer.apply_chat_template(messages, return_dict=True))
 
 
 def test_f36_a_mask_is_never_made_from_ids():

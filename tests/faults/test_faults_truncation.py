@@ -98,13 +98,7 @@ def test_f47_uneven_ranks_have_one_mean():
             means.append((loss_nt * factor_n1 * mask_nt).sum() / (5 / 2))  # TRL divides by all five tokens over two ranks
         assert_close(torch.stack(means).mean(), double((3 + 12) / 2), 1e-6)
 
-    def ours(mask_nt):
-        return 5.0
-
-    def own_tokens(mask_nt):
-        return 2.0 * float(mask_nt.sum())
-
-    catches(check, ours, own_tokens)
+    catches(check, lambda mask_nt: 5.0, lambda mask_nt: 2.0 * float(mask_nt.sum()))  # all tokens; its own
 
 
 def test_f48_the_last_token_trains_whether_it_ends_the_text_or_was_cut():

@@ -86,29 +86,30 @@ def test_targets_and_old_values_get_no_gradient():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options",
     [
-        ({"clip": 0.2}, "needs clip and old_value_nt"),
-        ({"old_value_nt": double(OLD)}, "needs clip and old_value_nt"),
-        ({"clip": 0.0, "old_value_nt": double(OLD)}, "clip is 0.0; it is a distance"),
-        ({"clip": NAN, "old_value_nt": double(OLD)}, "clip is nan; it is a distance"),
+        {"clip": 0.2},
+        {"old_value_nt": double(OLD)},
+        {"clip": 0.0, "old_value_nt": double(OLD)},
+        {"clip": NAN, "old_value_nt": double(OLD)},
     ],
 )
-def test_an_option_is_used_or_refused(options, sentence):
-    with pytest.raises(RecipeError, match=sentence):
+def test_an_option_is_used_or_refused(options):
+    with pytest.raises(RecipeError, match="clip"):
         value_loss(double(VALUE), double(TARGET), MASK, **options)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_other_shapes_are_refused():
-    with pytest.raises(AlignmentError, match=r"mask_nt is \(2, 5\) but target_nt is \(2, 4\)"):
-        value_loss(double(VALUE), double(TARGET)[:, :4], MASK)
-    with pytest.raises(AlignmentError, match=r"mask_nt is \(2, 5\) but old_value_nt is \(1, 5\)"):
-        value_loss(double(VALUE), double(TARGET), MASK, old_value_nt=double(OLD)[:1], clip=0.2)
-    with pytest.raises(AlignmentError, match=r"mask_nt is \(2, 5\) but logits_ntb is \(2, 4, 7\)"):
-        categorical_value_loss(torch.zeros(2, 4, 7), double(TARGET), MASK, value_range=(-3.0, 3.0))
+    value, target = double(VALUE), double(TARGET)
+    with pytest.raises(AlignmentError, match="target_nt"):
+        value_loss(value, target[:, :4], MASK)
+    with pytest.raises(AlignmentError, match="old_value_nt"):
+        value_loss(value, target, MASK, old_value_nt=double(OLD)[:1], clip=0.2)
+    with pytest.raises(AlignmentError, match="logits_ntb"):
+        categorical_value_loss(torch.zeros(2, 4, 7), target, MASK, value_range=(-3.0, 3.0))
     with pytest.raises(AlignmentError, match="boolean"):
-        value_loss(double(VALUE), double(TARGET), MASK.int())
+        value_loss(value, target, MASK.int())
 
 
 # --------------------------------------------------------------------------------------------------------- HL-Gauss
@@ -125,14 +126,6 @@ def test_probabilities_are_those_of_a_truncated_normal(low, high, bins):
         expected = [here.cdf(b) - here.cdf(a) for a, b in pairwise(edges)]
         assert_close(found[0, t], expected, 1e-12)
     assert_close(found.sum(dim=-1), torch.ones_like(target), 1e-12)
-
-
-def test_worked_probabilities():
-    # bins of .2, sigma .15: Phi(2/3) - Phi(-2/3) in the middle, then Phi(2) - Phi(2/3), Phi(10/3) - Phi(2), over what is inside
-    inside = norm.cdf(10 / 3) - norm.cdf(-10 / 3)
-    middle, next_to, outer = (norm.cdf(b) - norm.cdf(a) for a, b in ((-2 / 3, 2 / 3), (2 / 3, 2), (2, 10 / 3)))
-    expected = [p / inside for p in (outer, next_to, middle, next_to, outer)]
-    assert_close(hl_gauss(double([[0.5]]), bins=5, value_range=(0.0, 1.0)), [[expected]], 1e-12)
 
 
 def bias(target, bins=51, value_range=(0.0, 1.0)):
@@ -154,12 +147,7 @@ def test_at_an_end_the_expectation_is_pulled_inwards_as_the_docstring_says(bins)
     pull = sum(2 * (norm.cdf((b + 1) / 0.75) - norm.cdf(b / 0.75)) * (b + 0.5) for b in range(10))
     assert pull == pytest.approx(0.69, abs=0.005)
     assert_close(bias([0.0, 1.0], bins), [pull, -pull], 1e-9)
-    assert bias([0.0, 1.0], 1000, (-0.003, 1.003)).abs().max() < 0.1  # a range of 3 bin widths more
-
-
-def test_a_range_of_three_more_bins_has_no_pull():
-    # 57 bins, 3 of them on either side of [0, 1]
-    assert bias([0.0, 1.0], 57, (-3 * WIDTH, 1 + 3 * WIDTH)).abs().max() < 2e-4
+    assert bias([0.0, 1.0], 57, (-3 * WIDTH, 1 + 3 * WIDTH)).abs().max() < 2e-4  # 3 of 57 bins on either side of [0, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -175,10 +163,9 @@ def test_small_types_are_computed_in_float32(dtype):
 @pytest.mark.parametrize("target", [1.5, -0.2, NAN, math.inf])
 def test_a_target_outside_the_range_is_named(target):
     rows, ones = torch.tensor([[0.5, 0.5], [0.5, target]]), torch.ones(2, 2).bool()
-    sentence = rf"completion 1 at token 1 is {target:g}, outside value_range \(0, 1\)"
-    with pytest.raises(RewardError, match=sentence):
+    with pytest.raises(RewardError, match=rf"completion 1 at token 1 is {target:g}"):
         hl_gauss(rows, bins=5, value_range=(0.0, 1.0))
-    with pytest.raises(RewardError, match=sentence):
+    with pytest.raises(RewardError, match=rf"completion 1 at token 1 is {target:g}"):
         categorical_value_loss(torch.zeros(2, 2, 5), rows, ones, value_range=(0.0, 1.0))
 
 
@@ -188,17 +175,9 @@ def test_rounding_is_no_target_outside_the_range():
     assert torch.equal(over, hl_gauss(torch.tensor([[1.0, 0.0]]), bins=51, value_range=(0.0, 1.0)))
 
 
-@pytest.mark.parametrize(
-    ("bins", "value_range", "sentence"),
-    [
-        (1, (0.0, 1.0), "There are 1 bins"),
-        (5, (1.0, 1.0), r"value_range is \(1, 1\)"),
-        (5, (0.0, math.inf), r"value_range is \(0, inf\)"),
-        (5, (NAN, 1.0), r"value_range is \(nan, 1\)"),
-    ],
-)
-def test_bins_that_cannot_be(bins, value_range, sentence):
-    with pytest.raises(RecipeError, match=sentence):
+@pytest.mark.parametrize(("bins", "value_range"), [(1, (0.0, 1.0)), (5, (1.0, 1.0)), (5, (0.0, math.inf)), (5, (NAN, 1.0))])
+def test_bins_that_cannot_be(bins, value_range):
+    with pytest.raises(RecipeError):
         hl_gauss(double([[0.5]]), bins=bins, value_range=value_range)
 
 
@@ -209,12 +188,6 @@ def test_the_cross_entropy_is_that_of_torch():
     share = hl_gauss(target, bins=9, value_range=(-1.0, 1.0))
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), share.flatten(0, 1), reduction="none").view(3, 4)
     assert_close(categorical_value_loss(logits, target, torch.ones(3, 4).bool(), value_range=(-1.0, 1.0)), expected, 1e-12)
-
-
-def test_the_least_loss_is_the_entropy():
-    share = hl_gauss(double([[0.5]]), bins=5, value_range=(0.0, 1.0))
-    loss = categorical_value_loss(share.log(), double([[0.5]]), torch.ones(1, 1).bool(), value_range=(0.0, 1.0))
-    assert_close(loss, [[1.19]], 0.005)
 
 
 def test_the_value_of_one_bin_is_its_centre():

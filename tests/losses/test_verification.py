@@ -33,9 +33,7 @@ def test_balanced_weights_teach_the_probability_if_half_were_right():
     verdict_n = double([1, 1, 1, 1, 1, 1, 0, 0])
     for balanced, best in ((True, 0.5), (False, 0.75)):
         weight_n = class_weights(verdict_n, balanced=balanced)
-        losses = {
-            q: float(verification_loss(double([q] * 8), verdict_n, weight_n=weight_n)) for q in (0.4, 0.5, 0.6, 0.75, 0.9)
-        }
+        losses = {q: verification_loss(double([q] * 8), verdict_n, weight_n=weight_n) for q in (0.4, 0.5, 0.6, 0.75, 0.9)}
         assert min(losses, key=losses.get) == best
     assert class_weights(double([1, 0, 0, NAN]), balanced=False).tolist() == [1, 1, 1, 0]
 
@@ -79,13 +77,9 @@ def test_parts_of_a_batch_with_its_weights_add_up():
     assert float(sum(parts)) == pytest.approx(float(verification_loss(score_n, verdict_n)), abs=1e-12)
 
 
-def test_the_score_is_not_clipped_in_the_loss():
-    assert float(verification_loss(double([1.7, -0.4]), double([1, 0]))) == pytest.approx((0.49 + 0.16) / 2, abs=1e-12)
-
-
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_verdict_is_right_or_wrong_and_sizes_fit():
-    with pytest.raises(RewardError, match=r"completion 1 of 2 is 0\.5; .* 1 \(right\) or 0 \(wrong\)"):
+    with pytest.raises(RewardError, match=r"completion 1 of 2 is 0\.5"):
         class_weights(double([1, 0.5]))
-    with pytest.raises(AlignmentError, match="2 scores and 3 verdicts"):
+    with pytest.raises(AlignmentError, match="3 verdicts"):
         verification_loss(double([1, 0]), double([1, 0, 1]))

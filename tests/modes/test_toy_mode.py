@@ -50,8 +50,6 @@ def test_in_files_it_changes_the_credit_of_any_method():
 def test_what_it_refuses_is_refused():
     with pytest.raises(RecipeError, match="brevity pays blocks"):
         Scheme.preset("gae", Layout({"all": ["answer"]}), modes=[Brevity()])
-    with pytest.raises(RecipeError, match="field of brevity 'bonnus'"):
-        Brevity.of({"bonnus": 1})
 
 
 def test_a_recipe_has_a_section_for_it():
@@ -59,10 +57,9 @@ def test_a_recipe_has_a_section_for_it():
     assert recipe.scheme_modes == (Brevity(0.5),)
     plain = resolved(recipe, scheme_of(recipe, Layout({"all": ["answer"]}), 9))
     assert load(None, plain).modes["brevity"] == Brevity(0.5)
-    with pytest.raises(RecipeError, match=r"brevity is 3, and must be 'name: value' lines .pays short completions"):
-        load(None, {"brevity": 3})
-    with pytest.raises(RecipeError, match=r"brevity\.bonus is -1; it must be a number, at least 0"):
-        load(None, {"brevity": {"bonus": -1}})
+    for wrong in (3, {"bonus": -1}, {"bonnus": 1}):
+        with pytest.raises(RecipeError, match="brevity"):
+            load(None, {"brevity": wrong})
 
 
 def test_its_page_its_column_and_its_alarm_show(tmp_path):

@@ -121,8 +121,6 @@ def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_ne
     assert step.finish(own, learn=False).warnings == []
     assert step.zero_batches == 0
     (sentence,) = step.finish(own, number=7).warnings
-    assert sentence.startswith(
-        "Every advantage of the batch at step 7 is zero: under no objective ('correct') did a completion"
-    )
+    assert sentence.startswith("Every advantage of the batch at step 7 is zero")
     assert step.finish(own, number=8).warnings == []
     assert step.zero_batches == 2

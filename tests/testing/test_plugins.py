@@ -20,8 +20,6 @@ def doubled(reward_n, group_n):
 '''
 SORTS = ("methods", "rewards", "outcomes", "segmenters")
 TAKEN = GOOD.replace('"doubled"', '"grpo"')
-
-
 PARTS = """
 from spanwise import register
 from spanwise.score import Reward
@@ -95,20 +93,18 @@ def installed(tmp_path_factory):
 
 def test_an_installed_method_is_listed_and_found(installed):
     spanwise = installed(extra_credit=GOOD)
-    listed = spanwise("methods")
-    assert listed.returncode == 0, listed.stderr
-    assert "doubled" in listed.stdout
-    assert "Give everything twice." in listed.stdout
-    shown = spanwise("methods", "doubled")
-    assert shown.returncode == 0, shown.stderr
-    assert "Give everything twice." in shown.stdout
+    for words in (("methods",), ("methods", "doubled")):
+        shown = spanwise(*words)
+        assert shown.returncode == 0, shown.stderr
+        assert "doubled" in shown.stdout
+        assert "Give everything twice." in shown.stdout
 
 
 @pytest.mark.parametrize(
     ("code", "says"),
     [
         ("import no_such_module_anywhere\n", "No module named 'no_such_module_anywhere'"),
-        (TAKEN, "There is a method 'grpo' already (spanwise.credit.methods._group_relative.grpo)"),
+        (TAKEN, "There is a method 'grpo' already"),
     ],
 )
 def test_a_broken_plugin_is_named(installed, code, says):

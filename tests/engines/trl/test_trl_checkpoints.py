@@ -3,25 +3,20 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from spanwise.credit import METHODS, HistoryWeight, Preset
 from spanwise.engines import checkpoints
 from spanwise.engines.checkpoints import MANIFEST, checkpoint_fault, newest_checkpoint, write_manifest
 from spanwise.engines.trl import trainer as room
 from spanwise.errors import DataError, RecipeError
-from spanwise.layout import Layout
-from spanwise.objective import Objective
-from spanwise.registry import register
 from spanwise.scheme import Scheme
 from trl_critic_small import fast, with_critic
-from trl_small import THIRD_PARTY, policy, prompts, trainer, weights
+from trl_small import LAYOUT, THIRD_PARTY, prompts, sampling, trainer, weights
 
 pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
-
-WHOLE = Layout({"completion": []})
 #: All that a run with a critic and an entropy target needs to go on as if nothing had happened.
 NEEDED = {
     "model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json",
@@ -29,22 +24,19 @@ NEEDED = {
 }  # fmt: skip
 
 
-def many_a(completions, **columns):
-    return [float(one.count("a") - one.count("b")) for one in completions]
-
-
-def resumable(folder, *, method=None, critic=None, **options):
+def resumable(folder, *, method="grpo", critic=None, **options):
     """TRL's own sampling, AdamW and its entropy controller."""
-    torch.manual_seed(0)
     usual = {
         "optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3, "max_completion_length": 8, "shuffle_dataset": True,
         "use_adaptive_entropy": True, "entropy_target": 1.0, "save_strategy": "steps", "save_steps": 1, **options,
     }  # fmt: skip
-    extra = {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), "layout": WHOLE}
-    objectives = [Objective(many_a, pays=("completion",))]
     if critic is not None:
-        return with_critic(folder, critic, objectives=objectives, extra=extra, **usual)
-    return trainer(folder, extra={**extra, "method": method or "grpo", "objectives": objectives}, **usual)
+        return with_critic(folder, critic, extra=sampling(), **usual)
+    return trainer(folder, extra=sampling(method=method), **usual)
+
+
+def same_weights(left, right):
+    return all(torch.equal(value, weights(right.model)[name]) for name, value in weights(left.model).items())
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +44,12 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     resumable(folder, critic=fast(), max_steps=2).train()
     return folder
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """A copy of the second checkpoint, to be damaged."""
+    return Path(shutil.copytree(run / "checkpoint-2", tmp_path / "checkpoint-2"))
 
 
 def test_whatever_a_checkpoint_lacks_it_is_skipped_and_says_what(run, tmp_path):
@@ -74,10 +72,8 @@ def test_whatever_a_checkpoint_lacks_it_is_skipped_and_says_what(run, tmp_path):
             shutil.rmtree(other)
 
 
-def test_a_list_that_is_not_one_and_a_file_of_the_right_size_that_is_not_one(run, tmp_path):
-    place = tmp_path / "checkpoint-2"
-    shutil.copytree(run / "checkpoint-2", place)
-    manifest = (place / MANIFEST).read_text()
+def test_a_list_that_is_not_one_and_a_file_of_the_right_size_that_is_not_one(copied):
+    place, manifest = copied, (copied / MANIFEST).read_text()
     for nonsense in ("", "{", "[]", "{}", '{"files": 3, "processes": 1, "resumable": true}'):
         (place / MANIFEST).write_text(nonsense)
         assert checkpoint_fault(place) is not None, nonsense
@@ -108,14 +104,12 @@ def test_a_run_that_ends_before_the_list_is_written_goes_on_from_the_checkpoint_
     assert left == {"checkpoint-1", "checkpoint-2"}  # the older one stays until the newer one is whole
     monkeypatch.setattr(room, "write_manifest", real)
     again = resumable(tmp_path / "cut", save_total_limit=1)
-    said = r"resumes from checkpoint-1; .* checkpoint-2: the folder lacks spanwise"
-    with pytest.warns(UserWarning, match=said) as caught:
+    with pytest.warns(UserWarning, match="Resuming from checkpoint-1; not readable are checkpoint-2") as caught:
         again.train(resume_from_checkpoint=True)
     (place,) = (Path(one.filename) for one in caught if "resumes from" in str(one.message))
     assert place != Path(checkpoints.__file__)  # a warning names a line of who resumes, not ours
     assert again.state.global_step == 3
-    for name, value in weights(again.model).items():
-        assert torch.equal(value, weights(whole.model)[name]), name
+    assert same_weights(again, whole)
     assert again.entropy_coef == whole.entropy_coef
     assert [path.name for path in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-3"]
     assert torch.load(tmp_path / "cut" / "checkpoint-3" / "training_args.bin", weights_only=False).save_total_limit == 1
@@ -132,113 +126,75 @@ def test_a_checkpoint_that_is_written_again_is_not_whole_until_it_is(tmp_path, m
 
 
 @pytest.mark.parametrize("left", [".spanwise.json", ".spanwise.json.4711"])
-def test_what_a_kill_left_of_a_list_is_no_part_of_the_checkpoint(run, tmp_path, left):
-    place = tmp_path / "checkpoint-2"
-    shutil.copytree(run / "checkpoint-2", place)
-    (place / left).write_text("{")
-    write_manifest(place, processes=1)
-    (place / left).unlink(missing_ok=True)
-    assert checkpoint_fault(place) is None
+def test_what_a_kill_left_of_a_list_is_no_part_of_the_checkpoint(copied, left):
+    (copied / left).write_text("{")
+    write_manifest(copied, processes=1)
+    (copied / left).unlink(missing_ok=True)
+    assert checkpoint_fault(copied) is None
 
 
 def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
     resumable(tmp_path, max_steps=1, save_only_model=True).train()
-    with pytest.raises(DataError, match=r"checkpoint-1: .* save_only_model"):
-        resumable(tmp_path).train(resume_from_checkpoint=True)
-    with pytest.raises(DataError, match=r"There is no checkpoint under '.*empty'; train with"):
-        resumable(tmp_path / "empty").train(resume_from_checkpoint=True)
-    with pytest.raises(DataError, match=r"'nowhere' is not a readable checkpoint: the folder does not exist"):
-        resumable(tmp_path).train(resume_from_checkpoint="nowhere")
+    for folder, asked in ((tmp_path, True), (tmp_path / "empty", True), (tmp_path, "nowhere")):
+        with pytest.raises(DataError, match=r"save_only_model|no checkpoint under|no such folder"):
+            resumable(folder).train(resume_from_checkpoint=asked)
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", 7), ("learning_rate", 1e-3), ("epsilon", 0.1)])
 def test_other_settings_do_not_go_on(run, name, value):
-    with pytest.raises(
-        DataError, match=rf"checkpoint-2' was trained with other settings \({name} was .* and is {value} now\)"
-    ):
+    with pytest.raises(DataError, match=rf"other settings \({name} "):
         resumable(run, critic=fast(), max_steps=3, **{name: value}).train(resume_from_checkpoint=True)
 
 
-def test_a_flipped_byte_is_refused(run, tmp_path):
-    place = tmp_path / "checkpoint-2"
-    shutil.copytree(run / "checkpoint-2", place)
-    held = bytearray((place / "model.safetensors").read_bytes())
+def test_a_flipped_byte_is_refused(copied):
+    held = bytearray((copied / "model.safetensors").read_bytes())
     held[-1] ^= 1
-    (place / "model.safetensors").write_bytes(held)
-    with pytest.raises(DataError, match=r"model.safetensors' is not what was written into this checkpoint"):
-        resumable(tmp_path, critic=fast()).train(resume_from_checkpoint=True)
+    (copied / "model.safetensors").write_bytes(held)
+    with pytest.raises(DataError, match=r"model\.safetensors"):
+        resumable(copied.parent, critic=fast()).train(resume_from_checkpoint=True)
 
 
-def test_another_number_of_processes_is_said(run, tmp_path):
-    place = tmp_path / "checkpoint-2"
-    shutil.copytree(run / "checkpoint-2", place)
-    held = json.loads((place / MANIFEST).read_text())
-    (place / MANIFEST).write_text(json.dumps({**held, "processes": 2}))
-
-    class Args:
-        world_size, output_dir = 1, str(tmp_path)
-
-    with pytest.warns(UserWarning, match=r"checkpoint-2' was written by 2 processes, but you resume with 1"):
-        assert checkpoints.whole_checkpoint(Args, True) == str(place)
+def test_another_number_of_processes_is_said(copied):
+    held = json.loads((copied / MANIFEST).read_text())
+    (copied / MANIFEST).write_text(json.dumps({**held, "processes": 2}))
+    args = SimpleNamespace(world_size=1, output_dir=str(copied.parent))
+    with pytest.warns(UserWarning, match="by 2 processes and you resume with 1"):
+        assert checkpoints.whole_checkpoint(args, True) == str(copied)
 
 
-# ------------------------------------------------------------------------------------------------ methods that remember
+# ------------------------------------------------------------------------------------------------ a method that remembers
 
 
-@pytest.fixture
-def steady():
-    """A method that remembers: GRPO weighted by how often earlier batches were right."""
-    estimator = HistoryWeight()
-    register("steady", kind="completion", paper="none", preset=Preset(whole=True, calibrated=False))(estimator)
-    yield estimator
-    METHODS.pop("steady")
-    METHODS._functions.pop("steady")
+def memory(run):
+    return run.scheme.entry.estimator.state_dict()
 
 
-START = {"anchors": [0.5], "rates": []}
-
-
-def test_what_a_method_remembers_is_in_the_checkpoint(steady, tmp_path):
-    whole = resumable(tmp_path, method="steady")
-    whole.train()
-    end = steady.state_dict()
-    assert len(end["anchors"]) == 4  # the start and three batches
-    first = json.loads((tmp_path / "checkpoint-1" / MANIFEST).read_text())["estimator"]
-    assert first["anchors"] == end["anchors"][:2]
-    steady.load_state_dict(START)
-    again = resumable(tmp_path / "again", method="steady")
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert steady.state_dict() == end
-    for name, value in weights(again.model).items():
-        assert torch.equal(value, weights(whole.model)[name]), name
-    write_manifest(tmp_path / "checkpoint-1", processes=1)  # as another method leaves it
-    with pytest.raises(DataError, match="has no state of method 'steady'"):
-        resumable(tmp_path / "never", method="steady").train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-
-
-def test_ha_dw_goes_on_where_it_was_and_each_run_has_a_history_of_its_own(tmp_path):
+def test_what_a_method_remembers_is_in_the_checkpoint_and_each_run_has_its_own(tmp_path):
     whole = resumable(tmp_path, method="ha_dw")
     whole.train()
-    end = whole.scheme.entry.estimator.state_dict()
+    end = memory(whole)
     assert len(end["anchors"]) == 4  # the start and three batches
+    assert json.loads((tmp_path / "checkpoint-1" / MANIFEST).read_text())["estimator"]["anchors"] == end["anchors"][:2]
     again = resumable(tmp_path / "again", method="ha_dw")
-    assert again.scheme.entry.estimator.state_dict() == {}
+    assert memory(again) == {}
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert again.scheme.entry.estimator.state_dict() == end
-    for name, value in weights(again.model).items():
-        assert torch.equal(value, weights(whole.model)[name]), name
+    assert memory(again) == end
+    assert same_weights(again, whole)
+    write_manifest(tmp_path / "checkpoint-1", processes=1)  # as another method leaves it
+    with pytest.raises(DataError, match="'ha_dw'"):
+        resumable(tmp_path / "never", method="ha_dw").train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-def test_evaluation_never_moves_what_a_method_remembers(steady, tmp_path):
-    run = resumable(tmp_path, method="steady", max_steps=1, save_strategy="no")
+def test_evaluation_never_moves_what_a_method_remembers(tmp_path):
+    run = resumable(tmp_path, method="ha_dw", max_steps=1, save_strategy="no")
     run.train()
-    before = steady.state_dict()
-    assert before != START
+    before = memory(run)
+    assert len(before["anchors"]) == 2
     run.evaluate(prompts(2))
-    assert steady.state_dict() == before
+    assert memory(run) == before
 
 
-def test_engines_whose_checkpoints_are_their_own_refuse_it(steady):
-    Scheme.preset("grpo", WHOLE, objectives=[Objective(many_a, pays="completion")]).check_forgets("SkyRL")
-    with pytest.raises(RecipeError, match="Method 'steady' remembers earlier batches, and the checkpoints of SkyRL do not"):
-        Scheme.preset("steady", WHOLE, objectives=[Objective(many_a, pays="completion")]).check_forgets("SkyRL")
+def test_engines_whose_checkpoints_are_their_own_refuse_it():
+    Scheme.preset("grpo", LAYOUT).check_forgets("SkyRL")
+    with pytest.raises(RecipeError, match="'ha_dw'"):
+        Scheme.preset("ha_dw", LAYOUT).check_forgets("SkyRL")

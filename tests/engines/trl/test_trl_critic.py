@@ -6,29 +6,17 @@ import shutil
 
 import pytest
 import torch
+from peft import LoraConfig
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForTokenClassification, BertConfig, PreTrainedTokenizerFast
 
+from critic_small import equal, state
 from helpers import NAN
 from oracles import slow_recursion
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, DivergedError, RecipeError
-from spanwise.layout import Layout
-from spanwise.modes.critic.config import CriticConfig
-from spanwise.objective import Objective
-from trl_critic_small import (
-    ONE,
-    PAIR,
-    PoisonedAtMasked,
-    Watched,
-    critic_lines,
-    equal,
-    fast,
-    optimizer_state,
-    policy,
-    prompts,
-    state,
-    with_critic,
-)
-from trl_small import SAID_WITH_TOOLS, THIRD_PARTY, tokenizer, trainer
+from trl_critic_small import ONE, PAIR, Watched, critic_lines, fast, optimizer_state, with_critic
+from trl_small import SAID_WITH_TOOLS, THIRD_PARTY, policy, sampling, tokenizer, trainer
 
 pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 
@@ -58,11 +46,7 @@ def test_the_critic_explains_more_and_more(tmp_path):
     run.train()
     explained = [line["critic/explained_variance"] for line in critic_lines(run)]
     assert len(explained) == 12
-    assert explained[0] == pytest.approx(0.0, abs=1e-6)
-    assert explained[-1] > 0.5
-    for line in critic_lines(run):
-        parts = line["critic/error_mean"] + line["critic/error_within"]
-        assert line["critic/error_point"] == pytest.approx(parts, rel=1e-3, abs=1e-6)
+    assert abs(explained[0]) < 1e-6 < 0.5 < explained[-1]
 
 
 def test_blocks_that_are_paid_apart_have_a_value_each(tmp_path):
@@ -79,13 +63,8 @@ def test_blocks_that_are_paid_apart_have_a_value_each(tmp_path):
         if one.confidence is None:  # left out: the last token is the decision to stop
             written[1, n, len(one.blocks) - 1] = True
     assert torch.equal(streams.mask_snt, written)
-
-
-def test_sae_reads_the_log_probabilities_of_the_policy_that_sampled(tmp_path):
-    run = with_critic(tmp_path, method="sae", objectives=ONE)
-    run.train()
-    assert run.last_rollouts.advantages_nt.any()
-    assert critic_lines(run)[-1]["critic/explained_variance"] > 0
+    shown = run.last_rollouts.batch.value_nt  # the value of an objective means nothing outside its blocks
+    assert torch.equal(~shown.isnan(), written.permute(1, 2, 0))
 
 
 def test_the_policy_waits_for_its_critic(tmp_path):
@@ -108,69 +87,24 @@ def test_accumulated_and_repeated_steps_fit_once_per_generation_batch(tmp_path):
     assert run.state.global_step == 4
 
 
-def test_the_size_of_a_micro_batch_changes_nothing(tmp_path):
-    ends = []
-    for size in (4, 8):
-        run = with_critic(tmp_path / str(size), per_device_train_batch_size=size, gradient_accumulation_steps=8 // size)
-        run.train()
-        ends.append((state(run.critic.model), run.last_rollouts.advantages_nt))
-    torch.testing.assert_close(ends[0][0], ends[1][0], atol=1e-4, rtol=0)
-    torch.testing.assert_close(ends[0][1], ends[1][1], atol=1e-4, rtol=0)
-
-
-# -------------------------------------------------------------------------------------------------------------- poison
-
-
-@pytest.mark.parametrize("number", [1e9, NAN, math.inf])
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("gae", {}), ("gae", {"epochs": 2, "value_clip": 0.2, "gae_lambda_value": 0.9}), ("sae", {"head": "hl_gauss"})],
-    ids=["gae", "lambda", "sae"],
-)
-def test_values_of_tokens_that_nobody_chose_change_nothing(tmp_path, method, options, number):
-    """In what the critic says before tool output, before padding and after the end: advantages, losses and weights, bit by bit."""
-    if options.get("head"):
-        options = {**options, "value_range": (-1.0, 1.0)}
-    ends = []
-    for place, poison in (("clean", None), ("dirty", number)):
-        run = with_critic(tmp_path / place, fast(**options), method=method)
-        if poison is not None:
-            run.critic.model.model = PoisonedAtMasked(run.critic.model.model, poison)
-        run.train()
-        if poison is not None:
-            assert run.critic.model.model.poisoned > 100
-            run.critic.model.model = run.critic.model.model.model
-        losses = [line["loss"] for line in run.state.log_history if "loss" in line]
-        ends.append((state(run.model), state(run.critic.model), run.last_rollouts.advantages_nt, critic_lines(run), losses))
-    clean, dirty = ends
-    assert equal(clean[0], dirty[0])
-    assert equal(clean[1], dirty[1])
-    assert torch.equal(clean[2], dirty[2])
-    assert clean[3:] == dirty[3:]
-    assert len(clean[4]) == 3
-
-
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-def refused(folder, error, match, **extra):
-    with pytest.raises(error, match=match):
-        trainer(folder, extra=extra)
-
-
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_what_does_not_fit_together_is_refused_before_training(tmp_path):
-    gae = {"method": "gae", "objectives": PAIR}
-    refused(tmp_path, RecipeError, r"Method 'gae' needs a critic, but there is none\. Write critic=CriticConfig\(", **gae)
-    refused(tmp_path, RecipeError, r"Method 'sae' needs a critic", method="sae", objectives=PAIR)
-    refused(tmp_path, RecipeError, r"Method 'bae' reads no values, so a critic would change nothing", critic=CriticConfig())
-    refused(tmp_path, RecipeError, r"write critic=CriticConfig\(", **gae, critic={"learning_rate": 1e-3})
+@pytest.mark.parametrize(
+    ("method", "critic"), [("gae", None), ("sae", None), ("bae", fast()), ("gae", {"learning_rate": 1})]
+)
+def test_a_method_and_a_critic_that_do_not_fit_are_refused(tmp_path, method, critic):
+    with pytest.raises(RecipeError, match="critic"):
+        trainer(tmp_path, extra={"method": method, "objectives": PAIR, "critic": critic})
 
 
-def saved_critic(folder, **options):
-    run = with_critic(folder / "run", **options)
-    run.critic.save(folder / "critic", run.processing_class, state=False)
-    return folder / "critic"
+@pytest.fixture
+def saved(tmp_path):
+    """The folder of a critic."""
+    run = with_critic(tmp_path / "run")
+    run.critic.save(tmp_path / "critic", run.processing_class, state=False)
+    return tmp_path / "critic"
 
 
 def test_a_saved_critic_says_what_it_said(tmp_path):
@@ -182,81 +116,56 @@ def test_a_saved_critic_says_what_it_said(tmp_path):
     again = with_critic(tmp_path / "again", fast(model=str(tmp_path / "critic")))
     assert equal(state(again.critic.model), state(run.critic.model))
     rows, streams = watched.asked[-1]
-    cut = torch.zeros(8, dtype=torch.bool)
-    values = [one.critic.learn(rows, streams, cut, fit=False).value_nts for one in (run, again)]
+    no_end = torch.zeros(8, dtype=torch.bool)
+    values = [one.critic.learn(rows, streams, no_end, fit=False).value_nts for one in (run, again)]
     assert torch.equal(*values)
-    from transformers import AutoModelForTokenClassification
-
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").config.num_labels == 2
 
 
-def test_a_critic_of_another_tokenizer_is_refused(tmp_path):
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    place = saved_critic(tmp_path)
+def test_a_critic_of_another_tokenizer_is_refused(tmp_path, saved):
     pieces = list(tokenizer().get_vocab())
     pieces[-1], pieces[-2] = pieces[-2], pieces[-1]  # as many words, two of them with each other's id
     backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
     backend.decoder = decoders.Fuse()
-    other = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="?", padding_side="left"
-    )
-    with pytest.raises(DataError, match=r"was fitted to the ids of another tokenizer than the policy's .* the policy's tok"):
-        with_critic(tmp_path / "b", fast(model=str(place)), extra={"processing_class": other})
-    with_critic(tmp_path / "c", fast(model=str(place)))  # its own is not
-    about = json.loads((place / "critic.json").read_text())
+    names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "?"}
+    other = PreTrainedTokenizerFast(tokenizer_object=backend, padding_side="left", **names)
+    with pytest.raises(DataError, match="another tokenizer"):
+        with_critic(tmp_path / "b", fast(model=str(saved)), extra={"processing_class": other})
+    with_critic(tmp_path / "c", fast(model=str(saved)))  # its own is not
+    about = json.loads((saved / "critic.json").read_text())
     del about["tokenizer"]
-    (place / "critic.json").write_text(json.dumps(about))
-    with_critic(tmp_path / "d", fast(model=str(place)))  # nothing says of which tokenizer it is
+    (saved / "critic.json").write_text(json.dumps(about))
+    with_critic(tmp_path / "d", fast(model=str(saved)))  # nothing says of which tokenizer it is
 
 
-def test_a_critic_that_knows_fewer_ids_is_refused(tmp_path):
-    from transformers import AutoModelForTokenClassification
-
-    settings = policy(dtype=torch.float32).config
-    settings.vocab_size = 7
-    AutoModelForTokenClassification.from_config(settings).save_pretrained(tmp_path / "small")
-    with pytest.raises(DataError, match=r"knows 7 token ids and the policy's tokenizer has 23, so they do not fit"):
-        with_critic(tmp_path / "a", fast(model=str(tmp_path / "small")))
-
-
-def test_a_critic_that_reads_what_comes_after_is_refused(tmp_path):
-    """Its value would depend on the token it is the value before, and so bias the gradient."""
-    from transformers import AutoModelForTokenClassification, BertConfig
-
-    settings = BertConfig(vocab_size=24, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    AutoModelForTokenClassification.from_config(settings).save_pretrained(tmp_path / "bert")  # and no tokenizer
-    with pytest.raises(
-        DataError, match=r"The critic '.*bert' \(BertForTokenClassification\) reads the tokens that come after"
-    ):
-        with_critic(tmp_path / "a", fast(model=str(tmp_path / "bert")))
+@pytest.mark.parametrize("name", ["fewer ids", "reads what comes after"])
+def test_a_classifier_that_is_no_critic_is_refused(tmp_path, name):
+    """A value that depends on the token after it would bias the gradient."""
+    fewer = policy(dtype=torch.float32).config
+    fewer.vocab_size = 7
+    bert = BertConfig(vocab_size=24, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    AutoModelForTokenClassification.from_config(fewer if name == "fewer ids" else bert).save_pretrained(tmp_path / "model")
+    with pytest.raises(DataError, match="knows 7 token ids" if name == "fewer ids" else "come after"):
+        with_critic(tmp_path / "a", fast(model=str(tmp_path / "model")))
 
 
-def test_a_critic_of_other_values_or_another_head_is_refused(tmp_path):
-    place = str(saved_critic(tmp_path))
-    for options, match in (
-        ({"objectives": ONE}, r"gives 2 values \(correct, brier\) and this recipe needs 1 \(return\)"),
-        (
-            {"critic": fast(model=place, head="hl_gauss")},
-            r"has the head scalar and the recipe says hl_gauss; write critic: \{head",
-        ),
-    ):
+def test_a_critic_of_other_values_or_another_head_is_refused(tmp_path, saved):
+    for options, match in (({"objectives": ONE}, "gives 2 values"), ({"head": "hl_gauss"}, "has the head scalar")):
+        head = {"head": options.pop("head")} if "head" in options else {}
         with pytest.raises(RecipeError, match=match):
-            with_critic(tmp_path / "b", **{"critic": fast(model=place), **options})
+            with_critic(tmp_path / "b", fast(model=str(saved), **head), **options)
 
 
-def test_a_critic_that_cannot_be_read_is_one_sentence(tmp_path):
-    place = saved_critic(tmp_path)
-    (place / "model.safetensors").write_bytes(b"no weights")
-    for name in (str(place), str(tmp_path / "nowhere")):
-        with pytest.raises(DataError, match=r"The critic '.*' cannot be read: .") as caught:
-            with_critic(tmp_path / "b", fast(model=name))
+def test_a_critic_that_cannot_be_read_is_one_sentence(tmp_path, saved):
+    (saved / "model.safetensors").write_bytes(b"no weights")
+    for name in (saved, tmp_path / "nowhere"):
+        with pytest.raises(DataError, match="cannot be read") as caught:
+            with_critic(tmp_path / "b", fast(model=str(name)))
         assert "\n" not in str(caught.value)
-    (place / "critic.json").write_text("{")
+    (saved / "critic.json").write_text("{")
     with pytest.raises(DataError, match=r"critic\.json' is damaged"):
-        with_critic(tmp_path / "c", fast(model=str(place)))
+        with_critic(tmp_path / "c", fast(model=str(saved)))
 
 
 # ------------------------------------------------------------------------------------------------------------- diverged
@@ -276,33 +185,23 @@ def test_a_diverged_critic_stops_the_run_before_anything_learns_from_it(tmp_path
         return learn(*given, **options)
 
     run.critic.learn = breaks_at_the_third
-    with pytest.raises(
-        DivergedError, match=r"The critic has diverged: after \d updates .* Set critic\.learning_rate \(0\.01\)"
-    ):
+    with pytest.raises(DivergedError, match="The critic has diverged"):
         run.train()
     assert run.state.global_step == 2
     assert equal(state(run.model), kept["policy"])
     assert equal(optimizer_state(run.optimizer), kept["adam"])
-    assert equal({k: v.nan_to_num(7.0) for k, v in state(run.critic.model).items()},
-                 {k: v.nan_to_num(7.0) for k, v in kept["critic"].items()})  # fmt: skip
+    assert equal(state(run.critic.model), kept["critic"])
     assert equal(optimizer_state(run.critic.optimizer), kept["own"])
 
 
 # -------------------------------------------------------------------------------------------------------------- resume
 
 
-def many_a(completions, **columns):
-    return [float(one.count("a") - one.count("b")) for one in completions]
-
-
 def resumable(folder, **options):
     """TRL's own sampling, a schedule and AdamW in both, one block that is the whole completion."""
-    torch.manual_seed(0)
     critic = fast(epochs=2, mini_batches=2, warmup_steps=3, value_clip=0.5, weight_decay=0.1)
     usual = {"max_steps": 4, "max_completion_length": 8, "shuffle_dataset": True, "lr_scheduler_type": "linear"}
-    extra = {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), "layout": Layout({"completion": []})}
-    objectives = [Objective(many_a, pays=("completion",))]
-    return with_critic(folder, critic, objectives=objectives, extra=extra, **{**usual, **options})
+    return with_critic(folder, critic, extra=sampling(), **{**usual, **options})
 
 
 def test_resuming_gives_the_uninterrupted_run_to_the_last_bit(tmp_path):
@@ -325,43 +224,40 @@ def test_a_checkpoint_without_its_critic_is_refused(tmp_path):
     run.train()
     checkpoint = tmp_path / "whole" / "checkpoint-1"
     (checkpoint / "critic" / "optimizer.pt").unlink()
-    with pytest.raises(DataError, match=r"checkpoint-1' is not a readable checkpoint: critic/optimizer\.pt is missing"):
+    with pytest.raises(DataError, match=r"critic/optimizer\.pt is missing"):
         resumable(tmp_path / "a").train(resume_from_checkpoint=str(checkpoint))
     shutil.rmtree(checkpoint / "critic")
     write_manifest(checkpoint, processes=1)  # as a run without a critic leaves it
-    with pytest.raises(DataError, match=r"checkpoint-1' holds no critic with its optimizer \(critic/optimizer\.pt\)"):
+    with pytest.raises(DataError, match="holds no critic"):
         resumable(tmp_path / "b").train(resume_from_checkpoint=str(checkpoint))
 
 
-# ------------------------------------------------------------------------------------------- adapters, precision, memory
+# ------------------------------------------------------------------------------------------------------------ adapters
 
 
 @pytest.mark.filterwarnings("ignore")  # peft and transformers about themselves
 def test_a_policy_with_adapters(tmp_path):
-    from peft import LoraConfig
-
     adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    run = with_critic(
-        tmp_path, extra={"peft_config": adapters, "model": policy(dtype=torch.float32)}, save_strategy="steps", save_steps=2
-    )
+
+    def run_in(folder, **options):
+        return with_critic(folder, extra={"peft_config": adapters, "model": policy(dtype=torch.float32)}, **options)
+
+    run = run_in(tmp_path, save_strategy="steps", save_steps=2)
     before = state(run.model)
     run.train()
     moved = {name for name, value in state(run.model).items() if not torch.equal(value, before[name])}
     assert moved
     assert all("lora" in name for name in moved)
     assert not any("lora" in name for name in run.critic.model.state_dict())
-    again = with_critic(tmp_path / "again", extra={"peft_config": adapters, "model": policy(dtype=torch.float32)})
+    again = run_in(tmp_path / "again")
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert equal(state(again.critic.model), state(run.critic.model))
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers about bfloat16 on a CPU
-def test_bfloat16_and_gradient_checkpointing(tmp_path):
-    run = with_critic(
-        tmp_path, fast(gradient_checkpointing=True), objectives=ONE, bf16=True, gradient_checkpointing=True, max_steps=10,
-        extra={"model": policy(dtype=torch.float32)},
-    )  # fmt: skip
+def test_a_trainer_in_bfloat16_with_gradient_checkpointing(tmp_path):
+    extra, options = {"model": policy(dtype=torch.float32)}, {"bf16": True, "gradient_checkpointing": True, "max_steps": 10}
+    run = with_critic(tmp_path, fast(gradient_checkpointing=True), objectives=ONE, extra=extra, **options)
     run.train()
     assert {value.dtype for value in run.critic.model.parameters()} == {torch.float32}
     assert critic_lines(run)[-1]["critic/explained_variance"] > 0.3
-    assert run.last_rollouts.advantages_nt.isfinite().all()

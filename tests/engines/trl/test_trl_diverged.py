@@ -1,5 +1,7 @@
 """What is not finite stops the run before a weight takes it in, and names the completion."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,12 +10,12 @@ from spanwise.errors import DivergedError
 from spanwise.objective import Objective
 from trl_small import LAYOUT, THIRD_PARTY, policy, prompts, trainer, weights
 
-pytestmark = [*THIRD_PARTY]
+pytestmark = THIRD_PARTY
 
 
 def adam(folder, *, extra=None, **options):
-    return trainer(folder, extra={"train_dataset": prompts(4), **(extra or {})},
-                   **{"optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3, **options})  # fmt: skip
+    usual = {"optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3, **options}
+    return trainer(folder, extra={"train_dataset": prompts(4), **(extra or {})}, **usual)
 
 
 def stopped(run, match):
@@ -44,11 +46,7 @@ def test_a_loss_that_is_not_finite_names_the_completion(tmp_path, where, token):
         return output
 
     run.model.register_forward_hook(broken, with_kwargs=True)
-    stopped(
-        run,
-        rf"Step 1: the loss is nan; in completion \d of the micro-batch of 8, the log-probability of "
-        rf"{token} is nan: '",
-    )
+    stopped(run, rf"Step 1: the loss is nan; it comes from completion \d .* log-probability at {token} is nan")
     assert run.state.global_step == 1
 
 
@@ -56,10 +54,7 @@ def test_a_gradient_that_is_not_finite_under_a_finite_loss(tmp_path):
     run = adam(tmp_path)
     weight = run.model.lm_head.weight
     weight.register_hook(lambda grad: grad * torch.nan if run.state.global_step == 1 else grad)
-    stopped(
-        run,
-        r"Step 1: the gradient is not finite \(norm nan\), in \d+ of \d+ parameters, .*lm_head.weight first|Step 1: the gradient",
-    )
+    stopped(run, r"Step 1: the gradient is not finite \(norm nan\)")
     assert run.state.global_step == 1
 
 
@@ -76,8 +71,5 @@ def test_a_float16_scaler_skips_steps_of_its_own_accord():
         value.grad = torch.full_like(value, torch.inf)
     GradientGuard(lambda: True).on_pre_optimizer_step(None, None, None, model=model)
 
-    class State:
-        global_step = 4
-
     with pytest.raises(DivergedError, match=r"Step 4: the gradient is not finite \(norm inf\)"):
-        GradientGuard(lambda: False).on_pre_optimizer_step(None, State, None, model=model)
+        GradientGuard(lambda: False).on_pre_optimizer_step(None, SimpleNamespace(global_step=4), None, model=model)

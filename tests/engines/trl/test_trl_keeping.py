@@ -11,20 +11,18 @@ import torch
 import yaml
 from rich.console import Console
 from transformers import TrainerCallback
-from trl import GRPOConfig
 
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.task import make_task
 from spanwise.commands.why.why import why
-from spanwise.engines.trl import SpanGRPOConfig
 from spanwise.engines.trl.keeping import log_credit, steps_per_batch
 from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Credit
-from trl_small import LAYOUT, OBJECTIVES, SAID, THIRD_PARTY, config, credit, scheme, trainer, weights
+from trl_small import LAYOUT, SAID, THIRD_PARTY, config, credit, plain, scheme, trainer, weights
 from two_ranks import launched
 
 pytestmark = THIRD_PARTY
@@ -165,19 +163,9 @@ def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 3
 
 
-def test_another_rule_does_not_go_on_in_the_same_folder(tmp_path):
-    saved = {**KEEP, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    trainer(tmp_path, **saved).train()
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    other = trainer(tmp_path, **{**saved, "max_steps": 3}, extra={"credit": {"per": "completion"}})
-    with pytest.raises(DataError, match=r"per was .* and is .completion. now"):
-        other.train(resume_from_checkpoint=True)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-
-
 def test_a_run_that_is_there_is_not_written_over(ran):
     before = {file: file.read_bytes() for file in ran.rglob("*") if file.is_file() and file.name != ".lock"}
-    with pytest.raises(DataError, match=r"already holds a run, and the new run starts at step 0\. Give another output_dir"):
+    with pytest.raises(DataError, match="holds a run already"):
         trainer(ran, **KEEP).train()
     assert {file: file.read_bytes() for file in before} == before
 
@@ -196,34 +184,34 @@ def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
     assert (tmp_path / "model" / "config.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize("value", [-1, True, 1.5])
-def test_what_is_no_number_of_batches_is_refused(tmp_path, value):
-    with pytest.raises(RecipeError, match=r"keep_rollouts is .*; set it to 1, 2, ..."):
-        config(tmp_path, keep_rollouts=value)
+@pytest.mark.parametrize("options", [{"keep_rollouts": value} for value in (-1, True, 1.5)] + [{"report": 3}])
+def test_what_cannot_be_kept_is_refused_at_construction(tmp_path, options):
+    with pytest.raises(RecipeError, match=next(iter(options))):
+        config(tmp_path, **options)
 
 
 def test_a_report_without_what_draws_it_is_refused_at_construction(tmp_path, monkeypatch):
     there = importlib.util.find_spec
     monkeypatch.setattr("spanwise.engines.shared.find_spec", lambda name: None if name == "altair" else there(name))
-    with pytest.raises(RecipeError, match=r"not installed: altair\. Run pip install 'spanwise\[cli,report\]'"):
+    with pytest.raises(RecipeError, match="altair is not installed"):
         config(tmp_path, report=True)
     assert config(tmp_path, keep_rollouts=1).keep_rollouts == 1
 
 
 def test_batches_that_no_step_ends_are_refused(tmp_path):
-    args = {
+    shape = {
         "per_device_train_batch_size": 4,
         "steps_per_generation": 3,
         "gradient_accumulation_steps": 2,
         "num_generations": 6,
     }
     with pytest.raises(RecipeError, match="must be a positive multiple of"):
-        trainer(tmp_path, **{**KEEP, **args})
+        trainer(tmp_path, **{**KEEP, **shape})
 
 
 def test_a_report_that_fails_is_said_and_ends_no_training(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.warns(UserWarning, match=r"could not be made.* try again with: spanwise report"):
+    with pytest.warns(UserWarning, match="could not be made"):
         trainer(tmp_path, **{**KEEP, "report": True}).train()
     assert (tmp_path / "summary.json").is_file()
 
@@ -232,12 +220,7 @@ def test_without_rollouts_there_are_metrics_and_a_plain_config_keeps_nothing(tmp
     trainer(tmp_path / "a", **{**KEEP, "keep_rollouts": 0, "report": True}).train()
     assert (tmp_path / "a" / "report.html").is_file()
     assert not (tmp_path / "a" / "rollouts").exists()
-    fields = {name: getattr(config(tmp_path / "b", max_steps=1), name) for name in ("max_steps", "use_cpu", "bf16")}
-    plain = GRPOConfig(
-        str(tmp_path / "b"), per_device_train_batch_size=8, num_generations=4, max_completion_length=16, report_to="none",
-        gradient_checkpointing=False, loss_type="dr_grpo", save_strategy="no", **fields,
-    )  # fmt: skip
-    trainer(tmp_path / "b", extra={"args": plain}).train()
+    trainer(tmp_path / "b", extra={"args": plain(config(tmp_path / "b"))}).train()
     assert not (tmp_path / "b" / "recipe.yaml").exists()
 
 
@@ -253,17 +236,12 @@ def test_two_processes_write_one_folder(tmp_path):
     assert (folder / "report.html").is_file()
 
 
-def test_a_table_of_completions_that_trl_no_longer_keeps_is_a_remark(recwarn):
+def test_a_table_of_completions_that_trl_no_longer_keeps_is_a_remark():
     found = Credit(torch.tensor([[0.5, -0.5]]), torch.zeros(1), torch.zeros(2).long(), torch.zeros(2).long())
     present = torch.ones(1, 2, dtype=torch.bool)
-    said = log_credit({"extra": {}}, found, present, scheme(objectives=OBJECTIVES))
-    assert "has no advantages in this version" in said
+    assert "has no advantages" in log_credit({"extra": {}}, found, present, scheme())
     logs = {"advantages": deque([9.0]), "extra": {}}
     logs["extra"] = {name: deque() for name in ("credit/solution", "credit/confidence", "credit/stop")}
-    assert log_credit(logs, found, present, scheme(objectives=OBJECTIVES)) == ""
+    assert log_credit(logs, found, present, scheme()) == ""
     assert list(logs["extra"]["credit/confidence"]) == [-0.5]
     assert list(logs["advantages"]) == [0.0]
-
-
-def test_the_options_have_a_default_that_changes_nothing():
-    assert (SpanGRPOConfig.keep_rollouts, SpanGRPOConfig.report) == (0, False)

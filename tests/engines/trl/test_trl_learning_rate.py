@@ -8,23 +8,17 @@ import pytest
 from trl import GRPOTrainer
 
 from spanwise.objective import Objective
-from trl_small import THIRD_PARTY, config, largest_difference, plain, policy, say, step, trainer
+from trl_small import THIRD_PARTY, beside_a_reference, config, largest_difference, plain, policy, say, step, trainer
 
 pytestmark = THIRD_PARTY
 TOKENS, LONGEST, BLOCKS = 12, 16, 2
 SAID = [
     say(f"{thought}a", answer, confidence, right)
-    for thought, answer, confidence, right in (
-        ("ab", "4", 0.9, 1.0),
-        ("bb", "4", 0.6, 1.0),
-        ("aa", "3", 0.8, 0.0),
-        ("ba", "5", 0.1, 0.0),
-        ("aa", "3", 0.7, 1.0),
-        ("bb", "7", 0.2, 0.0),
-        ("ab", "7", 0.5, 0.0),
-        ("ba", "7", 0.3, 0.0),
+    for thought, answer, confidence, right in zip(
+        ("ab", "bb", "aa", "ba", "aa", "bb", "ab", "ba"), "44353777", (0.9, 0.6, 0.8, 0.1, 0.7, 0.2, 0.5, 0.3),
+        (1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0), strict=True,
     )
-]
+]  # fmt: skip
 
 
 def right(completions, answer, **columns):
@@ -77,15 +71,6 @@ def test_the_gradient_is_larger_by_this_factor(tmp_path, loss_type, factor):
     assert factor_between(ours, theirs) == pytest.approx(factor, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("loss_type", "per"), [("grpo", "completion"), ("dapo", "batch"), ("dr_grpo", LONGEST), ("luspo", 1)]
-)
-def test_a_share_as_theirs_leaves_no_factor(tmp_path, loss_type, per):
-    ours = moved(tmp_path / "ours", ours=True, per=per)
-    theirs = moved(tmp_path / "theirs", ours=False, loss_type=loss_type)
-    assert factor_between(ours, theirs) == pytest.approx(1.0, rel=1e-6)
-
-
 def test_adam_keeps_its_learning_rate(tmp_path):
     options = {"optim": "adamw_torch", "max_steps": 3, "adam_epsilon": 1e-12}
     ours = moved(tmp_path / "ours", ours=True, **options)
@@ -115,12 +100,9 @@ def test_a_bound_on_the_norm_meets_the_larger_gradient_first(tmp_path):
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "luspo"])
 def test_beta_keeps_its_weight_beside_the_policy_term_times_the_blocks(tmp_path, loss_type):
     """TRL divides its KL term as the policy term, so the ratio of the two knows nothing of `loss_type`; lengths are equal here."""
-    policy(seed=1).save_pretrained(tmp_path / "reference")
 
     def model():
-        one = policy()
-        one.config._name_or_path = str(tmp_path / "reference")
-        return one
+        return beside_a_reference(tmp_path)
 
     theirs = moved(tmp_path / "theirs", ours=False, loss_type=loss_type, beta=0.5, model=model())
     ours = moved(tmp_path / "ours", ours=True, beta=0.5 * BLOCKS, model=model())

@@ -6,31 +6,28 @@ Completions are sampled by TRL in both, in float32, from equal seeds: a differen
 import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
-from trl_small import THIRD_PARTY, config, largest_difference, plain, policy, prompts, tokenizer, weights
+from trl_small import (
+    THIRD_PARTY,
+    EveryStep,
+    beside_a_reference,
+    config,
+    largest_difference,
+    many_a,
+    plain,
+    policy,
+    prompts,
+    tokenizer,
+)
 
 pytestmark = THIRD_PARTY
 LONGEST = 8
-BLOCK = Layout({"completion": []})
 TRL_EPS = 1e-4
-
-
-def many_a(completions, **columns):
-    return [float(one.count("a") - one.count("b")) for one in completions]
-
-
-class _EveryStep(TrainerCallback):
-    def __init__(self):
-        self.weights = []
-
-    def on_step_end(self, args, state, control, model, **kwargs):
-        self.weights.append(weights(model))
 
 
 def trained(folder, *, scheme=None, model=None, **options):
@@ -39,22 +36,12 @@ def trained(folder, *, scheme=None, model=None, **options):
     Without a scheme, of TRL's own trainer and config.
     """
     usual = {
-        "optim": "adamw_torch",
-        "learning_rate": 1e-2,
-        "max_steps": 4,
-        "max_grad_norm": 1.0,
-        "max_completion_length": LONGEST,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "shuffle_dataset": True,
-    }
-    args, seen = config(folder, **{**usual, **options}), _EveryStep()
-    given = {
-        "model": model or policy(dtype=torch.float32),
-        "train_dataset": prompts(6),
-        "processing_class": tokenizer(),
-        "callbacks": [seen],
-    }
+        "optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 4, "max_grad_norm": 1.0, "max_completion_length": LONGEST,
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "shuffle_dataset": True,
+    }  # fmt: skip
+    args, seen = config(folder, **{**usual, **options}), EveryStep()
+    given = {"model": model or policy(dtype=torch.float32), "train_dataset": prompts(6)}
+    given |= {"processing_class": tokenizer(), "callbacks": [seen]}
     torch.manual_seed(0)
     if scheme is None:
         run = GRPOTrainer(args=plain(args), reward_funcs=[many_a], **given)
@@ -67,7 +54,7 @@ def trained(folder, *, scheme=None, model=None, **options):
 
 def scheme(method="bae", per="completion"):
     objective = Objective(many_a, pays="completion", scale="std" if method == "bae" else None)
-    return Scheme.preset(method, BLOCK, objectives=[objective], per=per, eps=TRL_EPS)
+    return Scheme.preset(method, Layout({"completion": []}), objectives=[objective], per=per, eps=TRL_EPS)
 
 
 def far_apart(ours, theirs):
@@ -108,15 +95,12 @@ def test_the_share_that_is_trls_loss(tmp_path, loss_type, per, options):
 
 
 def test_the_kl_term_is_that_of_trls_grpo(tmp_path):
-    policy(seed=1, dtype=torch.float32).save_pretrained(tmp_path / "reference")
-
-    def model():
-        one = policy(dtype=torch.float32)
-        one.config._name_or_path = str(tmp_path / "reference")
-        return one
-
-    theirs, their_norms, _ = trained(tmp_path / "trl", loss_type="grpo", beta=0.1, model=model())
+    options = {"beta": 0.1}
+    theirs, their_norms, _ = trained(
+        tmp_path / "trl", loss_type="grpo", model=beside_a_reference(tmp_path, torch.float32), **options
+    )
     for loss_type in ("grpo", "dr_grpo"):  # which here has no say in it
-        ours, our_norms, _ = trained(tmp_path / loss_type, loss_type=loss_type, beta=0.1, model=model(), scheme=scheme())
+        model = beside_a_reference(tmp_path, torch.float32)
+        ours, our_norms, _ = trained(tmp_path / loss_type, loss_type=loss_type, model=model, scheme=scheme(), **options)
         assert our_norms == pytest.approx(their_norms, rel=1e-5)
         assert far_apart(ours, theirs) < 1e-5

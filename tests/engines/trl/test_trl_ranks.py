@@ -42,18 +42,11 @@ def test_a_group_that_spans_ranks_is_one_group(two_ranks, tmp_path, name):
     assert torch.allclose(mine, one.last_rollouts.advantages_nt[:4, : mine.shape[1]], atol=1e-7)
 
 
-def test_a_score_is_one_whatever_ranks_its_group_spans(two_ranks, tmp_path):
-    two = torch.load(two_ranks / "laser.pt")
-    one = trainer(tmp_path, num_generations=8, **SCORES["laser"])
-    assert largest_difference(two["gradient"], step(one)) < 2e-6
-    mine = two["advantages_nt"]
-    assert torch.allclose(mine, one.last_rollouts.advantages_nt[:4, : mine.shape[1]], atol=1e-7)
-
-
-@pytest.mark.parametrize("name", [*SHARES, *TOKENS])
-def test_what_is_counted_over_tokens_is_counted_over_those_of_all_ranks(two_ranks, tmp_path, name):
+@pytest.mark.parametrize("name", [*SHARES, *TOKENS, *SCORES])
+def test_scores_and_counts_of_tokens_are_over_those_of_all_ranks(two_ranks, tmp_path, name):
     two = torch.load(two_ranks / f"{name}.pt")
-    one = trainer(tmp_path, said=SAID_WITH_TOOLS, num_generations=8, **{**SHARES, **TOKENS}[name])
+    said = SAID if name in SCORES else SAID_WITH_TOOLS
+    one = trainer(tmp_path, said=said, num_generations=8, **{**SHARES, **TOKENS, **SCORES}[name])
     assert largest_difference(two["gradient"], step(one)) < 2e-6
     mine = two["advantages_nt"]
     assert bool((mine != 0).any())

@@ -1,7 +1,9 @@
-"""What the trainer does around the loss: canary, metrics, rollouts, evaluation, resume, refusals."""
+"""What the trainer does around the loss: canary, metrics, rollouts, evaluation, refusals."""
 
 import logging
 import math
+import re
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +17,6 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from trl_small import (
-    GROUP,
     LAYOUT,
     SAID,
     SAID_WITH_TOOLS,
@@ -25,11 +26,8 @@ from trl_small import (
     paper_gradient,
     policy,
     prompts,
-    say,
     step,
-    tokenizer,
     trainer,
-    weights,
 )
 
 pytestmark = THIRD_PARTY
@@ -38,37 +36,26 @@ pytestmark = THIRD_PARTY
 # --------------------------------------------------------------------------- canary
 
 
-def first_token(advantages, mask):
-    return advantages[:, :1]
-
-
-def padded_mean(advantages, mask):
-    return advantages.mean(dim=1, keepdim=True)
-
-
-def completion_mean(advantages, mask):
+COLLAPSES = {
+    "first token": lambda advantages, mask: advantages[:, :1],
+    "padded mean": lambda advantages, mask: advantages.mean(dim=1, keepdim=True),
     # On-policy this changes neither the value of the loss nor its derivative by A: only the mixed derivative sees it.
-    return (advantages * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True)
+    "completion mean": lambda advantages, mask: (advantages * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True),
+    "shifted": lambda advantages, mask: advantages.roll(1, dims=1),
+    "ignored": lambda advantages, mask: advantages.detach(),
+}
 
 
-def shifted(advantages, mask):
-    return advantages.roll(1, dims=1)
-
-
-def ignored(advantages, mask):
-    return advantages.detach()
-
-
-def collapsing(how):
+def collapsing(how="completion mean"):
     class Collapsing(SpanGRPOTrainer):
         def _compute_loss(self, model, inputs):
             mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-            return super()._compute_loss(model, {**inputs, "advantages": how(inputs["advantages"], mask)})
+            return super()._compute_loss(model, {**inputs, "advantages": COLLAPSES[how](inputs["advantages"], mask)})
 
     return Collapsing
 
 
-@pytest.mark.parametrize("how", [first_token, padded_mean, completion_mean, shifted, ignored], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("how", COLLAPSES)
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "cispo", "sapo"])
 def test_canary_sees_collapsed_advantages(tmp_path, how, loss_type):
     run = trainer(tmp_path, kind=collapsing(how), loss_type=loss_type)
@@ -81,17 +68,12 @@ def test_canary_under_kl_entropy_bonus_tools_and_kept_log_probabilities(tmp_path
     policy().save_pretrained(tmp_path / "start")
     run = trainer(
         tmp_path / "run",
-        kind=collapsing(completion_mean) if broken else SpanGRPOTrainer,
-        said=SAID_WITH_TOOLS,
-        tools=True,
-        beta=0.1,
-        entropy_coef=0.5,
-        per_device_train_batch_size=4,
-        steps_per_generation=2,
+        kind=collapsing() if broken else SpanGRPOTrainer,
+        said=SAID_WITH_TOOLS, tools=True, beta=0.1, entropy_coef=0.5, per_device_train_batch_size=4, steps_per_generation=2,
         extra={"model": AutoModelForCausalLM.from_pretrained(tmp_path / "start")},
-    )
+    )  # fmt: skip
     if broken:
-        with pytest.raises(SpanwiseError, match="weighted with its own advantage"):
+        with pytest.raises(SpanwiseError, match="own advantage"):
             run.train()
     else:
         run.train()
@@ -100,7 +82,7 @@ def test_canary_under_kl_entropy_bonus_tools_and_kept_log_probabilities(tmp_path
 
 
 def test_canary_can_be_switched_off(tmp_path):
-    run = trainer(tmp_path, kind=collapsing(completion_mean), canary=False)
+    run = trainer(tmp_path, kind=collapsing(), canary=False)
     assert largest_difference(step(run), paper_gradient(policy())) > 0.01
 
 
@@ -113,22 +95,25 @@ def test_metrics_are_those_of_the_whole_batch(tmp_path):
     log = run.state.log_history[0]
     rows = credit(SAID)  # four right of five... by hand: rights 1 1 0 0 | 1 1 1 0, one report missing
     present = [row for row, one in zip(rows, SAID, strict=True) if one.confidence is not None]
-    assert log["credit/malformed"] == pytest.approx(1 / 8)
-    assert log["credit/brier/reward_absent"] == pytest.approx(1 / 8)
-    assert log["credit/correct/reward_absent"] == 0
-    assert log["credit/brier/singletons"] == pytest.approx(1 / 8)  # the one wrong answer of the second prompt
-    assert log["credit/solution/mean_abs"] == pytest.approx((4 * 0.5 + 3 * 0.25 + 0.75) / 8)
-    assert log["credit/solution/zero_frac"] == 0
-    assert log["credit/confidence/mean_abs"] == pytest.approx(sum(abs(row[1]) for row in present) / 7)
-    assert log["credit/confidence/zero_frac"] == pytest.approx(1 / 7)
-    assert log["credit/stop/mean_abs"] == pytest.approx(abs(rows[5][2]) / 8)
-    assert log["credit/no_signal"] == 0
-    assert log["rewards/correct/mean"] == pytest.approx(5 / 8)
+    want = {
+        "credit/malformed": 1 / 8,
+        "credit/brier/reward_absent": 1 / 8,
+        "credit/correct/reward_absent": 0,
+        "credit/brier/singletons": 1 / 8,  # the one wrong answer of the second prompt
+        "credit/solution/mean_abs": (4 * 0.5 + 3 * 0.25 + 0.75) / 8,
+        "credit/solution/zero_frac": 0,
+        "credit/confidence/mean_abs": sum(abs(row[1]) for row in present) / 7,
+        "credit/confidence/zero_frac": 1 / 7,
+        "credit/stop/mean_abs": abs(rows[5][2]) / 8,
+        "credit/no_signal": 0,
+        "rewards/correct/mean": 5 / 8,
+    }
+    assert {name: log[name] for name in want} == pytest.approx(want)
     assert 0 < log["spanwise/seconds"] < 60
     assert run.zero_batches == 0
 
 
-def completions_table(folder):
+def table_of_completions(folder):
     (file,) = (folder / "completions").glob("*.parquet")
     return pq.read_table(file).to_pylist()
 
@@ -137,7 +122,7 @@ def test_trls_table_of_completions_holds_the_credit(tmp_path, caplog):
     """The sixth completion has no confidence: TRL's scalar praised it with +1.03."""
     run = trainer(tmp_path, log_completions=True, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     run.train()
-    table = completions_table(tmp_path)
+    table = table_of_completions(tmp_path)
     assert [row["completion"] for row in table] == run.last_rollouts.completions
     for row, (solution, confidence, stop), one in zip(table, credit(SAID), SAID, strict=True):
         shown = (row["credit/solution"], row["credit/confidence"], row["credit/stop"])
@@ -158,10 +143,10 @@ def test_a_completion_without_any_reward_is_no_noise(tmp_path, caplog, monkeypat
 
     monkeypatch.setattr(logging.getLogger("trl"), "propagate", True)
     run = trainer(tmp_path, extra={"objectives": [Objective(sure, pays="confidence")]}, log_completions=True)
-    with caplog.at_level(logging.WARNING), pytest.warns(UserWarning, match="1 of 8 completions leave out confidence"):
+    with caplog.at_level(logging.WARNING), pytest.warns(UserWarning, match="leave out"):
         run.train()
     assert "returned None" not in caplog.text
-    assert [row["sure"] for row in completions_table(tmp_path)] == [3, 2, 4, 2, 3, None, 2, 4]
+    assert [row["sure"] for row in table_of_completions(tmp_path)] == [3, 2, 4, 2, 3, None, 2, 4]
     assert run.state.log_history[0]["rewards/sure/mean"] == pytest.approx(20 / 7)
 
 
@@ -204,23 +189,8 @@ def test_rollouts_are_kept(tmp_path):
         assert float(kept.advantages_nt[n].sum()) == pytest.approx(solution + confidence + stop, abs=1e-6)
 
 
-def test_a_batch_without_signal_is_counted_and_named_once(tmp_path):
-    said = [say("a", "4", 0.9, 1.0)] * GROUP + [say("a", "3", 0.9, 1.0)] * GROUP
-    run = trainer(tmp_path, said=said, max_steps=2)
-    with pytest.warns(UserWarning, match="zero: under no objective \\('correct', 'brier'\\)") as seen:
-        run.train()
-    assert sum("Every advantage" in str(one.message) for one in seen) == 1
-    assert run.zero_batches == 2
-    assert [log["credit/no_signal"] for log in run.state.log_history[:2]] == [1, 1]
-
-
 def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
-    run = trainer(
-        tmp_path,
-        num_generations_eval=2,
-        per_device_eval_batch_size=8,
-        extra={"eval_dataset": prompts(4)},
-    )
+    run = trainer(tmp_path, num_generations_eval=2, per_device_eval_batch_size=8, extra={"eval_dataset": prompts(4)})
     log = run.evaluate()
     # Answers 4 4 3 5 3 3 3 7 to 2+2= 2+2= 1+2= 1+2= 2+2= 2+2= 1+2= 1+2=: right 1 1 | 1 0 | 0 0 | 1 0.
     assert run.last_rollouts.mode == "eval"
@@ -248,130 +218,34 @@ def test_a_reward_function_in_trls_signature_may_log(tmp_path):
     assert solution == pytest.approx([0.0] + [n - group for n in lengths[1:4]])
 
 
-# --------------------------------------------------------------------------- resume
-
-
-def many_a(completions, **columns):
-    return [float(one.count("a") - one.count("b")) for one in completions]
-
-
-def resumable(folder, **options):
-    """TRL's own sampling, AdamW, one block that is the whole completion."""
-    torch.manual_seed(0)
-    extra = {
-        "model": policy(),
-        "rollout_func": None,
-        "layout": Layout({"completion": []}),
-        "objectives": [Objective(many_a, pays=("completion",))],
-        "train_dataset": prompts(6),
-    }
-    usual = {
-        "optim": "adamw_torch",
-        "learning_rate": 1e-2,
-        "max_steps": 4,
-        "max_completion_length": 8,
-        "shuffle_dataset": True,
-    }
-    return trainer(folder, extra=extra, **{**usual, **options})
-
-
-def test_resuming_gives_the_weights_of_an_uninterrupted_run(tmp_path):
-    whole = resumable(tmp_path / "whole", save_strategy="steps", save_steps=2)
-    start = weights(whole.model)
-    whole.train()
-    again = resumable(tmp_path / "again")
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    end = weights(whole.model)
-    assert again.state.global_step == 4
-    assert largest_difference(end, start) > 0.01
-    assert largest_difference(weights(again.model), end) < 1e-12
-    assert again.last_rollouts.completions == whole.last_rollouts.completions
-
-
 # --------------------------------------------------------------------------- refusals
 
 
-def refused(folder, error, match, **extra):
-    with pytest.raises(error, match=match):
-        trainer(folder, extra=extra)
-
-
-def test_refusals_before_training(tmp_path):
-    refused(tmp_path, RecipeError, "builds reward_funcs from the objectives", reward_funcs=[many_a])
-    refused(
-        tmp_path,
-        DataError,
-        "'answer', which does not exist; the columns are prompt",
-        train_dataset=Dataset.from_dict({"prompt": ["1"]}),
-    )
-
-    refused(tmp_path, DataError, "has 1 prompts and one generation batch takes 2", train_dataset=prompts(1))
-    model = Objective(torch.nn.Linear(1, 1), pays=("solution",), name="judge")
-    refused(tmp_path, RecipeError, "'judge' has a model as reward", objectives=[model])
-
-
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("error", "extra"),
     [
-        ({"num_generations": 1}, "num_generations is 1"),
-        ({"loss_type": "vespo"}, "vespo.*dr_grpo"),
-        ({"loss_type": "dapoo"}, "Did you mean 'dapo'"),
-        ({"reward_weights": [1.0, 2.0]}, "reward_weights is"),
-        ({"importance_sampling_level": "sequence"}, "mean advantage"),
+        (DataError, {"train_dataset": prompts(1)}),  # and a generation batch takes two
+        (RecipeError, {"objectives": [Objective(torch.nn.Linear(1, 1), pays=("solution",), name="judge")]}),
     ],
 )
-def test_options_that_cannot_work(tmp_path, options, match):
-    with pytest.raises(RecipeError, match=match):
-        trainer(tmp_path, **options)
+def test_refusals_before_training(tmp_path, error, extra):
+    with pytest.raises(error):
+        trainer(tmp_path, extra=extra)
 
 
-@pytest.mark.parametrize(
-    ("credit", "match"),
-    [({"per": "blok"}, "per is 'blok'"), ({"per": "-3"}, "per is '-3'"), ({"min_stratum": 1}, "min_stratum is 1")],
-)
-def test_credit_that_cannot_work(tmp_path, credit, match):
-    with pytest.raises(RecipeError, match=match):
-        trainer(tmp_path, extra={"credit": credit})
-
-
-def test_options_without_effect_are_named(tmp_path):
-    with pytest.warns(
-        UserWarning, match="scale_rewards='batch' changes nothing: .* spanwise takes advantages from the objectives"
-    ):
-        trainer(tmp_path, scale_rewards="batch")
-
-
-@pytest.mark.parametrize(
-    ("ending", "prefilled", "match"),
-    [
-        ("<answer>", None, "already opens <answer>.*prefilled='answer'"),
-        ("", "answer", "says that the prompt opens <answer>, but a prompt ends with '2\\+2='"),
-    ],
-)
-def test_prompt_and_layout_agree_on_the_opening_tag(tmp_path, ending, prefilled, match):
+@pytest.mark.parametrize(("ending", "prefilled"), [("<answer>", None), ("", "answer")])
+def test_prompt_and_layout_agree_on_the_opening_tag(tmp_path, ending, prefilled):
     rows = Dataset.from_dict({"prompt": ["2+2=" + ending] * 2, "answer": ["4"] * 2})
-    layout = Layout(dict(LAYOUT.blocks), prefilled=prefilled)
-    run = trainer(tmp_path, extra={"train_dataset": rows, "layout": layout})
-    with pytest.raises(RecipeError, match=match):
+    run = trainer(tmp_path, extra={"train_dataset": rows, "layout": Layout(dict(LAYOUT.blocks), prefilled=prefilled)})
+    with pytest.raises(RecipeError):
         run.train()
-
-
-def test_a_prefilled_tag_is_read(tmp_path):
-    rows = Dataset.from_dict({"prompt": ["2+2=<answer>", "1+2=<answer>"], "answer": ["4", "3"]})
-    said = [say("", answer, 0.5, 1.0) for answer in "44353337"]
-    for one in said:
-        one.pieces, one.blocks = one.pieces[1:], one.blocks[1:]
-    layout = Layout(dict(LAYOUT.blocks), prefilled="answer")
-    run = trainer(tmp_path, said=said, extra={"train_dataset": rows, "layout": layout})
-    run.train()
-    assert run.last_rollouts.reading.scores.reward_nm[:, 0].tolist() == [1, 1, 0, 0, 1, 1, 1, 0]
 
 
 def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):
     run = trainer(tmp_path)
     run._sampled = [[1, 1, 1]] + [[1, 1]] * 7
     inputs = [{"prompt": "2+2=", "answer": "4"}] * 8
-    with pytest.raises(AlignmentError, match="Completion 1 has 3 tokens and a tool mask of 2"):
+    with pytest.raises(AlignmentError, match="Completion 1"):
         run._calculate_rewards(inputs, ["2+2="] * 8, ["aaa"] * 8, [[3, 3, 3]] * 8)
 
 
@@ -387,25 +261,6 @@ def test_config_reads_yaml(tmp_path):
     assert (args.loss_type, args.beta) == ("dr_grpo", 0.0)
 
 
-@pytest.mark.parametrize("method", ["rlcr", "bae"])
-def test_options_of_the_credit_reach_it(tmp_path, method):
-    solution, confidence = LAYOUT.names
-    pays = [(solution,), (confidence,)] if method == "bae" else [(solution, confidence), (confidence, solution)]
-    objectives = [Objective("correct", pays=pays[0]), Objective("brier", pays=pays[1], given="correct")]
-    said = [say("a", "4", q, 1.0) for q in (0.9, 0.5)] + [say("a", "5", q, 0.0) for q in (0.8, 0.1)]
-    same = Dataset.from_dict({"prompt": ["2+2="] * 2, "answer": ["4"] * 2})
-    extra = {"method": method, "objectives": objectives, "credit": {"leave_one_out": True}, "train_dataset": same}
-    run = trainer(tmp_path, said=[*said, *said], extra=extra)
-    run.train()
-    right, brier = [1, 1, 0, 0], [-0.01, -0.25, -0.64, -0.01]
-    if method == "rlcr":  # every paid block gets the total
-        right = brier = [r + b for r, b in zip(right, brier, strict=True)]
-    # Left out of its own mean of four, a completion's deviation grows by 4/3.
-    want = [4 / 3 * (values[n] - sum(values) / 4) for n in range(4) for values in (right, brier)]
-    assert run.last_rollouts.credit.block_nk[:4].flatten().tolist() == pytest.approx(want)
-    assert tokenizer().decode(run.last_rollouts.batch.ids_nt[0, :4].tolist()) == "a<answer>4</answer>"
-
-
 def test_the_logged_reward_is_the_weighted_sum(tmp_path):
     """Weights .7 and 0 on means 5/8 and 36: TRL logged 36.6 for what was trained on .4375."""
 
@@ -418,3 +273,27 @@ def test_the_logged_reward_is_the_weighted_sum(tmp_path):
     logged = run.state.log_history[0]
     assert logged["reward"] == pytest.approx(0.7 * 5 / 8)
     assert logged["reward_std"] < 1
+
+
+OWN = [
+    Objective(lambda completions, answer, **columns: [float(f">{a}<" in c) for c, a in zip(completions, answer, strict=True)],
+              pays="solution", name="solved"),
+    Objective(lambda blocks: [part["confidence"] and float(part["confidence"]["confidence"]) for part in blocks],
+              pays="confidence", name="stated", if_missing=-1.0),
+]  # fmt: skip
+
+
+def test_right_tags_and_rewards_of_a_script_train_without_a_word(tmp_path, recwarn):
+    trainer(tmp_path, extra={"objectives": OWN}, max_steps=3, learning_rate=0.1).train()
+    assert [str(one.message) for one in recwarn if issubclass(one.category, UserWarning)] == []
+
+
+def test_wrong_tags_are_the_one_thing_said_of_the_first_batch(tmp_path):
+    layout = Layout({"plan": ["plan"], "code": ["code"]})
+    paid = [replace(OWN[0], pays=("plan",)), Objective("format", pays="code")]
+    run = trainer(tmp_path, extra={"layout": layout, "objectives": paid})
+    with pytest.warns(UserWarning, match="Step 0:") as seen:
+        run.train()
+    (said,) = (str(one.message) for one in seen if str(one.message).startswith("Step 0:"))
+    assert re.search(r"<plan> is in 0 and <code> is in 0 of 8 .*<answer> \(8\)", said)
+    assert not any("too easy or too hard" in str(one.message) for one in seen)

@@ -1,78 +1,34 @@
 """Completions of several turns through TRL: the gradient by hand, what is refused, what is logged, groups on two processes."""
 
-import re
+from dataclasses import replace
 
 import pytest
 import torch
+from datasets import Dataset
 
 import trl_small as small
-from chain_agent import Episode
+from chain_agent import AGENT_LAYOUT, Episode
+from play_turns import conversations
 from spanwise.errors import AlignmentError, DataError
 from spanwise.tasks import build_model, build_tokenizer
-from trl_turns_small import GUESSES, SCHEMES, TALKS, gradient, scripted, talks_of, token_credit, trainer
+from trl_turns_small import GUESSES, SCHEMES, TALKS, gradient, scripted, talks_of, trainer
 from two_ranks import launched
 
 pytestmark = small.THIRD_PARTY
-EXACT = 2e-6  # TRL keeps advantages in float32
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("rows", [8, 2], ids=["whole", "accumulated"])
 def test_one_step_is_the_gradient_of_the_objective(tmp_path, name, rows):
     run = trainer(tmp_path, name, per_device_train_batch_size=rows, gradient_accumulation_steps=8 // rows)
-    assert small.largest_difference(small.step(run), gradient(name, talks_of(name))) < EXACT
+    assert small.largest_difference(small.step(run), gradient(name, talks_of(name))) < small.EXACT
     assert not run._canary_due
 
 
-def test_a_guess_and_a_confidence_in_every_turn_are_paid_separately_by_hand(tmp_path):
-    """The first prompt: rights by rollout 1, 1 / 1, 0 / 0 / 1, 0, so the mean over rollouts is (1 + .5 + 0 + .5) / 4 = .5; Brier
-    scores -.01, -.04 / -.16, -.49 / -.25 / 0, -.01, so -(.025 + .325 + .25 + .005) / 4 = -.15125.
-    The first rollout has 2 x 3 = 6 tokens of guesses, 2 x 5 of confidences and its end, 11."""
-    run = trainer(tmp_path, "blocks")
-    run.train()
-    kept = run.last_rollouts
-    want = torch.tensor([[0.5, 0.14125], [0.5, 0.11125], [0.5, -0.00875]]).double()
-    assert torch.allclose(kept.credit.block_nk[:3], want, atol=1e-9)
-    first = kept.advantages_nt[0]
-    assert first[:3].tolist() == pytest.approx([0.5 / 6] * 3)
-    assert first[3:8].tolist() == pytest.approx([0.14125 / 11] * 5)
-
-
-def test_the_advantages_that_reach_the_loss_are_at_the_tokens_of_their_turns(tmp_path):
-    seen = []
-
-    class Watch(small.SpanGRPOTrainer):
-        def _generate_and_score_completions(self, inputs):
-            output = super()._generate_and_score_completions(inputs)
-            seen.append(output["advantages"])
-            return output
-
-    extra = {**SCHEMES["turns"], "rollout_func": scripted(TALKS)}
-    run = small.trainer(tmp_path, kind=Watch, extra=extra, max_completion_length=32, pad_to_multiple_of=32)
-    run.train()
-    assert seen[0].shape == (8, 32)
-    for found, want in zip(seen[0].tolist(), token_credit("turns", TALKS), strict=True):
-        assert found[: len(want)] == pytest.approx(want)
-        assert set(found[len(want) :]) <= {0.0}
-
-
 def test_a_completion_that_the_trainer_leaves_out_learns_nothing_and_changes_no_other(tmp_path):
-    cut = [*TALKS]
-    cut[1] = small.replace(cut[1])
-
-    class NoEnd(type(cut[1])):
-        @property
-        def said(self):
-            whole = super().said
-            return small.Said(whole.pieces[:-1], whole.blocks[:-1], whole.right, None)
-
-        @property
-        def turn_of_token(self):
-            return super().turn_of_token[:-1]
-
-    cut[1] = NoEnd(cut[1].turns, cut[1].tools, cut[1].solved)
-    run = trainer(tmp_path, "turns", talks=cut, mask_truncated_completions=True)
-    assert small.largest_difference(small.step(run), gradient("turns", cut, unlearned={1})) < EXACT
+    talks = [replace(one, end=()) if i == 1 else one for i, one in enumerate(TALKS)]
+    run = trainer(tmp_path, "turns", talks=talks, mask_truncated_completions=True)
+    assert small.largest_difference(small.step(run), gradient("turns", talks, unlearned={1})) < small.EXACT
 
 
 def test_what_trl_logs_is_of_completions(tmp_path):
@@ -83,33 +39,26 @@ def test_what_trl_logs_is_of_completions(tmp_path):
     assert log["rewards/right/mean"] == pytest.approx(small.mean(by_rollout))
     assert log["reward"] == pytest.approx(small.mean(by_rollout))
     assert len(run._logs["advantages"]) == len(TALKS)
-    first = torch.tensor(list(run._logs["extra"]["credit/turn"]))
-    level = small.mean(by_rollout[:4])
-    assert first[:4].tolist() == pytest.approx([value - level for value in by_rollout[:4]])
-
+    shown, level = list(run._logs["extra"]["credit/turn"]), small.mean(by_rollout[:4])
+    assert shown[:4] == pytest.approx([value - level for value in by_rollout[:4]])
     run = trainer(tmp_path, "outcome")
     run.train()
     assert run.state.log_history[0]["rewards/solved/mean"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("name", ["turns", "gigpo"])
-def test_another_number_of_turns_is_refused(tmp_path, name):
-    told = [one.told for one in TALKS]
-    told[3] = told[3][:2]
-    with pytest.raises(AlignmentError, match=re.escape("Completion 3 has 2 entries in 'turns' and its mask has 3 runs")):
+@pytest.mark.parametrize(
+    ("name", "n", "entry", "error"),
+    [
+        ("turns", 3, [{}, {}], AlignmentError),  # it has three turns
+        ("gigpo", 3, [{}, {}], AlignmentError),
+        ("gigpo", 2, 1, DataError),  # no list
+        ("gigpo", None, None, DataError),  # nobody names the states
+    ],
+)
+def test_what_does_not_describe_the_turns_is_refused(tmp_path, name, n, entry, error):
+    told = "nothing" if n is None else [entry if i == n else one.told for i, one in enumerate(TALKS)]
+    with pytest.raises(error, match="turns" if n is None else f"Completion {n} has"):
         trainer(tmp_path, name, told=told).train()
-
-
-def test_what_is_no_list_of_turns_is_refused_where_turns_are_needed(tmp_path):
-    told = [one.told for one in TALKS]
-    told[2] = 1
-    with pytest.raises(DataError, match=re.escape("Completion 2 has turns: 1; write a list with one mapping per turn")):
-        trainer(tmp_path, "gigpo", told=told).train()
-
-
-def test_a_step_method_without_states_says_how_to_give_them(tmp_path):
-    with pytest.raises(DataError, match=re.escape("give 'turns': for each completion a list with one {'anchor': STATE}")):
-        trainer(tmp_path, "gigpo", told="nothing").train()
 
 
 def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
@@ -124,21 +73,12 @@ def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
 
 
 def test_conversations_train_a_real_policy_on_a_real_environment(tmp_path):
-    from datasets import Dataset
-
-    from chain_agent import AGENT_LAYOUT
-    from play_turns import conversations
-
     chains = Dataset.from_dict({"prompt": ["7+3*4-2=", "1+2*3+4-5="]})
     tokenizer = build_tokenizer()
     extra = {
-        **SCHEMES["gigpo"],
-        "layout": AGENT_LAYOUT,
-        "model": build_model(tokenizer, 0),
-        "processing_class": tokenizer,
-        "train_dataset": chains,
-        "rollout_func": conversations(Episode, max_turn_tokens=4),
-    }
+        **SCHEMES["gigpo"], "layout": AGENT_LAYOUT, "model": build_model(tokenizer, 0), "processing_class": tokenizer,
+        "train_dataset": chains, "rollout_func": conversations(Episode, max_turn_tokens=4),
+    }  # fmt: skip
     run = small.trainer(tmp_path, extra=extra, max_completion_length=64)
     before = small.weights(run.model)
     with pytest.warns(UserWarning, match="contain no tags at all|Every advantage of the batch"):  # a random policy
@@ -160,9 +100,9 @@ def two_ranks(tmp_path_factory):
 def test_a_group_that_spans_ranks_is_one_group(two_ranks, tmp_path, name):
     """Each process has four of the eight rollouts of one prompt, and another number of turns than the other."""
     two = torch.load(two_ranks / f"{name}.pt")
-    assert small.largest_difference(two["gradient"], gradient(name, talks_of(name), size=8)) < EXACT
+    assert small.largest_difference(two["gradient"], gradient(name, talks_of(name), size=8)) < small.EXACT
     one = trainer(tmp_path, name, num_generations=8)
-    assert small.largest_difference(two["gradient"], small.step(one)) < EXACT
+    assert small.largest_difference(two["gradient"], small.step(one)) < small.EXACT
     log = one.state.log_history[0]
     assert two["log"] == pytest.approx({key: log[key] for key in two["log"]})
     assert {len(TALKS), len(GUESSES)} == {8}
