@@ -164,6 +164,7 @@ def test_leads_choose_anew_in_every_draw():
     by_name = {name: found.interval("c", name, "correlation").value for name in names}
     assert found.best("c", "GAE") == max(by_name, key=by_name.__getitem__)
     lead = found.lead("c", "SAE start 0.9, 0", "GAE")
+    assert lead.low < lead.value < lead.high
     assert lead.value == pytest.approx(found.interval("c", "SAE start 0.9, 0", "correlation").value - max(by_name.values()))
     # Against many chosen anew, the lead is never better than against any one of them.
     for name in names:
