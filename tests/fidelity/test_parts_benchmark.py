@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import runpy
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
+from parts import own_advantage, to_go_advantage, weighted_correlation
 
 from spanwise import Layout, Objective, Scheme
 from spanwise.batch import Batch
@@ -15,9 +14,6 @@ from spanwise.measure import bootstrap
 from spanwise.pipeline import Reading, credit_batch
 from spanwise.types import Scores
 
-NAMES = ("own_advantage", "to_go_advantage", "weighted_correlation")
-FILE = Path(__file__).parents[2] / "benchmarks" / "parts.py"
-own_advantage, to_go_advantage, weighted_correlation = map(runpy.run_path(str(FILE)).get, NAMES)
 #: Two parts of three tokens each; the first is right as 0, the second as 1.
 FIRST = (0.5, 0.3, 0.2)
 #: The second part's probabilities behind each first one.

@@ -79,12 +79,12 @@ def test_where_the_critic_lies(tiny, tmp_path):
 def test_what_is_refused(tiny, tmp_path):
     place = tmp_path / "critic"
     saved(tiny, place)
-    with pytest.raises(RecipeError, match=r"gives the value of correct \+ calibration, .* reward 'correct' alone"):
+    with pytest.raises(RecipeError, match=r"correct \+ calibration"):
         own_critic(place, tiny[1], ["correct", "calibration"])
     about = json.loads((place / "critic.json").read_text())
     (place / "critic.json").write_text(json.dumps({**about, "values": ["a", "b"]}))
-    with pytest.raises(RecipeError, match="gives the value of a, b"):
+    with pytest.raises(RecipeError, match="a, b"):
         own_critic(place, tiny[1], ["a", "b"])
     (place / "critic.json").write_text("{}")
-    with pytest.raises(DataError, match=r"critic.json' is damaged: KeyError\('head'\)"):
+    with pytest.raises(DataError, match="head"):
         own_critic(place, tiny[1], ["correct"])

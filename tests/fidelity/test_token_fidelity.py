@@ -94,72 +94,19 @@ def test_segments_by_hand():
         assert noise_nt.flatten().tolist() == pytest.approx(noise)
 
 
-def test_segments_favour_the_sae_that_cuts_them():
-    trajectories, exact_nt, _ = exact_and_noisy(64)
-    logp_nt = torch.where(
-        torch.rand(trajectories.mask_nt.shape, generator=torch.Generator().manual_seed(2)) < 0.3, 0.1, 0.9
-    ).log()
-    cut = replace(trajectories, logp_nt=logp_nt.double())
-    own, other = "SAE start 0.2, 0", "SAE end 0.2, 0"
-    found = token_fidelity(cut, {"exact": exact_nt}, segments=SaeSegments(), draws=10)
-    assert found.lead("exact", own, "GAE").low > 0.1
-    assert found.lead("exact", own, other).low > 0.05
-    assert (
-        token_fidelity(cut, {"exact": exact_nt}, draws=10).lead("exact", own, "GAE").high < 0
-    )  # token by token it is GAE 0
-
-
-def test_by_hand():
-    # One completion: V_MC .5, .5, .25 and reward 1: A_MC 0, -.25, .75. The critic says .5, .6, .2.
-    one = Trajectories(
-        torch.tensor([0]), torch.tensor([1.0]), torch.tensor([[0.5, 0.5, 0.25]]), torch.tensor([[0.01, 0.02, 0.03]]),
-        torch.tensor([[1.0, 1.0, 0.4]]).log(), torch.ones(1, 3, dtype=torch.bool),
-    )  # fmt: skip
-    target_nt, noise_nt = monte_carlo_advantage(one)
-    assert target_nt.tolist() == [[0.0, -0.25, 0.75]]
-    assert noise_nt.flatten().tolist() == pytest.approx([0.03, 0.05, 0.03])
-    found = token_fidelity(one, {"critic": torch.tensor([[0.5, 0.6, 0.2]])}, draws=2)
-    # mean 1/6; squares 0, .0625, .5625: variance sum .625 - 3/36 = .541667; noise .11
-    assert found.interval("critic", "GAE 0", "ceiling").value == pytest.approx(math.sqrt(1 - 0.11 / (0.625 - 1 / 12)))
-    # GAE 0: .1, -.4, .8, sum .5, squares .81, products 0 + .1 + .6 = .7
-    assert found.interval("critic", "GAE 0", "correlation").value == pytest.approx(
-        (0.7 - 0.5 * 0.5 / 3) / math.sqrt((0.81 - 0.25 / 3) * (0.625 - 0.25 / 3)), abs=1e-6
-    )
-    # SAE .5, 0 cuts before the last token: -.3, -.4, .8; sum .1, squares .89, products .1 + .6
-    assert found.interval("critic", "SAE start 0.5, 0", "correlation").value == pytest.approx(
-        (0.7 - 0.1 * 0.5 / 3) / math.sqrt((0.89 - 0.01 / 3) * (0.625 - 0.25 / 3)), abs=1e-6
-    )
-    # Errors of GAE 0: .1, -.15, .05: squares .035, less .11 of noise is below 0. One token is a decision: no correlation.
-    assert found.interval("critic", "GAE 0", "rmse").value == 0
-    assert (found.count("all"), found.count("decision")) == (3, 1)
-    assert math.isnan(found.interval("critic", "GAE 0", "correlation", kind="decision").value)
-    # The critic's own values: errors 0, .1, -.05; squares .0125 less .06 of noise.
-    assert found.interval("critic", VALUES, "rmse").value == 0
-
-
 def test_masked_is_deleted():
-    trajectories, value_nt = drawn(8, 6, seed=3)
     full = torch.ones(8, 6, dtype=torch.bool)
-    short = Trajectories(
-        trajectories.prompt_n,
-        trajectories.reward_n,
-        trajectories.value_nt,
-        trajectories.noise_nt,
-        trajectories.logp_nt,
-        full,
-    )
-    place_t = torch.tensor([1, 2, 4, 5, 7, 8])
+    trajectories, value_nt = drawn(8, 6, seed=3)
+    trajectories = replace(trajectories, mask_nt=full)
 
     def spread(x_nt, fill):
         wide = torch.full((8, 10), fill, dtype=x_nt.dtype)
-        wide[:, place_t] = x_nt
+        wide[:, [1, 2, 4, 5, 7, 8]] = x_nt
         return wide
 
-    wide = Trajectories(
-        trajectories.prompt_n, trajectories.reward_n, spread(trajectories.value_nt, NAN), spread(trajectories.noise_nt, 1e9),
-        spread(trajectories.logp_nt, -50.0), spread(full, False),
-    )  # fmt: skip
-    one = token_fidelity(short, {"c": value_nt}, draws=3)
+    fills = {"value_nt": NAN, "noise_nt": 1e9, "logp_nt": -50.0, "mask_nt": False}
+    wide = replace(trajectories, **{name: spread(getattr(trajectories, name), fill) for name, fill in fills.items()})
+    one = token_fidelity(trajectories, {"c": value_nt}, draws=3)
     two = token_fidelity(wide, {"c": spread(value_nt, NAN)}, draws=3)
     assert torch.allclose(one.sum_cesnk, two.sum_cesnk)
 
@@ -170,7 +117,7 @@ def test_what_is_unknown_is_left_out():
     gone[0], dumb[1] = NAN, NAN
     unvalued[2, 2] = NAN
     mask_nt = torch.ones(9, 5, dtype=torch.bool)
-    holes = Trajectories(trajectories.prompt_n, gone, unvalued, trajectories.noise_nt, trajectories.logp_nt, mask_nt)
+    holes = replace(trajectories, reward_n=gone, value_nt=unvalued, mask_nt=mask_nt)
     found = token_fidelity(holes, {"c": value_nt, "d": dumb}, draws=2)
     count_n = found.sum_cesnk[0, 0, 0, :, 0]
     assert count_n.tolist() == [0, 0, 3, 5, 5, 5, 5, 5, 5]  # V unknown before token 2: neither token 2 nor token 1 has A_MC
@@ -217,6 +164,7 @@ def test_leads_choose_anew_in_every_draw():
     by_name = {name: found.interval("c", name, "correlation").value for name in names}
     assert found.best("c", "GAE") == max(by_name, key=by_name.__getitem__)
     lead = found.lead("c", "SAE start 0.9, 0", "GAE")
+    assert lead.low < lead.value < lead.high
     assert lead.value == pytest.approx(found.interval("c", "SAE start 0.9, 0", "correlation").value - max(by_name.values()))
     # Against many chosen anew, the lead is never better than against any one of them.
     for name in names:
@@ -243,10 +191,8 @@ def test_an_estimator_that_never_varies_leads_nobody():
 def test_intervals_are_by_prompt():
     trajectories, value_nt = drawn(6, 5, seed=6, prompts=6)
     copies = 20  # the same six completions of six prompts, again and again: no new facts, the same interval
-    many = Trajectories(
-        trajectories.prompt_n.repeat(copies), trajectories.reward_n.repeat(copies), trajectories.value_nt.repeat(copies, 1),
-        trajectories.noise_nt.repeat(copies, 1), trajectories.logp_nt.repeat(copies, 1), trajectories.mask_nt.repeat(copies, 1),
-    )  # fmt: skip
+    tables = {name: table for name, table in vars(trajectories).items() if table is not None}
+    many = replace(trajectories, **{name: torch.cat([table] * copies) for name, table in tables.items()})
     one = token_fidelity(trajectories, {"c": value_nt}).interval("c", "GAE 1", "correlation")
     two = token_fidelity(many, {"c": value_nt.repeat(copies, 1)}).interval("c", "GAE 1", "correlation")
     assert (two.low, two.high) == pytest.approx((one.low, one.high))
@@ -256,16 +202,14 @@ def test_intervals_are_by_prompt():
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_sentences():
     trajectories, value_nt = drawn(4, 5)
-    with pytest.raises(AlignmentError, match=r"values of critic 'c' are \(4, 4\), the tokens \(4, 5\)"):
+    with pytest.raises(AlignmentError, match="'c'"):
         token_fidelity(trajectories, {"c": value_nt[:, :4]})
-    with pytest.raises(DataError, match="nothing can be compared"):
-        token_fidelity(trajectories, {"c": value_nt * NAN})
-    with pytest.raises(DataError, match="nothing can be compared"):
-        token_fidelity(trajectories, {})
-    with pytest.raises(AlignmentError, match=r"have the shapes \(4, 4\), \(4, 5\)"):
-        replace(trajectories, mask_nt=trajectories.mask_nt[:, :4])
-    with pytest.raises(AlignmentError, match="There are 3 prompts, 4 rewards and 4 rows of tokens"):
-        replace(trajectories, prompt_n=trajectories.prompt_n[:3])
+    for critics in ({"c": value_nt * NAN}, {}):
+        with pytest.raises(DataError):
+            token_fidelity(trajectories, critics)
+    for short in ({"mask_nt": trajectories.mask_nt[:, :4]}, {"prompt_n": trajectories.prompt_n[:3]}):
+        with pytest.raises(AlignmentError):
+            replace(trajectories, **short)
     found = token_fidelity(trajectories, {"c": value_nt}, draws=2)
     for arguments in (("d", "GAE 0", "rmse"), ("c", "GAE", "rmse"), ("c", "GAE 0", "rms")):
         with pytest.raises(RecipeError, match="There is no"):

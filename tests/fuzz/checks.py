@@ -214,23 +214,14 @@ def kept(cell, made, folder):
     write_rollouts(file, [rollouts.recorded(step=1)], pieces=cell.family.vocabulary.pieces)
     table = read_rollouts(file)
     for n, (ids, mask) in enumerate(made):
-        own, flags = (
-            table.tokens.slice(n, n + 1).astype(np.int64),
-            table.trainable[table.tokens.offsets[n] : table.tokens.offsets[n + 1]],
-        )
+        own, (start, end) = table.tokens.slice(n, n + 1).astype(np.int64), table.tokens.offsets[n : n + 2]
+        flags = table.trainable[start:end]
         assert table.vocabulary.join(own[flags])[0] == joined(cell, ids[mask]), n
     for m, name in enumerate(reading.scores.names):
-        assert torch.equal(
-            table.rewards[name].value_n.nan_to_num(nan=9.0), reading.scores.reward_nm[:, m].nan_to_num(nan=9.0)
-        )
+        found_n, own_n = table.rewards[name].value_n, reading.scores.reward_nm[:, m]
+        assert torch.equal(found_n.nan_to_num(nan=9.0), own_n.nan_to_num(nan=9.0))
     view = token_rows(read_rows(file), cell.family.vocabulary)
     assert token_view(TokenView(("bae",), view))
     answers = [blocks[cell.layout.names[0]] and whole_text(blocks) for blocks in reading.text]
-    voting(
-        answers,
-        torch.full((len(made),), 0.5),
-        torch.ones(len(made)),
-        prompts=batch.group_n.tolist(),
-        budgets=[2],
-        resamples=2,
-    )
+    half_n, one_n = torch.full((len(made),), 0.5), torch.ones(len(made))
+    voting(answers, half_n, one_n, prompts=batch.group_n.tolist(), budgets=[2], resamples=2)

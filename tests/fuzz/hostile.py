@@ -39,16 +39,8 @@ NOISE = [
 ]  # fmt: skip
 #: Bytes that are no UTF-8: cut characters, an encoded surrogate, a "<" in two bytes, bytes that never occur.
 BROKEN = [
-    b"\xff",
-    b"\xe6\x97",
-    b"\x9c",
-    b"\xf0\x9f\x99",
-    b"\xed\xa0\x80",
-    b"\xc0\xbc",
-    b"\x80",
-    b"\xf8\x88\x80\x80\x80",
-    b"\xe6<",
-]
+    b"\xff", b"\xe6\x97", b"\x9c", b"\xf0\x9f\x99", b"\xed\xa0\x80", b"\xc0\xbc", b"\x80", b"\xf8\x88\x80\x80\x80", b"\xe6<",
+]  # fmt: skip
 FRAGMENTS = [text.encode() for text in [*SIGNS * 3, *LOOK_ALIKES, *NOISE]] + BROKEN
 #: What stands where an answer or a confidence should.
 CONTENTS = [
@@ -104,17 +96,8 @@ def families():
         "SentencePiece": sentencepiece(tokens=("<reasoning>",)),
     }
     found = [Family(name, one, Vocabulary.from_tokenizer(one, size=len(one) + 1)) for name, one in made.items()]
-    words = {
-        *SIGNS,
-        *LOOK_ALIKES,
-        *NOISE,
-        *(f"<t{n}>" for n in range(40)),
-        *map(chr, range(32, 127)),
-        "日",
-        "本",
-        "🙂",
-        "\u202e",
-    }
+    signs = (f"<t{n}>" for n in range(40))
+    words = {*SIGNS, *LOOK_ALIKES, *NOISE, *signs, *map(chr, range(32, 127)), "日", "本", "🙂", "\u202e"}
     literal = word_level(sorted(word for word in words if word in SIGNS or not any(sign in word for sign in SIGNS)))
     return [*found, Family("literal pieces", None, Vocabulary.from_tokenizer(literal, size=len(literal) + 1))]
 
@@ -122,11 +105,9 @@ def families():
 def formed(draw, layout):
     """A text that follows the layout, but for a sign that is lost or doubled here and there."""
     parts = []
-    blocks = (
-        layout.blocks
-        if len(layout.blocks) < 9
-        else [*layout.blocks[:2], *draw.sample(layout.blocks[2:-1], 5), layout.blocks[-1]]
-    )
+    blocks = layout.blocks
+    if len(blocks) >= 9:
+        blocks = [*blocks[:2], *draw.sample(blocks[2:-1], 5), blocks[-1]]
     for block, tags in blocks:
         for tag in tags:
             opening = b"" if tag == layout.prefilled and block == layout.names[0] else f"<{tag}>".encode()
@@ -186,11 +167,9 @@ def giants(seed, count, family, layout, sizes=(2**17, 2**18, 2**20)):
         shape, size = draw.choice(list(SHAPES)), draw.choice(sizes)
         tags = list(dict.fromkeys(layout.tags))[:3]
         inside = SHAPES[shape](size // max(1, len(tags))).encode()
-        text = (
-            inside
-            if not tags or draw.random() < 0.4
-            else b"".join(f"<{tag}>".encode() + inside + f"</{tag}>".encode() for tag in tags)
-        )
+        text = b"".join(f"<{tag}>".encode() + inside + f"</{tag}>".encode() for tag in tags)
+        if not tags or draw.random() < 0.4:
+            text = inside
         ids = family.byte_ids[np.frombuffer(text, dtype=np.uint8)]
         ids = ids[ids >= 0]
         yield shape, [(ids, np.ones(len(ids), dtype=np.bool_))]

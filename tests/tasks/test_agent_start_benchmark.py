@@ -1,9 +1,8 @@
 """The warm start of the agent in the benchmarks: its chains, its noisy conversations, what it imitates."""
 
-import importlib.util
 import re
-from pathlib import Path
 
+import agent_start as agents
 import numpy as np
 import pytest
 import torch
@@ -13,18 +12,9 @@ from spanwise.tasks import build_model, build_tokenizer
 from spanwise.tasks.warm_start import _folder_name, shortened
 
 torch.set_num_threads(1)
-FILE = Path(__file__).parents[2] / "benchmarks" / "agent_start.py"
 
 
-@pytest.fixture(scope="module")
-def agents():
-    spec = importlib.util.spec_from_file_location("agent_start", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_drawn_chains_are_as_long_as_said_and_never_held_out(agents) -> None:
+def test_drawn_chains_are_as_long_as_said_and_never_held_out() -> None:
     held_out = frozenset(chain.prompt for chain in agents.held_out_chains())
     chains = agents.draw_chains(3000, rng=np.random.default_rng(20_261), exclude=held_out)  # the seed of the held-out ones
     assert not held_out & {chain.prompt for chain in chains}
@@ -33,7 +23,7 @@ def test_drawn_chains_are_as_long_as_said_and_never_held_out(agents) -> None:
     assert [chain.prompt for chain in agents.held_out_chains()] == [chain.prompt for chain in agents.held_out_chains()]
 
 
-def test_noisy_talk_slips_as_often_as_said(agents) -> None:
+def test_noisy_talk_slips_as_often_as_said() -> None:
     rng = np.random.default_rng(0)
     turns = {operator: [] for operator in agents.OPERATORS}
     for chain in agents.draw_chains(1500, rng=np.random.default_rng(0)):
@@ -47,14 +37,14 @@ def test_noisy_talk_slips_as_often_as_said(agents) -> None:
     assert [np.mean(turns[operator]) for operator in agents.OPERATORS] == pytest.approx([1.0, 0.82, 0.55], abs=0.03)
 
 
-def test_a_refusal_ends_the_talk(agents) -> None:
+def test_a_refusal_ends_the_talk() -> None:
     (chain,) = agents.draw_chains(1, rng=np.random.default_rng(0))
     noise = agents.AgentNoise(slip=(0.0, 0.0, 0.0), refusal=1.0)
     talk = list(agents.noisy_talk(chain, noise, rng=np.random.default_rng(0)))
     assert [reply for _, reply in talk] == ["<answer>?</answer>"]
 
 
-def test_the_warm_start_imitates_the_agent_and_not_the_environment(agents, tmp_path) -> None:
+def test_the_warm_start_imitates_the_agent_and_not_the_environment(tmp_path) -> None:
     """One step on one batch, with the loss of every token written out."""
     settings = shortened(1, agents.AgentSettings())
     losses = []
@@ -75,7 +65,7 @@ def test_the_warm_start_imitates_the_agent_and_not_the_environment(agents, tmp_p
     assert losses[0] == pytest.approx(np.mean(per_token), rel=1e-4)
 
 
-def test_no_conversation_of_the_warm_start_is_about_a_held_out_chain(agents) -> None:
+def test_no_conversation_of_the_warm_start_is_about_a_held_out_chain() -> None:
     held_out = {chain.prompt for chain in agents.held_out_chains()}
     tokenizer, rng = build_tokenizer(), np.random.default_rng(20_261)  # the seed of the held-out chains
     ids_nt, _ = agents.AGENT.stretches[0].batch(tokenizer, 300, rng)
@@ -85,5 +75,5 @@ def test_no_conversation_of_the_warm_start_is_about_a_held_out_chain(agents) -> 
     assert not asked & held_out
 
 
-def test_a_finished_warm_start_keeps_its_cache(agents) -> None:
+def test_a_finished_warm_start_keeps_its_cache() -> None:
     assert _folder_name(agents.AGENT, 1, 0, agents.AgentSettings()) == "digits-agent-0-2295b91365da"

@@ -1,12 +1,12 @@
 """The digit chain asked step by step: what the environment shows, what each turn earns, when an episode is over."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from digits_small import by_hand
 
 from chain_agent import Chain, Episode
 from spanwise.errors import DataError
@@ -16,34 +16,19 @@ def say(digit) -> str:
     return f"<answer>{digit}</answer>"
 
 
-def by_hand(start: int, steps: tuple[str, ...]) -> list[int]:
-    """Read the steps as a person would."""
-    digits, value = [], start
-    for operator, operand in steps:
-        value = eval(f"({value} {operator} {operand}) % 10")
-        digits.append(value)
-    return digits
-
-
-def drawn(size: int = 300, seed: int = 0) -> list[Chain]:
+def drawn(size: int) -> list[Chain]:
     """Chains of 6 to 10 steps."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     steps = [[f"{rng.choice(list('+-*'))}{rng.integers(1, 10)}" for _ in range(rng.integers(6, 11))] for _ in range(size)]
     return [Chain(int(rng.integers(10)), tuple(row)) for row in steps]
 
 
-def test_the_right_digits_are_those_a_person_reads() -> None:
-    for chain in drawn():
-        assert list(chain.digits) == by_hand(chain.start, chain.steps)
+def test_an_agent_that_says_what_a_person_reads_solves_every_chain_and_earns_every_turn() -> None:
+    for chain in drawn(100):
+        assert list(chain.digits) == by_hand(chain.prompt)
         assert Chain.of(chain.prompt) == chain
-
-
-def test_an_agent_that_is_always_right_solves_every_chain_and_earns_every_turn() -> None:
-    for chain in drawn(50):
         episode = Episode(chain.prompt)
-        shown = [episode.opening]
-        for digit in chain.digits:
-            shown.append(episode.reply(say(digit)))
+        shown = [episode.opening, *(episode.reply(say(digit)) for digit in chain.digits)]
         assert "".join(str(part).strip("=") for part in shown[:-1]) == chain.prompt.strip("=")
         assert shown[-1] is None
         assert episode.done
@@ -69,25 +54,14 @@ def test_two_slips_that_cancel_solve_the_chain() -> None:
     assert episode.turn_rewards == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<answer>?</answer>",
-        "",
-        "7",
-        "<answer>12</answer>",
-        "</answer>7<answer>",
-        "<answer>7</answer>7",
-        "<answer>7</answer>" * 2,
-    ],
-)
+@pytest.mark.parametrize("text", [say("?"), "", "7", say(12), "</answer>7<answer>", f"{say(7)}7", say(7) * 2])
 def test_a_reply_that_is_no_digit_in_its_tags_is_wrong_and_ends_the_episode(text) -> None:
     episode = Episode("3+4*2=")
     assert episode.reply(text) is None
     assert episode.done
     assert not episode.solved
     assert episode.turn_rewards == [0.0]
-    with pytest.raises(DataError, match=re.escape("The episode of '3+4*2=' is over after 1 turns.")):
+    with pytest.raises(DataError, match="over after 1 turns"):
         episode.reply(say(7))
 
 
@@ -105,7 +79,7 @@ def test_equal_anchors_of_one_prompt_are_asked_the_same_question() -> None:
 
 @pytest.mark.parametrize("prompt", ["", "3=", "3+0=", "3~4=", "33+4=", "3+4", "3+4=5"])
 def test_what_is_no_chain_is_refused(prompt) -> None:
-    with pytest.raises(DataError, match="is no digit chain"):
+    with pytest.raises(DataError):
         Chain.of(prompt)
 
 

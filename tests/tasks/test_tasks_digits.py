@@ -6,28 +6,18 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from digits_small import by_hand
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise.errors import DataError
-from spanwise.layout import Layout
-from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer, is_refusal
-from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, noisy_traces, success_probability, taken
+from spanwise.tasks import build_model, build_tokenizer, is_refusal
+from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, noisy_traces, success_probability
 
 torch.set_num_threads(1)
 COMPLETION = re.compile(
     r"<reasoning>(\d{0,6})</reasoning><answer>(\d|\?)</answer>"
     r"<analysis>((?:[*~][1-9])*)</analysis><confidence>(0\.\d|1\.0)</confidence>"
 )
-
-
-def by_hand(prompt: str, plus: bool) -> list[int]:
-    """Read the prompt as a person would; the digit after every step."""
-    digits, value = [], int(prompt[0])
-    for operator, operand in re.findall(r"([-+*~])(\d)", prompt):
-        sign = operator if operator != "~" else ("+" if plus else "-")
-        value = eval(f"({value} {sign} {operand}) % 10")
-        digits.append(value)
-    return digits
 
 
 def one_problem(start: int, steps: list[tuple[str, int]], *, plus: bool = True) -> Problems:
@@ -72,7 +62,7 @@ def test_held_out_prompts_are_different_nested_and_excluded() -> None:
 
 @pytest.mark.parametrize("size", [0, 513])
 def test_held_out_size_is_limited(size: int) -> None:
-    with pytest.raises(DataError, match=f"has 512 evaluation prompts and you asked for {size}"):
+    with pytest.raises(DataError):
         DIGITS.held_out(size)
 
 
@@ -168,24 +158,7 @@ def test_model_depends_on_the_seed_alone() -> None:
     assert 0.4e6 <= first.num_parameters() <= 0.45e6
 
 
-@pytest.mark.parametrize(
-    ("solution", "refuses"),
-    [
-        ({"reasoning": "37", "answer": "7"}, False),
-        ({"reasoning": "", "answer": "?"}, True),
-        ({"reasoning": "12", "answer": "12"}, True),
-        ({"reasoning": "12", "answer": "²"}, True),
-        ({"reasoning": "1", "answer": None}, True),
-        (None, True),
-    ],
-)
-def test_refusal_is_an_answer_that_is_no_digit(solution, refuses: bool) -> None:
-    assert is_refusal({"solution": solution, "confidence": None}) is refuses
-
-
-def test_layout_is_the_one_the_traces_use() -> None:
-    assert Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}) == DIGITS_LAYOUT
-
-
-def test_steps_are_taken_modulo_ten():
-    assert (taken(7, "*4"), taken(2, "-5")) == (8, 7)
+def test_refusal_is_an_answer_that_is_no_digit() -> None:
+    answers = {"7": False, "?": True, "12": True, "²": True, None: True}
+    assert {answer: is_refusal({"solution": {"answer": answer}, "confidence": None}) for answer in answers} == answers
+    assert is_refusal({"solution": None, "confidence": None})

@@ -1,7 +1,6 @@
-"""The long digit chain: what the traces hold, the warm start's cache, the task, and a run of it."""
+"""The long digit chain: what the traces hold, the names of the caches, and a run of it."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,25 +10,15 @@ import yaml
 from spanwise.errors import RecipeError
 from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import LONG_LAYOUT, build_tokenizer, digits_task, is_refusal
-from spanwise.tasks.digits import (
-    LONG,
-    LONG_NOISE,
-    LONG_POSITIONS,
-    LONGEST,
-    LongNoise,
-    LongProblems,
-    long_traces,
-    tables,
-)
+from spanwise.tasks import LONG_LAYOUT, build_tokenizer, is_refusal
+from spanwise.tasks.digits import LONG, LONG_NOISE, LONG_POSITIONS, LONGEST, LongNoise, LongProblems, long_traces, tables
 from spanwise.tasks.embedded import STARTS
-from spanwise.tasks.warm_start import WarmStartSettings, _folder_name, shortened
+from spanwise.tasks.warm_start import WarmStartSettings, _folder_name
 
 torch.set_num_threads(1)
 TRACE = re.compile(r"<reasoning>(.*)</reasoning><answer>(\d)</answer>")
 LINE = re.compile(r"(\d)\.([-+*~]\d)(\+\d|\?-\d)?_(\d)([-+*]\d)(_\d[-+*]\d)?=(\d)_")
 EXACT = LongNoise(slip=(0.0, 0.0, 0.0), careful=0.0)
-TINY = shortened(2)
 
 
 def drawn(size: int, seed: int = 1) -> LongProblems:
@@ -113,16 +102,16 @@ def test_every_smudge_has_a_sign_of_its_own() -> None:
 
 def test_exercises_are_right_and_reach_every_value_and_step() -> None:
     exercises = [row for seed in range(20) for row in tables(80, rng=np.random.default_rng(seed))]
-    assert {rest.count("=") for _, rest in exercises} == {0, 1, 3, 7}
-    seen = set()
+    seen, lengths = set(), set()
     for prompt, rest in exercises:
         assert re.fullmatch(r"\d[-+*]\d=", prompt)
         found = re.findall(r"(\d)([-+*]\d)=(\d)_", prompt + rest)
-        assert len(found) in (1, 2, 4, 8)
+        lengths.add(len(found))
         assert all(new == by_hand(value, step) for value, step, new in found)
         assert [new for _, _, new in found[:-1]] == [value for value, _, _ in found[1:]]
         seen |= {(value, step) for value, step, _ in found}
     assert len(seen) == 270
+    assert lengths == {1, 2, 4, 8}
 
 
 def test_no_trace_is_longer_than_stated_and_prompts_have_one_length() -> None:
@@ -145,8 +134,7 @@ def test_the_layout_reads_the_answer() -> None:
     ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
     mask_nt = ids_nt != tokenizer.pad_token_id
     spans, text = find_blocks(ids_nt, mask_nt, layout=LONG_LAYOUT, vocabulary=Vocabulary.from_tokenizer(tokenizer))
-    assert spans.fault_n.tolist()[0] == 0
-    assert spans.fault_n.tolist()[1] != 0
+    assert spans.fault_n.bool().tolist() == [False, True]
     assert (spans.start_nk[0].tolist(), spans.end_nk[0].tolist()) == ([0], [26])
     assert text[0]["solution"]["answer"] == "0"
     assert [is_refusal(entry) for entry in text] == [False, True]
@@ -177,25 +165,12 @@ def test_batches_hold_long_traces_of_prompts_that_are_not_held_out(index) -> Non
     assert np.mean(wrong) == pytest.approx(0.9 * LONG_NOISE[stretch.name].slip[0], abs=0.02)
 
 
-def test_task_keeps_the_evaluation_prompts_apart(tmp_path) -> None:
-    task = digits_task("long", seed=5, train_size=300, eval_size=64, cache_folder=tmp_path, settings=TINY)
-    again = digits_task("long", seed=5, train_size=300, eval_size=64, cache_folder=tmp_path, settings=TINY)
-    assert (task.name, task.layout, task.max_completion_length) == ("digits-long", LONG_LAYOUT, LONGEST)
-    assert (len(task.train), len(task.evaluation)) == (300, 64)
-    assert task.train["prompt"][:] == again.train["prompt"][:]
-    assert task.evaluation["prompt"][:] == LONG.held_out().prompts[:64]
-    assert task.evaluation["answer"][:] == LONG.held_out().answers[:64]
-    assert not set(task.train["prompt"]) & LONG.held_out_prompts
-    assert Path(task.model, "config.json").is_file()
-
-
 @pytest.mark.parametrize("task", ["digits_long", "digits_twice"])
 def test_recipe_knows_the_task_and_refuses_what_it_has_not(task) -> None:
     assert load(None, {"task": task}).start == "easy"
-    with pytest.raises(RecipeError, match="no use for start"):
-        load(None, {"task": task, "start": "hard"})
-    with pytest.raises(RecipeError, match="A model or dataset is given"):
-        load(None, {"task": task, "model": "m", "dataset": "d"})
+    for other in ({"start": "hard"}, {"model": "m", "dataset": "d"}):
+        with pytest.raises(RecipeError):
+            load(None, {"task": task, **other})
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the model has learned next to nothing, and is told so

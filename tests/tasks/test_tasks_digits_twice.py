@@ -1,33 +1,22 @@
-"""Two attempts at the digit chain: what the traces hold, the warm start's cache, the task."""
+"""Two attempts at the digit chain: what the traces hold and how they are read."""
 
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from digits_small import by_hand
 
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, digits_task, is_refusal
+from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, is_refusal
 from spanwise.tasks.digits import DIGITS, TWICE_NOISE, Problems, TwiceNoise, twice_traces
 from spanwise.tasks.embedded import STARTS
-from spanwise.tasks.warm_start import shortened
 
 torch.set_num_threads(1)
 TRACE = re.compile(r"<answer>(\d|\?)</answer><reasoning>(\d{0,6})</reasoning><answer>(\d|\?)</answer>")
 EXACT = TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.0, refusal=0.0, glance=1.0)
-TINY = shortened(2)
-
-
-def by_hand(prompt: str, plus: bool) -> str:
-    """Read the prompt as a person would; the digit after every step."""
-    digits, value = "", int(prompt[0])
-    for operator, operand in re.findall(r"([-+*~])(\d)", prompt):
-        value = eval(f"({value} {operator if operator != '~' else '+' if plus else '-'} {operand}) % 10")
-        digits += str(value)
-    return digits
 
 
 def traces(problems: Problems, noise: TwiceNoise, seed: int = 0) -> list[tuple[str, str, str]]:
@@ -44,7 +33,7 @@ def test_without_noise_the_reflection_holds_a_digit_for_every_step() -> None:
     problems = drawn(400)
     rows = zip(problems.prompts, problems.plus_n.tolist(), traces(problems, EXACT), strict=True)
     for prompt, plus, (first, reasoning, second) in rows:
-        assert reasoning == by_hand(prompt, plus)
+        assert reasoning == "".join(map(str, by_hand(prompt, plus)))
         assert first == second == reasoning[-1]
 
 
@@ -94,6 +83,7 @@ def test_the_layout_reads_both_answers() -> None:
     assert spans.end_nk.tolist() == [[3, 11], [3, 9]]
     assert [(entry["first"]["answer"], entry["second"]["answer"]) for entry in text] == [("4", "7"), ("?", "?")]
     assert [is_refusal(entry) for entry in text] == [False, True]
+    assert len(tokenizer(texts[0].replace("17", "123456"))["input_ids"]) <= STARTS["twice"].longest
 
 
 @pytest.mark.parametrize(("index", "share"), [(0, 0.2), (1, 0.85)])
@@ -110,13 +100,3 @@ def test_batches_hold_traces_of_two_attempts(index, share) -> None:
     lengths = [len(re.findall(r"[-+*~]", prompt)) for prompt in prompts]
     assert all(len(reasoning) in (0, k) for (_, reasoning, _), k in zip(found, lengths, strict=True))
     assert np.mean([reasoning == "" for _, reasoning, _ in found]) == pytest.approx(share, abs=0.06)
-
-
-def test_task_has_two_blocks_and_keeps_the_evaluation_prompts_apart(tmp_path) -> None:
-    task = digits_task("twice", train_size=700, cache_folder=tmp_path, settings=TINY)
-    assert (task.name, task.layout, len(task.evaluation)) == ("digits-twice", TWICE_LAYOUT, 512)
-    assert not set(task.train["prompt"]) & set(task.evaluation["prompt"])
-    assert set(task.evaluation["prompt"]) == DIGITS.held_out_prompts
-    assert Path(task.model, "config.json").is_file()
-    longest = "<answer>1</answer><reasoning>123456</reasoning><answer>1</answer><eos>"
-    assert len(build_tokenizer()(longest)["input_ids"]) <= task.max_completion_length

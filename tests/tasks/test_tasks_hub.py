@@ -1,6 +1,6 @@
 """A model and a dataset by name: a small local folder and local files go the same road as hub names."""
 
-import json
+import re
 from dataclasses import replace
 
 import datasets
@@ -37,11 +37,13 @@ def models(tmp_path_factory) -> dict[str, str]:
     return folders
 
 
+def file_of(folder, rows) -> str:
+    return str(save(folder, rows, "jsonl"))
+
+
 @pytest.fixture
 def jsonl(tmp_path) -> str:
-    file = tmp_path / "sums.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return str(file)
+    return file_of(tmp_path / "sums", ROWS)
 
 
 def test_plain_prompts_without_a_chat_template(models, jsonl) -> None:
@@ -51,23 +53,16 @@ def test_plain_prompts_without_a_chat_template(models, jsonl) -> None:
     assert row["answer"] in ("14", "12")
     for tag in ("reasoning", "answer", "analysis", "confidence"):
         assert row["prompt"].index(f"<{tag}>") < row["prompt"].index(f"</{tag}>") < row["prompt"].index("What is")
-    assert "\\boxed{" in row["prompt"]
     assert (task.model, task.layout.names) == (models["plain"], ("solution", "confidence"))
 
 
-def test_conversations_with_a_chat_template(models, jsonl) -> None:
-    prompt = load_task(models["system"], jsonl).train[0]["prompt"]
-    assert [message["role"] for message in prompt] == ["system", "user"]
+@pytest.mark.parametrize("style", ["system", "user"])
+def test_the_usual_instruction_is_a_system_message_if_the_template_takes_one(models, jsonl, style) -> None:
+    prompt = load_task(models[style], jsonl).train[0]["prompt"]
+    assert [message["role"] for message in prompt] == (["system", "user"] if style == "system" else ["user"])
     assert "<confidence>" in prompt[0]["content"]
-    assert prompt[1]["content"].startswith("What is")
-    assert "<confidence>" not in prompt[1]["content"]
-
-
-def test_template_without_system_role_gets_one_user_message(models, jsonl) -> None:
-    prompt = load_task(models["user"], jsonl).train[0]["prompt"]
-    assert [message["role"] for message in prompt] == ["user"]
-    assert "<confidence>" in prompt[0]["content"]
-    assert "What is" in prompt[0]["content"]
+    assert "What is" in prompt[-1]["content"]
+    assert ("<confidence>" in prompt[-1]["content"]) == (style == "user")
 
 
 def test_two_attempts_have_their_own_prompt_and_layout(models, jsonl) -> None:
@@ -83,7 +78,7 @@ def test_evaluation_is_set_aside_and_limits_hold(models, jsonl) -> None:
     assert (len(task.train), len(task.evaluation)) == (8, 2)  # a fifth of ten
     assert not set(task.train["prompt"]) & set(task.evaluation["prompt"])
     assert task.evaluation["prompt"][:] == load_task(models["plain"], jsonl).evaluation["prompt"][:]
-    assert [int(answer) for answer in task.train["answer"]] == sorted(int(answer) for answer in task.train["answer"])
+    assert task.train["answer"][:] == sorted(task.train["answer"], key=int)
     small = load_task(models["plain"], jsonl, limit=3, eval_limit=1)
     assert (len(small.train), len(small.evaluation)) == (3, 1)
     assert small.train["answer"][:] == task.train["answer"][:3]  # what is trained on does not hang on the evaluation's size
@@ -137,18 +132,16 @@ def test_the_same_prompts_from_every_kind_of_file(models, tmp_path, kind) -> Non
 
 def test_conversations_that_hold_the_answer_are_no_prompts(models, tmp_path) -> None:
     chat = [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "4"}]
-    file = save(tmp_path, [{"messages": chat, "answer": "4"}] * 4, "jsonl")
-    with pytest.raises(DataError, match="ends with an answer of the assistant"):
-        load_task(models["system"], str(file), layout=Layout(["answer"]))
+    with pytest.raises(DataError, match="assistant"):
+        load_task(models["system"], file_of(tmp_path, [{"messages": chat, "answer": "4"}] * 4), layout=Layout(["answer"]))
 
 
-def test_empty_cell_names_its_row(models, tmp_path) -> None:
-    file = tmp_path / "gap.jsonl"
-    file.write_text(
-        "".join(json.dumps({**row, "answer": row["answer"] if row["answer"] != "6" else None}) + "\n" for row in ROWS)
-    )
-    with pytest.raises(DataError, match=r"Row 3 of the dataset '.*gap.jsonl' has nothing in column 'answer'"):
-        load_task(models["plain"], str(file))
+@pytest.mark.parametrize(
+    ("rows", "says"), [(ROWS[:1], "1 rows"), ([*ROWS[:3], {**ROWS[3], "answer": None}, *ROWS], "Row 3 ")]
+)
+def test_too_few_rows_or_no_answer_in_one(models, tmp_path, rows, says) -> None:
+    with pytest.raises(DataError, match=says):
+        load_task(models["plain"], file_of(tmp_path, rows))
 
 
 @pytest.mark.parametrize(
@@ -165,29 +158,15 @@ def test_unreadable_file_is_named_with_the_option(models, tmp_path, name, conten
     file = tmp_path / name
     if content is not None:
         file.write_text(content)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=rf"^[^\n]*{re.escape(str(file))}[^\n]*$") as caught:
         load_task(models["plain"], str(file))
-    for part in (str(file), message, "--dataset"):
-        assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_too_few_rows(models, tmp_path) -> None:
-    Dataset.from_list(ROWS[:1]).to_json(tmp_path / "one.jsonl")
-    with pytest.raises(DataError, match="has 1 rows"):
-        load_task(models["plain"], str(tmp_path / "one.jsonl"))
+    assert message in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------- what the model is told
 
 PLAN = Layout({"plan": ["plan"], "code": ["code"]})
 TALK = [{"role": "system", "content": "Write <plan> and <code>."}, {"role": "user", "content": "Sort a list."}]
-
-
-def file_of(folder, rows) -> str:
-    file = folder / "own.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +199,12 @@ def test_whole_prompts_are_used_as_they_are(models, tmp_path, prompt, column) ->
     rows = [{"prompt": prompt, "answer": "4", "tests": ["f(1) == 1"], "n": n, "images": "x"} for n in range(5)]
     task = load_task(models["system"], file_of(tmp_path, rows), layout=PLAN, prompt_column=column)
     assert task.train["prompt"][:] == [prompt] * 4
-    assert task.train.column_names == ["prompt", "answer", "tests", "n"], (
-        "columns for reward functions stay, TRL's own do not"
-    )
+    assert task.train.column_names == [
+        "prompt",
+        "answer",
+        "tests",
+        "n",
+    ]  # columns for reward functions stay, TRL's own do not
     assert task.train["tests"][:] == [["f(1) == 1"]] * 4
     assert sorted([*task.train["n"], *task.evaluation["n"]]) == list(range(5))
 
@@ -237,7 +219,7 @@ def test_a_column_of_prompts_with_another_name_and_no_answers(models, tmp_path) 
 
 def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> None:
     rows = [{"question": "2 + 2?", "prompt": "Say 4.", "answer": "4"}] * 5
-    with pytest.warns(UserWarning, match="a column 'prompt' beside 'question': what the model is shown is 'question'"):
+    with pytest.warns(UserWarning, match="'prompt' beside 'question'"):
         task = load_task(models["user"], file_of(tmp_path, rows))
     assert task.train["prompt"][0][0]["content"].endswith("2 + 2?")
     asked = load_task(models["user"], file_of(tmp_path, rows), question_column="prompt")
@@ -246,15 +228,12 @@ def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> Non
 
 
 def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_path) -> None:
-    with pytest.raises(RecipeError, match=r"The layout has <plan>, <code>, but no prompt asks for them"):
-        load_task(models["system"], jsonl, layout=PLAN)
-    with pytest.raises(RecipeError, match=r"The layout has <code>, and"):
+    with pytest.raises(RecipeError, match="has <code>, and"):
         load_task(models["system"], jsonl, layout=Layout({"a": ["answer"], "b": ["code"]}))
-    with pytest.warns(UserWarning, match=r"None of the first 8 prompts holds <code> of the layout"):
+    with pytest.warns(UserWarning, match="first 8 prompts holds <code> of"):
         load_task(models["system"], jsonl, layout=PLAN, instruction="Write <plan>, then code.")
-    rows = [{"prompt": "Sort a list.", "answer": "4"}] * 5
-    with pytest.warns(UserWarning, match=r"None of the first 4 prompts holds <plan>, <code> of the layout"):
-        load_task(models["system"], file_of(tmp_path, rows), layout=PLAN)
+    with pytest.warns(UserWarning, match="first 4 prompts holds <plan>, <code> of"):
+        load_task(models["system"], file_of(tmp_path, [{"prompt": "Sort a list.", "answer": "4"}] * 5), layout=PLAN)
 
 
 @pytest.mark.parametrize(
@@ -282,9 +261,9 @@ def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models,
 def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None:
     rows = [{"question": "total: 3, subtotals: 2", "answer": '{"total": 3, "items": []}'}] * 5
     layout = Layout(["total", "items[*].subtotal"], segmenter="json", most=2)
-    with pytest.raises(RecipeError, match="The layout has items, subtotal, but no prompt asks for them"):
+    with pytest.raises(RecipeError, match="has items, subtotal, and"):
         load_task(models["system"], file_of(tmp_path, rows), layout=layout)
-    with pytest.warns(UserWarning, match=r"holds subtotal of the layout\. A model that has not learnt these keys before"):
+    with pytest.warns(UserWarning, match="holds subtotal of.*these keys"):
         load_task(models["system"], file_of(tmp_path, rows), layout=layout, instruction="JSON with items.")
 
 
@@ -294,15 +273,11 @@ def test_tags_of_the_chat_template_count_and_a_conversation_it_refuses_is_said(t
     build_model(tokenizer, 0).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     load_task(str(tmp_path / "model"), jsonl, layout=PLAN)
-    with pytest.raises(DataError, match=r"chat template does not take the prompt \[{.*no system role"):
+    with pytest.raises(DataError, match="no system role"):
         load_task(str(tmp_path / "model"), file_of(tmp_path, [{"prompt": TALK, "answer": "4"}] * 5), layout=PLAN)
 
 
 def test_a_question_keeps_its_line_break_at_the_end(models, tmp_path) -> None:
-    file = tmp_path / "breaks.jsonl"
-    rows = [{"question": f"  {n} + {n} =\n", "answer": str(2 * n)} for n in range(10)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts = load_task(models["plain"], str(file), instruction="", layout=Layout(["total"], segmenter="json")).train[
-        "prompt"
-    ]
-    assert {prompt[:2] + prompt[-2:] for prompt in prompts} == {"  =\n"}
+    file = file_of(tmp_path, [{"question": f"  {n} + {n} =\n", "answer": str(2 * n)} for n in range(10)])
+    task = load_task(models["plain"], file, instruction="", layout=Layout(["total"], segmenter="json"))
+    assert {prompt[:2] + prompt[-2:] for prompt in task.train["prompt"]} == {"  =\n"}

@@ -38,12 +38,8 @@ def worker(cfg):
     path = cfg.trainer.critic.model.path
     assert (Path(path) / "model.safetensors").is_file(), "write_dataset saves the policy's weights there"
     made = object.__new__(CriticWorkerBase)
-    made.cfg, made.strategy, made.critic_loss_fn, made._micro_batches_accumulated = (
-        cfg.trainer,
-        CpuStrategy(),
-        ppo_critic_loss,
-        0,
-    )
+    made.cfg, made.strategy, made.critic_loss_fn = cfg.trainer, CpuStrategy(), ppo_critic_loss
+    made._micro_batches_accumulated = 0
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)

@@ -82,18 +82,12 @@ def model_path(data):
 class SignsGenerator(GeneratorInterface):
     """Plays the conversations with the policy, all at once, and lays them out as the configuration asks.
 
-    The environment's reward is the share of right answers, at the end (`turn_rewards`: each turn's own instead); what is right in
-    each turn and where it started from stand beside it, for those who read them.
+    The environment's reward is the share of right answers, at the end; what is right in each turn and where it started from stand
+    beside it, for those who read them.
     """
 
-    def __init__(self, model, cfg, *, turn_rewards=False, token_level=False, script=None):
-        self.model, self.cfg, self.turn_rewards, self.token_level, self.script = (
-            model,
-            cfg,
-            turn_rewards,
-            token_level,
-            script,
-        )
+    def __init__(self, model, cfg, *, script=None):
+        self.model, self.cfg, self.script = model, cfg, script
         self.curve, self.outputs = [], []
 
     async def generate(self, input_batch):
@@ -101,10 +95,8 @@ class SignsGenerator(GeneratorInterface):
         said = self.play(plans) if self.script is None else self.script(plans)
         self.curve.append(sum(sum(checked(p, s)) / len(p) for p, s in zip(plans, said, strict=True)) / len(plans))
         stepwise = self.cfg.generator.step_wise_trajectories
-        output = {
-            key: []
-            for key in (*FIELDS, "right", "anchors", "solved", *(["trajectory_ids", "is_last_step"] if stepwise else []))
-        }
+        places = ("trajectory_ids", "is_last_step") if stepwise else ()
+        output = {key: [] for key in (*FIELDS, "right", "anchors", "solved", *places)}
         for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, said, strict=True):
             (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
         self.outputs.append(dict(output))
@@ -122,28 +114,20 @@ class SignsGenerator(GeneratorInterface):
                 said[n].append(token)
         return said
 
-    def paid(self, plan, answers):
-        each = checked(plan, answers)
-        return each if self.turn_rewards else [0.0] * (len(each) - 1) + [sum(each) / len(each)]
-
     def rows(self, output, trajectory, plan, answers):
-        for turn, (answer, paid, fits) in enumerate(
-            zip(answers, self.paid(plan, answers), checked(plan, answers), strict=True)
-        ):
-            reward, last = [paid] if self.token_level else paid, turn == len(answers) - 1
-            told = fits, plan[turn], float(all(checked(plan, answers))) if last else None
+        right = checked(plan, answers)
+        for turn, (answer, fits) in enumerate(zip(answers, right, strict=True)):
+            last = turn == len(answers) - 1
+            told = fits, plan[turn], float(all(right)) if last else None
+            reward = sum(right) / len(right) if last else 0.0
             row = context(plan, answers[:turn]), [answer], reward, [1], *told, trajectory, last
             for key, value in zip(output, row, strict=True):
                 output[key].append(value)
 
     def flat(self, output, trajectory, plan, answers):
-        tokens = [*context(plan, answers)[1:], answers[-1]]
-        paid = self.paid(plan, answers)
-        values = [value for reward in paid for value in (reward, 0.0)][:-1]
+        tokens, right = [*context(plan, answers)[1:], answers[-1]], checked(plan, answers)
         mask = [1 - n % 2 for n in range(len(tokens))]
-        fits = checked(plan, answers)
-        told = fits, plan, float(all(fits))
-        row = [FIRST_ASKED + plan[0]], tokens, values if self.token_level else paid[-1], mask, *told
+        row = [FIRST_ASKED + plan[0]], tokens, sum(right) / len(right), mask, right, plan, float(all(right))
         for key, value in zip(output, row, strict=True):
             output[key].append(value)
 

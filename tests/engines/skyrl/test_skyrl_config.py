@@ -135,29 +135,18 @@ def arguments(data, tmp_path, **changes):
     return [f"{name}={value}" for name, value in given.items()]
 
 
-def test_skyrls_own_command_comes_here(data, tmp_path, monkeypatch):
-    """`python -m skyrl.train.entrypoints.main_base ...`: up to where SkyRL asks for GPUs."""
+@pytest.mark.parametrize("command", [main_base, main])
+def test_both_commands_come_here(data, tmp_path, monkeypatch, command):
+    """SkyRL's own command up to where it asks for GPUs; ours reads every argument, the first one too."""
     started = []
     monkeypatch.setattr(main, "initialize_ray", started.append)
     monkeypatch.setattr(main.ray, "get", lambda task: None)
     monkeypatch.setattr(main._run, "remote", lambda cfg: started.append(cfg))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["main_base", *arguments(data, tmp_path)])
-    main_base.main()
+    monkeypatch.setattr(sys, "argv", ["main", *arguments(data, tmp_path)[command is main :]])
+    command.main()
     assert [type(cfg) for cfg in started] == [SpanwiseTrainConfig] * 2
     assert started[0].trainer.algorithm.advantage_estimator == "spanwise"
-    assert started[0].trainer.algorithm.spanwise.recipe == str(tmp_path / "recipe.yaml")
-
-
-def test_it_is_a_command_of_its_own(data, tmp_path, monkeypatch):
-    """`python -m spanwise.engines.skyrl.main ...` reads every argument, the first one too."""
-    started = []
-    monkeypatch.setattr(main, "initialize_ray", started.append)
-    monkeypatch.setattr(main.ray, "get", lambda task: None)
-    monkeypatch.setattr(main._run, "remote", lambda cfg: started.append(cfg))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["main", *arguments(data, tmp_path)[1:]])
-    main.main()
     assert [cfg.trainer.algorithm.spanwise.recipe for cfg in started] == [str(tmp_path / "recipe.yaml")] * 2
 
 
@@ -172,10 +161,8 @@ def test_it_is_refused_before_ray_starts(data, tmp_path, monkeypatch):
 
 def test_the_experiment_makes_our_trainer(data):
     made = small.trainer(small.config(data, recipe=small.BROADCAST))
-    parts = (made.cfg, made.tracker, made.tokenizer, made.train_dataset, None, None, made.generator, None)
-    names = (
-        "cfg", "tracker", "tokenizer", "train_dataset", "eval_dataset", "inference_engine_client", "generator", "colocate_pg",
-    )  # fmt: skip
+    parts = {name: getattr(made, name) for name in ("cfg", "tracker", "tokenizer", "train_dataset", "generator")}
+    parts |= dict.fromkeys(("eval_dataset", "inference_engine_client", "colocate_pg"))
     exp = object.__new__(main.SpanPPOExp)
     exp.cfg = made.cfg
-    assert isinstance(exp.get_trainer(**dict(zip(names, parts, strict=True))), SpanRayPPOTrainer)
+    assert isinstance(exp.get_trainer(**parts), SpanRayPPOTrainer)

@@ -28,6 +28,13 @@ class Prompts(list):
         return rows
 
 
+def trainer_of(cfg, dataset, dtype):
+    made = small.trainer(cfg)
+    made.train_dataset, made.advantage_dtype = dataset, dtype
+    made.vocabulary = Vocabulary.from_tokenizer(conformance.tokenizer())
+    return made
+
+
 def generated(rows, uid):
     """As a generator returns it: groups together, the rows of a rollout in order; every row of the file is a turn."""
     order = sorted(range(len(rows)), key=lambda n: uid[rows[n]["group"]])
@@ -58,9 +65,7 @@ def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtyp
     rows = CASES["rollouts"][conformance.ROWS[name]]
     dataset = Prompts(rows)
     cfg = small.config(data, recipe=CASES["recipes"][name], layout=layout, prompts=len(dataset), samples=1)
-    made = small.trainer(cfg)
-    made.train_dataset, made.advantage_dtype = dataset, dtype
-    made.vocabulary = Vocabulary.from_tokenizer(conformance.tokenizer())
+    made = trainer_of(cfg, dataset, dtype)
     order, output = generated(rows, dataset.uid)
     trained, uids = made.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
     batch = made.convert_to_training_input(trained, uids)
@@ -83,9 +88,7 @@ def flat(data, recipe, rows, dtype, logps=None):
     """One prompt in SkyRL's flat layout, whose prompts all have equally many rollouts: each row a whole conversation."""
     dataset = Prompts(rows)
     cfg = small.config(data, recipe=recipe, prompts=1, samples=len(rows))
-    made = small.trainer(cfg)
-    made.train_dataset, made.advantage_dtype = dataset, dtype
-    made.vocabulary = Vocabulary.from_tokenizer(conformance.tokenizer())
+    made = trainer_of(cfg, dataset, dtype)
     each = {key: [[turn[key] for turn in row["turns"]] for row in rows] for key in ("paid", "anchor") if "turns" in rows[0]}
     output = {
         "prompt_token_ids": [row["prompt"] for row in rows],
@@ -96,9 +99,8 @@ def flat(data, recipe, rows, dtype, logps=None):
         "rollout_logprobs": None,
         **({"paid": each["paid"], "anchors": each["anchor"]} if each else {}),
     }
-    batch = made.convert_to_training_input(
-        *made.postprocess_generator_output(output, [dataset.uid[rows[0]["group"]]] * len(rows))
-    )
+    trained = made.postprocess_generator_output(output, [dataset.uid[rows[0]["group"]]] * len(rows))
+    batch = made.convert_to_training_input(*trained)
     batch["values"] = None
     if logps is not None:  # padding stands in front
         width = batch["loss_mask"].shape[1]
@@ -127,9 +129,8 @@ def test_whole_conversations(data, name, dtype):
 def test_refined_credit_is_that_of_the_slow_oracle(data, name):
     for texts in TEXTS:
         completions = rows_of(conformance.tokenizer(), [texts])
-        rows = [
-            {"prompt": [1], "ids": ids, "sampled": [1] * len(ids), "group": 0, "answer": "4"} for ids, _, _ in completions
-        ]
+        shared = {"prompt": [1], "group": 0, "answer": "4"}
+        rows = [{"ids": ids, "sampled": [1] * len(ids), **shared} for ids, _, _ in completions]
         logps = logps_of(completions)
         credited = flat(data, RECIPE.format(method="grpo", more=f"refine: {name}"), rows, torch.float32, logps)
         for row, expected in zip(credited, refined(completions, name, logps), strict=True):

@@ -62,12 +62,3 @@ def test_the_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(data, name, s
             assert float(found_nt[start:end].sum()) == pytest.approx(sum(sums.values()) / len(sums), abs=1e-5)
         bare_nt = reduced(data, name, adv_nt, mask_nt, mini, prompts) * surrogate_nt * mask_nt
         assert float(bare_nt.sum()) != pytest.approx(float(found_nt.sum()), abs=1e-3)
-
-
-def test_legacy_token_mean_drops_rows(data):
-    """Why it is refused: rows that fill no micro-batch get nothing."""
-    adv_nt, mask_nt, _, mini, prompts = ragged(0, prompts=2, samples=3, stepwise=False, pads=0)
-    found_nt = reduced(data, "token_mean_legacy", adv_nt + mask_nt, mask_nt, mini, prompts)
-    assert mini == [(0, 6)]
-    assert (found_nt[:4] != 0).any()
-    assert (found_nt[4:] == 0).all()

@@ -33,9 +33,8 @@ def test_the_folder_holds_what_was_trained(data, tmp_path, recipe, layout):
     assert trained > 0
     assert trained == pytest.approx(float(made.last_advantages.abs().sum()), rel=1e-5)
     told = [(row[f"parts/{method}"], row[f"credit/{method}/turn"]) for row in rows if layout == "flat"]
-    assert all(
-        part["worth"] - part["baseline"] == pytest.approx(credit) for (part,), credit in told
-    )  # rloo divides by nothing
+    # rloo divides by nothing
+    assert all(part["worth"] - part["baseline"] == pytest.approx(credit) for (part,), credit in told)
     assert all(row["prompt"].startswith("q") for row in rows)
     table = read_rollouts(folder)
     assert (table.source, table.has_ids, len(table)) == ("spanwise", True, len(rows))

@@ -6,11 +6,11 @@ import random
 import pytest
 import skyrl_small as small
 import torch
-from skyrl.backends.skyrl_train.utils.ppo_utils import compute_advantages_and_returns
 from skyrl.train.generators.base import TrajectoryID
 from skyrl.train.generators.utils import apply_overlong_filtering, merge_stepwise_output
 
 from spanwise.engines.skyrl.rows import SampledRows
+from spanwise.errors import DataError
 
 OUTCOME = "layout: {turn: []}\nmethod: dr_grpo\nper: completion\nobjectives: [{reward: environment, pays: turn}]\n"
 
@@ -41,16 +41,11 @@ def rollout_credit(output):
 
 
 def trained_tokens(output):
+    """By rollout; a turn that the loss leaves out is read with all of its tokens."""
     tokens: dict = {}
     for rollout, mask in zip(rollout_ids(output), output["loss_masks"], strict=True):
-        tokens[rollout] = tokens.get(rollout, 0) + sum(mask)
+        tokens[rollout] = tokens.get(rollout, 0) + (sum(mask) or len(mask))
     return tokens
-
-
-def covered(adv_nt, mask_nt, credit_n):
-    """The share of trained tokens with an advantage, among rows whose rollout has credit."""
-    rows = credit_n != 0
-    return float((adv_nt[rows][mask_nt[rows] > 0] != 0).double().mean())
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["rows", "merged"])
@@ -64,23 +59,8 @@ def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged):
     mask_nt, adv_nt = batch["loss_mask"][:real], made.last_advantages
     expected_n = torch.tensor([credit[rollout] / tokens[rollout] for rollout in rollout_ids(trained)])
     torch.testing.assert_close(adv_nt, expected_n[:, None] * mask_nt, atol=1e-6, rtol=0)
-    assert covered(adv_nt, mask_nt, expected_n) == 1.0
     assert bool((batch["advantages"][real:] == 0).all())  # SkyRL's padding
     assert len(batch["advantages"]) % 4 == 0
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_fault_is_seen(data, seed):
-    """The masked advantages of the last step copied to every row, as before SkyRL's pull request 1507."""
-    output = small.ragged(seed)
-    made, batch, trained = through(data, OUTCOME, output)
-    credit = rollout_credit(output)
-    credit_n = torch.tensor([credit[rollout] for rollout in rollout_ids(trained)])
-    last_n = [n for n, last in enumerate(output["is_last_step"]) if last]
-    row_n = torch.tensor([next(last for last in last_n if last >= n) for n in range(len(credit_n))])
-    copied_nt = made.last_advantages[row_n] * batch["loss_mask"]
-    assert covered(made.last_advantages, batch["loss_mask"], credit_n) == 1.0
-    assert covered(copied_nt, batch["loss_mask"], credit_n) < 0.9
 
 
 def test_twelve_rows_have_one_vote(data):
@@ -195,16 +175,6 @@ def test_a_turn_said_twice_is_two_turns():
     assert SampledRows.of(again, ["0"] * 3, merged, stepwise=True).place_s == [(0, 0), (1, 0), (1, 2)]
 
 
-def test_a_temporal_estimator_of_any_name_lands_on_unrelated_tokens():
-    """Why per-token credit needs the entrypoint: SkyRL copies the last row's values to the others column by column."""
-    rewards = torch.tensor([[0.0, 0.0, 1.0]])
-    adv_nt, _ = compute_advantages_and_returns(
-        token_level_rewards=rewards, response_mask=torch.ones(1, 3), index=["0"], adv_estimator="gae", config=None,
-        values=torch.tensor([[0.0, 0.5, 0.9]]), gamma=1.0, lambd=0.5,
-    )  # fmt: skip
-    assert len(set(adv_nt[0].tolist())) == 3  # varies along the last step's own tokens, which no other step has
-
-
 def test_mini_batches_hold_whole_groups(data):
     output = small.ragged(1)
     made, batch, _ = through(data, OUTCOME, output, dp=3, **{"trainer.policy_mini_batch_size": 2})
@@ -242,34 +212,21 @@ def test_old_log_probabilities_of_several_mini_batches(data, ours):
     assert off < 1e-5 if ours else off > 0.1
 
 
-def test_what_is_left_out_of_the_loss_votes_and_trains_nothing(data):
-    """A last turn that the generator masked (a reply that was cut off) still says how its rollout ended."""
-    output = small.ragged(3)
-    last = output["is_last_step"].index(True)
-    output["loss_masks"][last] = [0] * len(output["loss_masks"][last])
-    assert last > 0
+@pytest.mark.parametrize("whole", [True, False], ids=["rollout", "last turn"])
+def test_what_is_left_out_of_the_loss_is_compared_all_the_same(data, whole):
+    """An overlong filter masks a rollout, a reply that was cut off a turn; what it ended with is still one vote of its prompt."""
+    output = small.ragged(0 if whole else 3)
+    rollouts = rollout_ids(output)
+    gone = [n for n, rollout in enumerate(rollouts) if rollout == rollouts[0] and (whole or output["is_last_step"][n])]
+    for n in gone:
+        output["loss_masks"][n] = [0] * len(output["loss_masks"][n])
+    credit, tokens = rollout_credit(output), trained_tokens(output)
+    assert credit[rollouts[0]] != 0
+    assert any(credit[rollout] for rollout in credit if rollout[0] == rollouts[0][0] and rollout != rollouts[0])
     made, batch, _ = through(data, OUTCOME, output)
-    credit = rollout_credit(output)[rollout_ids(output)[0]]
-    assert credit != 0
-    assert bool((made.last_advantages[last] == 0).all())
-    first = made.last_advantages[0][batch["loss_mask"][0] > 0]
-    assert bool((first.sign() == (1.0 if credit > 0 else -1.0)).all())
-
-
-def test_a_rollout_that_is_left_out_of_the_loss_is_compared_all_the_same(data):
-    """An overlong filter masks a whole rollout; what it ended with is still one vote in the mean of its prompt."""
-    output = small.ragged(0)
-    gone, tokens = rollout_ids(output)[0], trained_tokens(output)
-    for n, rollout in enumerate(rollout_ids(output)):
-        if rollout == gone:
-            output["loss_masks"][n] = [0] * len(output["loss_masks"][n])
-    credit = rollout_credit(output)
-    others = [float(credit[rollout]) for rollout in credit if rollout[0] == gone[0] and rollout != gone]
-    assert credit[gone] != 0
-    assert any(others)
-    made, batch, _ = through(data, OUTCOME, output)
-    share_n = [0.0 if rollout == gone else credit[rollout] / tokens[rollout] for rollout in rollout_ids(output)]
-    torch.testing.assert_close(made.last_advantages, torch.tensor(share_n)[:, None] * batch["loss_mask"], atol=1e-6, rtol=0)
+    share_n = torch.tensor([credit[rollout] / tokens[rollout] for rollout in rollouts])
+    assert not batch["loss_mask"][gone].any()
+    torch.testing.assert_close(made.last_advantages, share_n[:, None] * batch["loss_mask"], atol=1e-6, rtol=0)
 
 
 def test_bad_rewards_are_said_once(data):
@@ -287,10 +244,8 @@ def test_columns_of_the_dataset_reach_rewards(data):
     )
     made = small.trainer(small.config(data, recipe=nested % "reward_spec.ground_truth"))
     made.compute_advantages_and_returns(small.batch_of(made))
-    from spanwise.errors import DataError
-
     made = small.trainer(small.config(data, recipe=nested % "gold"))
-    with pytest.raises(DataError, match=r"no column 'gold'; its columns are .*reward_spec\.ground_truth.*turns"):
+    with pytest.raises(DataError, match=r"'gold'.*reward_spec\.ground_truth.*turns"):
         made.compute_advantages_and_returns(small.batch_of(made))
 
 

@@ -1,5 +1,7 @@
 """Readings as text and back, and the advantages that come of them; no verl needed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,7 +19,7 @@ from spanwise import (
     advantages,
     credit_batch,
     read,
-)
+)  # fmt: skip
 from spanwise.credit import split_turns
 from spanwise.engines.verl.carry import Rows, credited, pack, unpack
 from spanwise.pipeline import Reading
@@ -107,9 +109,8 @@ class Tables(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         made = func(*args, **(kwargs or {}))
-        given = {
-            one.untyped_storage().data_ptr() for one in (*args, *(kwargs or {}).values()) if isinstance(one, torch.Tensor)
-        }
+        tensors = (one for one in (*args, *(kwargs or {}).values()) if isinstance(one, torch.Tensor))
+        given = {one.untyped_storage().data_ptr() for one in tensors}
         if isinstance(made, torch.Tensor) and made.element_size() >= 4 and made.numel() >= self.tokens:
             self.made += [] if made.untyped_storage().data_ptr() in given else [str(func)]
         return made
@@ -147,13 +148,7 @@ def test_outputs_of_a_rollout_are_its_steps():
     rows = Rows([text, packed(TEXTS[1]), text], session=["x", "y", "x"], step=[1, 0, 0])
     whole = Batch.jagged([ids[1], ids[2], ids[0]], [0, 0, 0], columns={"answer": ["4"] * 3})
     found_nt = credited(rows, ["u"] * 3, whole.mask_nt, Step(SCHEME)).adv_nt
-    batch = Batch(
-        whole.group_n,
-        whole.ids_nt,
-        whole.mask_nt,
-        whole.columns,
-        steps=Steps(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0])),
-    )
+    batch = replace(whole, steps=Steps(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0])))
     reading = read(batch, SCHEME, VOCABULARY)
     assert torch.equal(found_nt, advantages(credit_batch(reading, batch, SCHEME), reading.spans, SCHEME))
     assert float(found_nt[2].abs().sum()) > 0
@@ -240,12 +235,10 @@ def test_a_rejected_token_is_still_run_over():
 def test_padding_is_no_completion_of_a_critic():
     rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT, SURE_AND_WRONG)
     mask_nt[2] = False
-    padded = Rows(rows.packed, padding=[False, False, True], tokens={"value_nt": rows.tokens["value_nt"]})
-    padded.tokens["value_nt"][2] = torch.nan
-    found = credited(padded, ["u", "u", "pad0"], mask_nt, Step(PPO))
-    alone = credited(
-        Rows(rows.packed[:2], tokens={"value_nt": rows.tokens["value_nt"][:2]}), ["u"] * 2, mask_nt[:2], Step(PPO)
-    )
+    rows.tokens["value_nt"][2] = torch.nan
+    found = credited(replace(rows, padding=[False, False, True]), ["u", "u", "pad0"], mask_nt, Step(PPO))
+    two = Rows(rows.packed[:2], tokens={"value_nt": rows.tokens["value_nt"][:2]})
+    alone = credited(two, ["u"] * 2, mask_nt[:2], Step(PPO))
     assert torch.equal(found.return_nt[:2], alone.return_nt)
     assert torch.equal(found.adv_nt[:2], alone.adv_nt)
     assert not found.return_nt[2].any()
@@ -270,25 +263,14 @@ def test_a_rollout_of_several_outputs_is_no_sequence():
 def test_a_token_that_was_not_read_as_the_models():
     ids = TOKENIZER("So <answer>4</answer>")["input_ids"]
     rows = Rows([packed("So <answer>4</answer>", sampled=[0] + [1] * (len(ids) - 1))])
-    with pytest.raises(
-        AlignmentError, match=f"Row 0: verl trains {len(ids)} tokens and the reward worker took {len(ids) - 1}"
-    ):
+    with pytest.raises(AlignmentError, match=f"Row 0: .* {len(ids)} tokens .* {len(ids) - 1} "):
         credited(rows, ["u"], torch.ones(1, len(ids)), Step(SCHEME))
 
 
-@pytest.mark.parametrize(
-    ("rows", "width", "error", "says"),
-    [
-        ([None], 9, RecipeError, "Row 0 carries no reading"),
-        ([packed(TEXTS[0])], 3, AlignmentError, "room for 3"),
-    ],
-)
-def test_what_cannot_be_read(rows, width, error, says):
-    with pytest.raises(error, match=says):
-        unpack(rows, SCHEME, width)
-
-
-def test_another_scheme_is_noticed():
+def test_what_cannot_be_read():
     other = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
-    with pytest.raises(AlignmentError, match=r"pack and unpack with one scheme"):
-        unpack([packed(TEXTS[0])], other, 40)
+    with pytest.raises(RecipeError, match="Row 0 carries no reading"):
+        unpack([None], SCHEME, 9)
+    for scheme, width, says in ((SCHEME, 3, "room for 3"), (other, 40, "one scheme")):
+        with pytest.raises(AlignmentError, match=says):
+            unpack([packed(TEXTS[0])], scheme, width)

@@ -9,16 +9,7 @@ from legacy_small import batch_of, credited
 from legacy_small import trainer_of as v0_trainer_of
 from queue_small import filled, trainer_of
 from tensordict import TensorDict
-from verl_small import config_of, manager_of, outputs_of, scored
-
-import conformance
-from spanwise import Batch, Vocabulary, advantages, credit_batch, read
-from spanwise.credit import value_target
-from spanwise.engines.verl.carry import KEY, Rows
-from spanwise.engines.verl.carry import credited as carried
-from spanwise.engines.verl.settings import prepare
-from spanwise.pipeline import streams
-from spanwise.step import Step
+from verl_small import V0, config_of, manager_of
 
 GAMMA, LAM, VALUE_LAM, THRESHOLD = 0.97, 0.8, 0.9, 0.2
 PAIR = """
@@ -35,7 +26,7 @@ RECIPES = {
     "adaptive": PAIR + f"method: gae\noptions: {{length_adaptive_alpha: 0.25, gamma: {GAMMA}}}\n",
 }
 CRITIC = ("critic.enable=True", "critic.model.path=model")
-V0 = ("trainer.use_v1=False", "data.dataloader_num_workers=0", "data.val_batch_size=1", "critic.strategy=fsdp2", *CRITIC)
+V0_CRITIC = (*V0, "critic.strategy=fsdp2", *CRITIC)
 #: Parts of a completion (0: the tool's), what it answers, what it states.
 TOLD = [
     (
@@ -134,7 +125,9 @@ def test_v0_divides_by_lengths_and_targets_do_not_know(tmp_path, name):
     """The factor that undoes verl's division is on the advantages, never on what the critic is fitted to."""
     from verl.trainer.ppo import ray_trainer
 
-    config = config_of(tmp_path, *V0, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", recipe=RECIPES[name])
+    config = config_of(
+        tmp_path, *V0_CRITIC, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", recipe=RECIPES[name]
+    )
     trainer, manager = v0_trainer_of(config), manager_of(config)
     rows = said(manager.tokenizer)
     batch = batch_of(manager, [("a", (ids, mask)) for ids, mask, _ in rows])
@@ -162,7 +155,7 @@ def test_verls_own_gae_before_it_whitens(tmp_path):
 
     recipe = "method: gae\nlayout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], if_missing: 0.0}]\n"
     recipe += f"options: {{gae_lambda_policy: {LAM}, gamma: {GAMMA}}}\ncritic: {{gae_lambda_value: {LAM}}}\n"
-    config = config_of(tmp_path, *V0, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", recipe=recipe)
+    config = config_of(tmp_path, *V0_CRITIC, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", recipe=recipe)
     v0_trainer_of(config)
     manager = manager_of(config)
     rows = [row for row in said(manager.tokenizer) if row[1][-1]]  # verl drops a reward that lies on a masked token
@@ -176,45 +169,3 @@ def test_verls_own_gae_before_it_whitens(tmp_path):
     own = mask_nt.bool()
     torch.testing.assert_close(batch.batch["returns"][own], return_nt[own], atol=1e-6, rtol=0)
     torch.testing.assert_close(batch.batch["advantages"][own], (return_nt - value_nt)[own], atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("talk", [False, True], ids=["completions", "conversations"])
-@pytest.mark.parametrize("name", ["gae", "sae"])
-def test_conformance(tmp_path, name, talk):
-    """The rollouts that every engine is held against, by the road of files and by verl's reward manager and trainer."""
-    recipe = f"""{conformance.LAYOUT}method: {name}
-objectives:
-  - {{reward: correct, pays: [solution], options: {{verify: exact}}, if_missing: 0.0}}
-  - {{reward: brier, pays: [confidence], given: correct, if_missing: -1.0}}
-values: shared
-options: {{lam: {LAM}}}
-"""
-    saved = conformance.load()["rollouts"]
-    rows = conformance.sequences(saved["turns"]) if talk else saved["flat"]
-    ids, sampled, groups, answers = ([row[key] for row in rows] for key in ("ids", "sampled", "group", "answer"))
-    conformance.tokenizer().save_pretrained(tmp_path / "model")
-    config = config_of(tmp_path, *CRITIC, recipe=recipe)
-    prepare(config)
-    manager = manager_of(config)
-    rule, drawn = manager.scheme, critics([(*pair, {}) for pair in zip(ids, sampled, strict=True)], poison=1e9)
-    token = {
-        field: torch.nn.utils.rnn.pad_sequence(given, True)
-        for field, given in zip(("value_nt", "logp_nt"), drawn, strict=True)
-    }
-    whole = Batch.jagged(ids, groups, sampled=sampled, columns={"answer": answers}, **token)
-    reading = read(whole, rule, Vocabulary.from_tokenizer(manager.tokenizer))
-    expected_nt = advantages(credit_batch(reading, whole, rule), reading.spans, rule, dtype=torch.float64)
-    (part,) = streams(reading, whole, rule).inputs(whole.value_nt)
-    packed = []
-    for row in rows:
-        outputs = outputs_of(manager.tokenizer, [row["ids"]], [row["sampled"]])
-        scored(config, outputs, manager, reward_model={"ground_truth": row["answer"]})
-        packed.append(outputs[0].extra_fields["reward_extra_info"][KEY])
-    wider = {field: torch.nn.functional.pad(given, (0, 3), value=math.nan) for field, given in token.items()}
-    mask_nt = torch.nn.functional.pad(whole.mask_nt, (0, 3))
-    found = carried(Rows(packed, tokens=wider), groups, mask_nt, Step(rule), dtype=torch.float64)
-    torch.testing.assert_close(found.adv_nt[:, :-3], expected_nt, atol=1e-12, rtol=0)
-    torch.testing.assert_close(found.return_nt[:, :-3], value_target(**part), atol=1e-12, rtol=0)
-    assert not found.adv_nt[:, -3:].any()
-    assert not found.return_nt[:, -3:].any()
-    assert part["mask_nt"].any(dim=1).all()

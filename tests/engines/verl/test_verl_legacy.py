@@ -3,9 +3,9 @@
 import pytest
 import torch
 from legacy_small import batch_of, credited, trainer_of
-from verl_small import TEXT, WHOLE, config_of, manager_of
+from verl_small import TEXT, V0, WHOLE, config_of, manager_of
 
-from spanwise import Batch, DataError, RecipeError, advantages, credit_batch, read
+from spanwise import Batch, RecipeError, advantages, credit_batch, read
 
 PROMPTS = [("b", TEXT.format(4, 0.9)), ("a", TEXT.format(5, 0.2)), ("b", "<answer>5</answer>"), ("a", TEXT.format(4, 0.3))]
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("loop")
 
 @pytest.fixture
 def config(tmp_path):
-    return config_of(tmp_path, "trainer.use_v1=False", "data.dataloader_num_workers=0", "data.val_batch_size=1")
+    return config_of(tmp_path, *V0)
 
 
 def test_advantages_are_those_of_the_pipeline(config):
@@ -62,8 +62,7 @@ def test_verl_divides_by_the_tokens_that_rejection_left(tmp_path, mode):
     from verl.trainer.ppo.core_algos import agg_loss
     from verl.workers.utils.padding import left_right_2_no_padding
 
-    more = ["trainer.use_v1=False", "data.dataloader_num_workers=0", f"actor_rollout_ref.actor.loss_agg_mode={mode}"]
-    config = config_of(tmp_path, *more, recipe=WHOLE)
+    config = config_of(tmp_path, *V0, f"actor_rollout_ref.actor.loss_agg_mode={mode}", recipe=WHOLE)
     trainer_of(config)
     batch = batch_of(manager_of(config), [("a", f"<answer>{digit}</answer>") for digit in (4, 5, 5)])
     batch.batch["response_mask"][1:] = 0  # rewards 1, 0, 0: rloo pays the first rollout 1
@@ -77,7 +76,7 @@ def test_verl_divides_by_the_tokens_that_rejection_left(tmp_path, mode):
 def test_a_conversation_is_credited_turn_by_turn(tmp_path):
     """V0 has one output for each rollout; its turns are the runs of tokens that the model sampled."""
     recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
-    config = config_of(tmp_path, "trainer.use_v1=False", "data.dataloader_num_workers=0", recipe=recipe)
+    config = config_of(tmp_path, *V0, recipe=recipe)
     trainer_of(config)
     manager = manager_of(config)
     right, wrong = (manager.tokenizer(f"<answer>{digit}</answer>")["input_ids"] for digit in (4, 5))
@@ -87,11 +86,3 @@ def test_a_conversation_is_credited_turn_by_turn(tmp_path):
     expected = [*[0.75 / size] * len(right), 0.0, 0.0, *[-0.25 / size] * len(wrong)]
     assert found_nt[0, : len(expected)].tolist() == pytest.approx(expected)
     assert found_nt[1, : len(wrong)].tolist() == pytest.approx([-0.25 / len(wrong)] * len(wrong))
-
-
-def test_turns_that_do_not_say_their_state_are_refused(tmp_path):
-    recipe = "method: gigpo\nlayout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a]}]\n"
-    config = config_of(tmp_path, "trainer.use_v1=False", "data.dataloader_num_workers=0", recipe=recipe)
-    trainer_of(config)
-    with pytest.raises(DataError, match="no turn names its state"):
-        batch_of(manager_of(config), PROMPTS)

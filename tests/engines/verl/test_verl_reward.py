@@ -5,7 +5,6 @@ import math
 import sys
 import time
 
-import numpy as np
 import pytest
 from verl_small import TEXT, config_of, manager_of, outputs_of, scored, scoring
 
@@ -17,14 +16,19 @@ from spanwise.engines.verl.settings import prepare, scheme_in
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    found = config_of(tmp_path_factory.mktemp("verl"))
-    prepare(found)
-    return found
+    return prepared(tmp_path_factory.mktemp("verl"))
 
 
 @pytest.fixture(scope="module")
 def manager(config):
     return manager_of(config)
+
+
+def prepared(*where, **options):
+    """A configuration as verl's reward workers find it."""
+    found = config_of(*where, **options)
+    prepare(found)
+    return found
 
 
 def info_of(output):
@@ -88,20 +92,14 @@ def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
         "    assert completions == ['<answer>4</answer>'] and list(prompts[0]) == ['2+2']\n"
         "    return [len(completion_ids[0])]\n"
     )
-    config = config_of(
-        tmp_path, recipe=f"layout: {{a: [answer]}}\nobjectives: [{{reward: '{tmp_path}/mine.py:seen', pays: a}}]\n"
-    )
-    manager = manager_of(prepared(config))
+    recipe = f"layout: {{a: [answer]}}\nobjectives: [{{reward: '{tmp_path}/mine.py:seen', pays: a}}]\n"
+    config = prepared(tmp_path, recipe=recipe)
+    manager = manager_of(config)
     outputs = outputs_of(manager.tokenizer, ["<answer>4</answer>"], turn_scores=[0.5])
     (output,) = scored(
         config, outputs, manager, extra_info={"level": "hard", "answer": "the whole solution"}, raw_prompt=["2+2"]
     )
     assert output.reward_score == len(output.response_ids)
-
-
-def prepared(config):
-    prepare(config)
-    return config
 
 
 def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
@@ -112,7 +110,7 @@ def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
         "    return [float(free)]\n"
     )
     recipe = f"layout: {{a: [answer]}}\nobjectives: [{{reward: '{tmp_path}/mine.py:alone', pays: a}}]\n"
-    manager, seen = manager_of(prepared(config_of(tmp_path, recipe=recipe))), []
+    manager, seen = manager_of(prepared(tmp_path, recipe=recipe)), []
     manager.run_single = lambda data: seen.append(data) or RewardManager.run_single(manager, data)
     scored(manager.config, outputs_of(manager.tokenizer, ["<answer>4</answer>"]), manager)
 
@@ -125,7 +123,7 @@ def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
 def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
     """There is no turn that could be read: its number is absent, and other rollouts are compared without it."""
     recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
-    manager = manager_of(prepared(config_of(tmp_path, recipe=recipe)))
+    manager = manager_of(prepared(tmp_path, recipe=recipe))
     (empty,), (right,) = (
         scored(manager.config, outputs_of(manager.tokenizer, [t]), manager) for t in ("", "<answer>4</answer>")
     )
@@ -141,17 +139,6 @@ def test_a_missing_column_says_so(config, manager):
         scored(config, outputs_of(manager.tokenizer, ["<answer>4</answer>"]), manager, reward_model={})
 
 
-def test_v0_stacks_what_is_carried(config, manager):
-    """V0 makes an array of each key, over rows of different lengths, and takes the keys of the first row."""
-    texts = [TEXT.format(4, 0.9), "<answer>5</answer>", ""]
-    infos = [info_of(scored(config, outputs_of(manager.tokenizer, [text]), manager)[0]) for text in texts if text]
-    assert len({tuple(info) for info in infos}) == 1
-    arrays = {key: np.array([info[key] for info in infos]) for key in infos[0]}
-    assert all(array.shape == (2,) for array in arrays.values())
-    reading = carry.unpack(arrays[carry.KEY].tolist(), manager.scheme, 100).reading
-    assert reading.scores.reward_nm[:, 0].tolist() == [1.0, 0.0]
-
-
 def test_validation_shows_the_objectives(config, manager):
     """verl's own summary of a validation takes the numbers and leaves out the packed text."""
     from verl.trainer.ppo.metric_utils import process_validation_metrics
@@ -162,23 +149,11 @@ def test_validation_shows_the_objectives(config, manager):
     assert found["small"]["correct"]["mean@2"] == 0.5
 
 
-def test_no_recipe(tmp_path):
-    config = config_of(tmp_path)
-    config.algorithm.spanwise.recipe = None
-    with pytest.raises(RecipeError, match=r"add \+algorithm.spanwise.recipe=recipe.yaml"):
-        scheme_in(config)
-
-
-def test_a_recipe_without_blocks(tmp_path):
-    with pytest.raises(RecipeError, match=r"layout"):
-        scheme_in(config_of(tmp_path, recipe="method: bae\n"))
-
-
 def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
     """The last output says goodbye; what it was paid for stands in the one before."""
     objective = "{reward: environment, pays: [rest], options: {column: won}}"
     recipe = f"layout: {{solution: [answer], rest: [note]}}\nobjectives: [{objective}]\n"
-    manager = manager_of(prepared(config_of(tmp_path, recipe=recipe)))
+    manager = manager_of(prepared(tmp_path, recipe=recipe))
     outputs = outputs_of(manager.tokenizer, ["<answer>4</answer><note>x</note>", "<answer>bye</answer>"])
     outputs[0].extra_fields, outputs[1].extra_fields = {"won": None}, {"won": 1.0}
     scored(manager.config, outputs, manager)
@@ -188,44 +163,12 @@ def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
     assert reading.scores.reward_nm[1, 0] == 1.0
 
 
-def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypatch):
-    """More requests in flight than reward workers have threads, and each worker its share of `max_concurrent`."""
-    (tmp_path / "waiting.py").write_text(
-        "import asyncio\nnow = most = 0\n\n"
-        "async def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    global now, most\n    now += 1\n    most = max(most, now)\n    await asyncio.sleep(0.2)\n    now -= 1\n"
-        "    return {'score': float('<answer>4<' in solution_str), 'length': len(solution_str)}\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    entries = "".join(
-        f"  - {{reward: waiting.py:compute_score, key: {key}, pays: [all], options: {{max_concurrent: 48}}}}\n"
-        for key in ("score", "length")
-    )
-    config = config_of(tmp_path, recipe=f"layout: {{all: [answer]}}\nmethod: gdpo\nobjectives:\n{entries}per: completion\n")
-    prepare(config)
-    manager = manager_of(config)
-    texts = [TEXT.format(4 if n % 2 else 5, 0.9) for n in range(30)]
-    started = time.monotonic()
-
-    async def all_at_once():
-        await asyncio.gather(*[scoring(manager, outputs) for outputs in rollouts])
-
-    rollouts = [outputs_of(manager.tokenizer, [text]) for text in texts]
-    manager.loop.run_until_complete(all_at_once())
-    infos = [info_of(outputs[-1]) for outputs in rollouts]
-    assert [info["score"] for info in infos] == [float(n % 2) for n in range(30)]
-    assert infos[0]["length"] == len(texts[0])
-    assert sys.modules["waiting.py"].most == 6  # 48 requests of 8 workers
-    assert time.monotonic() - started < 0.2 * 30 / 2
-
-
-def test_verls_own_score_of_gsm8k():
-    from verl.utils.reward_score import default_compute_score
-
-    columns = {"data_source": ["openai/gsm8k"] * 3, "reward_model": [{"ground_truth": gold} for gold in ("4", "5", "4")]}
-    text = [{"solution": {"": f"so #### {said}", "answer": None}} for said in ("4", "4", "no")]
-    objective = Objective(default_compute_score, pays="solution")
-    theirs = [
-        default_compute_score("openai/gsm8k", f"so #### {said}", gold) for said, gold in zip("44n", "454", strict=True)
-    ]
-    assert score_all([objective], text, columns=columns).reward_nm.flatten().tolist() == theirs == [1.0, 0.0, 0.0]
+def test_a_recipe_must_be_there_and_have_blocks(tmp_path):
+    config = config_of(tmp_path)
+    config.algorithm.spanwise.recipe = None
+    for bad, says in (
+        (config, r"add \+algorithm.spanwise.recipe="),
+        (config_of(tmp_path, recipe="method: bae\n"), "layout"),
+    ):
+        with pytest.raises(RecipeError, match=says):
+            scheme_in(bad)

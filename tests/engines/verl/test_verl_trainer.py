@@ -9,6 +9,7 @@ from queue_small import advantages_of, filled, trainer_of
 from verl_small import TEXT, WHOLE, config_of, manager_of
 
 from spanwise import Batch, advantages, credit_batch, read
+from spanwise.engines.verl.settings import prepare
 from spanwise.errors import AlignmentError, RecipeError
 
 pytestmark = pytest.mark.usefixtures("queue")
@@ -83,36 +84,14 @@ def test_tool_output_gets_nothing(tmp_path):
     assert (row != 0).long().tolist() == mask
 
 
-def test_rejected_rows_stay_in_the_comparison(tmp_path):
-    """Rollout correction clears the mask of a row before the estimator sees it: others are still compared with that row."""
-    config = config_of(tmp_path, recipe=WHOLE)
-    trainer, manager = trainer_of(config), manager_of(config)
-    batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"], ["<answer>5</answer>"]]])
-    from spanwise.engines.verl.estimators import carried_advantages
-    from spanwise.engines.verl.trainer import rows_of
-
-    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])
-    mask_nt = data["response_mask"].to_padded_tensor(0)
-    mask_nt[1] = 0
-    with trainer.spanwise.carrying(rows_of(batch, {})):
-        found_nt, returns_nt = carried_advantages(torch.zeros(3, 7), mask_nt, index=["a", "a", "a"])
-    assert found_nt[1].tolist() == [0.0] * 7
-    # rloo of rewards 1, 0, 0 is 1, -1/2, -1/2
-    assert found_nt[0].sum() == pytest.approx(1.0)
-    assert found_nt[2].sum() == pytest.approx(-0.5)
-    assert torch.equal(found_nt, returns_nt)
-
-
 def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
     config = config_of(tmp_path)
     trainer, manager = trainer_of(config), manager_of(config)
     batch = filled(manager, [[["<answer>4</answer>"]]])
-    rows = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["extra_fields"])
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict([{"extra_fields": {}}]))
-    assert len(rows) == 1
-    with pytest.raises(RecipeError, match=r"Row 0 carries no reading.*reward_score empty"):
+    with pytest.raises(RecipeError, match="Row 0 carries no reading"):
         trainer._compute_advantage(batch, {})
 
 
@@ -126,7 +105,7 @@ def test_a_reader_that_did_not_know_the_mask_is_caught(tmp_path, monkeypatch):
     config = config_of(tmp_path, recipe=WHOLE)
     trainer, manager = trainer_of(config), manager_of(config)
     batch = filled(manager, [[(["So <answer>4</answer>"], [[0] * 2 + [1] * 5])], [["<answer>4</answer>"]]])
-    with pytest.raises(AlignmentError, match=r"Row 0: verl trains 5 tokens and the reward worker took 7"):
+    with pytest.raises(AlignmentError, match=r"Row 0: .* 5 tokens .* 7"):
         trainer._compute_advantage(batch, {})
 
 
@@ -137,19 +116,13 @@ def test_verls_own_estimators_run_as_before(tmp_path):
     config = config_of(tmp_path, name="rloo")
     trainer = trainer_of(config)
     assert type(trainer) is PPOTrainerSync
-    manager = manager_of(config_of_spanwise(tmp_path))
+    scored_by = config_of(tmp_path)
+    prepare(scored_by)
+    manager = manager_of(scored_by)
     batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"]]])
     trainer._compute_advantage(batch, {})
     # correct + brier where it is left out: 1 - 1 and 0 - 1
     assert [row.unique().tolist() for row in advantages_of(batch)] == [[1.0], [-1.0]]
-
-
-def config_of_spanwise(tmp_path):
-    from spanwise.engines.verl.settings import prepare
-
-    config = config_of(tmp_path)
-    prepare(config)
-    return config
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
@@ -171,15 +144,12 @@ def test_every_mode_is_made_ours_by_the_name_of_the_estimator(tmp_path, mode):
         assert config.reward.reward_manager.name == "SpanRewardManager"
 
 
-def test_our_mode_with_another_estimator_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match=r"use trainer.v1.trainer_mode=sync"):
-        trainer_of(config_of(tmp_path, "trainer.v1.trainer_mode=spanwise_sync", name="grpo"), "spanwise_sync")
-
-
-def test_a_recipe_under_another_estimator_is_refused(tmp_path):
-    config = config_of(tmp_path, f"+algorithm.spanwise.recipe={tmp_path / 'recipe.yaml'}", name="grpo")
-    with pytest.raises(RecipeError, match=r"algorithm.spanwise.recipe only works with .* but yours is 'grpo'"):
-        trainer_of(config, "sync")
+def test_another_estimator_is_refused_under_our_mode_and_with_a_recipe(tmp_path):
+    named = config_of(tmp_path, "trainer.v1.trainer_mode=spanwise_sync", name="grpo")
+    with pytest.raises(RecipeError, match="trainer_mode=sync"):
+        trainer_of(named, "spanwise_sync")
+    with pytest.raises(RecipeError, match="'grpo'"):
+        trainer_of(config_of(tmp_path, f"+algorithm.spanwise.recipe={tmp_path / 'recipe.yaml'}", name="grpo"), "sync")
 
 
 def test_a_subclass_of_what_verl_hands_out_is_verls(tmp_path):

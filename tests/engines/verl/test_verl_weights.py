@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from verl_small import actor_config
 
 from spanwise.engines.verl.carry import MODES, loss_factor
 
@@ -59,25 +60,20 @@ def test_is_the_objective(mode, padding, mini_batch, micro, ranks):
 def test_losses_of_verl_are_linear_in_a_positive_factor(mode):
     """The ground on which advantages may be scaled at all, for every loss that is let through."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.workers.config import FSDPActorConfig
 
     adv_nt, mask_nt = batch(0)
     logp_nt = torch.randn(ROWS, WIDTH, generator=GENERATOR).double() - 2
     old_nt = logp_nt + 0.3 * torch.randn(ROWS, WIDTH, generator=GENERATOR).double()
-    config = FSDPActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        clip_ratio_low=0.2,
-        clip_ratio_high=0.2,
-        loss_scale_factor=9,
-    )
+    config = actor_config(clip_ratio_low=0.2, clip_ratio_high=0.2, loss_scale_factor=9)
     for name in ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo", "spanwise_aspo"):
 
         def loss(scale, name=name):
-            arguments = {"response_mask": mask_nt.bool(), "loss_agg_mode": mode, "config": config}
-            return float(
-                get_policy_loss_fn(name)(old_log_prob=old_nt, log_prob=logp_nt, advantages=scale * adv_nt, **arguments)[0]
-            )
+            rows = {
+                "old_log_prob": old_nt,
+                "log_prob": logp_nt,
+                "advantages": scale * adv_nt,
+                "response_mask": mask_nt.bool(),
+            }
+            return float(get_policy_loss_fn(name)(**rows, loss_agg_mode=mode, config=config)[0])
 
         assert loss(3.0) == pytest.approx(3 * loss(1.0), rel=1e-6), name

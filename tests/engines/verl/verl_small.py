@@ -18,6 +18,17 @@ WHOLE = "layout: {all: [answer]}\nmethod: rloo\nobjectives: [{reward: correct, p
 TEXT = "<reasoning>So</reasoning><answer>{}</answer><analysis>x</analysis><confidence>{}</confidence>"
 
 
+#: The trainer of V0.
+V0 = ("trainer.use_v1=False", "data.dataloader_num_workers=0", "data.val_batch_size=1")
+
+
+def actor_config(**more):
+    """verl's configuration of an actor, as its losses take it."""
+    from verl.workers.config import FSDPActorConfig
+
+    return FSDPActorConfig(**{"strategy": "fsdp", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, **more})
+
+
 def config_of(folder, *overrides, recipe=RECIPE, name="spanwise"):
     """verl's real configuration, with a recipe and a model folder that holds a tokenizer."""
     from hydra import compose, initialize_config_module
@@ -74,16 +85,8 @@ def outputs_of(tokenizer, turns, masks=None, **extra):
     for n, text in enumerate(turns):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
         mask = [1] * len(ids) if masks is None else masks[n]
-        made.append(
-            AgentLoopOutput(
-                prompt_ids=[1, 2],
-                response_ids=ids,
-                response_mask=mask,
-                num_turns=2,
-                metrics=AgentLoopMetrics(),
-                extra_fields=extra,
-            )
-        )
+        row = {"prompt_ids": [1, 2], "response_ids": ids, "response_mask": mask, "num_turns": 2, "extra_fields": extra}
+        made.append(AgentLoopOutput(**row, metrics=AgentLoopMetrics()))
     return made
 
 
