@@ -1,9 +1,6 @@
 """`spanwise credit`, `why` and `train` on tables that anybody made."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -74,14 +71,3 @@ def test_a_group_of_a_list_is_not_cut_by_its_prompt(tmp_path):
         save(tmp_path, rows, "jsonl"), output=tmp_path / "out", methods=["bae"], overrides=LAYOUT, console=quiet()
     )
     assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx([0, 0, 0, 0.5, -0.5])
-
-
-def test_a_csv_by_the_command_line_of_a_process(tmp_path):
-    """`python -m spanwise`, as a user calls it."""
-    file = save(tmp_path, ROWS, "tsv")
-    done = subprocess.run(
-        [sys.executable, "-m", "spanwise", "credit", file, "--output", tmp_path / "out"],
-        capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "out" / "report.html").is_file()

@@ -52,9 +52,8 @@ def run(tmp_path_factory):
         "steps": 2, "prompts": 8, "group_size": 4, "start_steps": 64, "eval_prompts": 2, "eval_samples": 1, "eval_every": 0,
         "output": str(folder),
     }  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setenv("SPANWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
         train(load(None, choices), console=quiet())
     return folder
 

@@ -19,8 +19,16 @@ from spanwise.engines.windows import WINDOWS, is_tested
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_what_is_installed_here_works_and_what_is_not_is_no_fault():
-    seen = command("doctor", code=0)
+def test_what_is_installed_here_works_and_what_is_not_is_no_fault(tmp_path):
+    """By the module, which runs without the packages of the command line; the command line says so where they are missing."""
+    path = package(tmp_path, "cyclopts", "raise ModuleNotFoundError(\"No module named 'cyclopts'\", name='cyclopts')\n")
+    options = {"env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True, "check": False}
+    bare = subprocess.run([sys.executable, "-m", "spanwise.cli", "doctor"], **options)
+    assert bare.returncode == 1
+    assert "python -m spanwise.commands.doctor" in bare.stderr
+    done = subprocess.run([sys.executable, "-m", "spanwise.commands.doctor"], **options)
+    assert done.returncode == 0, done.stderr
+    seen = done.stdout
     assert re.search(rf"torch\s+{re.escape(version('torch'))}\s+ok", seen)
     assert re.search(rf"TRL\s+{version('trl')}\s+{re.escape(WINDOWS['trl'])}\s+ok", seen)
     assert "TRL: spanwise.engines.trl is imported" in seen
@@ -113,14 +121,3 @@ def test_sentences_on_a_verl_that_does():
     )
     assert "uses V0" in sentences("verl", {**VERL, "use_v1": False})[1][1]
     assert "cannot be imported: no queue" in sentences("verl", {**VERL, "modes": [], "v1": "no queue"})[1][1]
-
-
-def test_it_runs_without_the_packages_of_the_command_line(tmp_path):
-    path = package(tmp_path, "cyclopts", "raise ModuleNotFoundError(\"No module named 'cyclopts'\", name='cyclopts')\n")
-    options = {"env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True, "check": False}
-    bare = subprocess.run([sys.executable, "-m", "spanwise.cli", "doctor"], **options)
-    assert bare.returncode == 1
-    assert "python -m spanwise.commands.doctor" in bare.stderr
-    done = subprocess.run([sys.executable, "-m", "spanwise.commands.doctor"], **options)
-    assert done.returncode == 0, done.stderr
-    assert "spanwise.engines.trl is imported" in done.stdout
