@@ -130,8 +130,8 @@ def test_figures_of_training_evaluation_and_demo(width):
 @pytest.fixture(scope="module")
 def votes():
     return voting(
-        [str(n % 5) for n in range(256)], torch.tensor(numbers(256)).double(), (torch.arange(256) % 3 == 0).double(),
-        prompts=[n // 64 for n in range(256)], resamples=5,
+        [str(n % 5) for n in range(64)], torch.tensor(numbers(64)).double(), (torch.arange(64) % 3 == 0).double(),
+        prompts=[n // 32 for n in range(64)], resamples=5,
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_votes(votes, width):
 
 @pytest.fixture(scope="module")
 def points():
-    return fixed_point_rows(group_sizes=(4,))
+    return fixed_point_rows(group_sizes=(4,), batches=40)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
