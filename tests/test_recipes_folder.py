@@ -187,8 +187,7 @@ def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rat
         ("vapo.yaml", "gae"),
     ],
 )
-def test_embedded_recipes_train(name, method, tmp_path_factory, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path_factory.getbasetemp() / "recipes-cache"))
+def test_embedded_recipes_train(name, method, tmp_path) -> None:
     small = {
         "steps": 1,
         "prompts": 2,

@@ -23,8 +23,7 @@ def test_the_tutorials_are_there():
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_step_prints_what_the_page_shows(page, tmp_path_factory, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path_factory.getbasetemp() / "tutorials-cache"))
+def test_each_step_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before, state = set(METHODS), torch.get_rng_state()
     steps = 0

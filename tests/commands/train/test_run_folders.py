@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 
 import pyarrow.parquet as pq
@@ -34,17 +33,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers about itself, 
 def first(tmp_path_factory):
     """A whole run, named by nobody, in the working folder `first`'s parent's parent."""
     place = tmp_path_factory.mktemp("work")
-    before, cache = os.getcwd(), os.environ.get("SPANWISE_CACHE")
-    os.chdir(place)
-    os.environ["SPANWISE_CACHE"] = str(place / "cache")
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
         train(load(None, SMALL), console=Console(quiet=True))
-        yield place / "runs" / "digits-bae-0-1"
-    finally:
-        os.chdir(before)
-        os.environ.pop("SPANWISE_CACHE")
-        if cache is not None:
-            os.environ["SPANWISE_CACHE"] = cache
+    return place / "runs" / "digits-bae-0-1"
 
 
 @pytest.fixture
@@ -307,9 +299,8 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_takes_nothing_with_it(run):
     assert not (run / "summary.json").exists()
 
 
-def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(first, tmp_path, monkeypatch):
+def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     """Two mini-batches, two passes: four optimizer steps on each of two batches, and one line of each."""
-    monkeypatch.setenv("SPANWISE_CACHE", str(first.parents[1] / "cache"))
     twice = {"mini_batches": 2, "trainer": {"num_iterations": 2}, "eval_every": 1, "output": str(tmp_path / "run")}
     summary = again(**twice)
     place = tmp_path / "run"
