@@ -7,19 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from rollout_files import said, verl_file
-from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import figures_table, summary
-from spanwise.commands.fidelity.fidelity import fixed_point_table
 from spanwise.commands.methods.methods import _table as methods_table
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, vote_table
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.why.why import _counts, _one, reasons
-from spanwise.fidelity.fixed_point import fixed_point_rows
-from spanwise.measure import Interval, compare_arms, curve_difference, voting
+from spanwise.measure import Interval, curve_difference, voting
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
 WIDTHS = (60, 80, 200)
@@ -75,25 +71,6 @@ def test_a_path_of_any_length_stands_above_the_table(width, tmp_path):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_compare(width):
-    generator = torch.Generator().manual_seed(0)
-    arms = ("outcome", "blended", LONG)
-    found = {
-        arm: {seed: {name: float(torch.rand((), generator=generator)) for name in FIGURES} for seed in range(3)}
-        for arm in arms
-    }
-    comparison = compare_arms(found)
-    for thing in comparison_tables(comparison):
-        if isinstance(thing, Table):
-            check(thing, width)
-    text = " ".join(printed(*comparison_tables(comparison), width=width).split())
-    for name in FIGURES:
-        assert name.replace("_", " ") in text
-    for arm in arms:
-        assert arm in text
-
-
-@pytest.mark.parametrize("width", WIDTHS)
 def test_methods(width):
     check(methods_table(), width)
 
@@ -139,13 +116,3 @@ def votes():
 def test_votes(votes, width):
     check(vote_table("accuracy of a vote", votes), width)
     check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
-
-
-@pytest.fixture(scope="module")
-def points():
-    return fixed_point_rows(group_sizes=(4,), batches=40)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_fidelity(points, width):
-    check(fixed_point_table(points), width, keep=2)
