@@ -162,13 +162,6 @@ def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch)
     assert called == {**asked, "columns": {}, "tokenizer": tmp_path / "data" / "elsewhere", "output": tmp_path / "out-again"}
 
 
-def test_options_that_were_not_given_are_not_printed(tmp_path):
-    asked = {"recipe": None, "methods": [], "columns": {}}
-    assert (
-        again_command("credit", "x y", folder=tmp_path, options=asked) == f"spanwise credit 'x y' --output {tmp_path}-again"
-    )
-
-
 @pytest.mark.parametrize(
     ("names", "given", "outcome"),
     [
