@@ -321,14 +321,6 @@ BAD = {
     "truncated": (truncated, "is not readable as parquet; it is damaged or cut off"),
     "damaged": (damaged, "is not readable as parquet; it is damaged or cut off"),
     "no bytes": (lambda f: touched(f / "a.parquet"), "a.parquet' is empty."),
-    "no rows": (
-        lambda f: parquet(f / "a.parquet", prompt=pa.array([], pa.string()), completion=pa.array([], pa.string())),
-        "holds no completions.",
-    ),
-    "foreign": (
-        lambda f: parquet(f / "a.parquet", question=["q"], chosen=["a"]),
-        "has the columns question, chosen, which is no rollout format known here",
-    ),
     "no lines": (lambda f: touched(f / "a.jsonl", "\n"), "holds no completions."),
     "not json": (lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x", "outp'), "Line 2 of"),
     "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), "Entry 1 of"),
