@@ -14,7 +14,7 @@ import torch
 import spanwise
 from rollouts_cases import Case, completion
 from spanwise.batch import Batch
-from spanwise.errors import AlignmentError, DataError
+from spanwise.errors import AlignmentError
 from spanwise.pipeline import Reading
 from spanwise.rollouts import Rollouts, write_rollouts
 from spanwise.types import Credit, Scores, Spans, Status
@@ -196,12 +196,6 @@ def test_nobody_sees_half_a_file(tmp_path):
         write_rollouts(file, broken())
     assert pq.read_table(file)["prompt"].to_pylist() == ["a"]
     assert [found.name for found in tmp_path.iterdir()] == ["a.parquet"]
-
-
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"file/a.parquet' cannot be written: "):
-        write_rollouts(tmp_path / "file" / "a.parquet", rows_of("a").parts())
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ CASES = {
         0,
     ),
     "token without bytes at the boundary": (TWO, [A, "4", NO_A, "", C, "4", NO_C, ""], [(0, 4), (4, 8)], 0),
+    "blocks in the wrong order": (TWO, [C, "4", NO_C, A, "4", NO_A], [(0, 6), (0, 0)], Fault.ORDER),
     "three attempts of two": (
         ATTEMPTS,
         [A, "4", NO_A, A, "4", NO_A, A, "4", NO_A],

@@ -109,22 +109,6 @@ def test_report_of_a_fidelity_folder(tmp_path):
     assert len(fidelity_rows(fidelity)) == 6 * 8
 
 
-def test_report_of_a_credit_folder(tmp_path):
-    table = {
-        "group": [0, 0], "step": [1, 1], "prompt": ["p", "p"], "completion_ids": [[1, 2], [3, 4]], "trainable": [[True, True]] * 2,
-        "fault": [0, 4], "start/all": [0, 0], "end/all": [2, 2], "reward/correct": [1.0, None], "status/correct": ["ok", "absent"],
-        "credit/grpo/all": [0.5, -0.5], "credit/grpo/stop": [0.0, 0.0], "advantages/grpo": [[0.5, 0.5], [-0.5, -0.5]],
-    }  # fmt: skip
-    pq.write_table(pa.table(table), tmp_path / "credit.parquet")
-    summary = {"source": "somewhere/rollouts", "note": "A note.", "statuses": {"correct": {"ok": 1, "absent": 1}},
-               "methods": {"grpo": {"dead_strata": {"correct": 0.0}}}}  # fmt: skip
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    page = Page(report_folder(tmp_path).read_text())
-    assert page.headline("mean reward: correct") == "1"
-    assert ["grpo: all", "2", "0.500", "0", "-0.500", "0.500"] in page.cells
-    assert "A note." in page.text
-
-
 def check_refused(folder, *words):
     with pytest.raises(DataError) as caught:
         report_folder(folder)
