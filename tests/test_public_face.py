@@ -9,17 +9,8 @@ from forked import run_each
 from spanwise.credit import METHODS
 
 FIRST_HOUR = (
-    "find_blocks",
-    "score_all",
-    "credit_batch",
-    "spread",
-    "Layout",
-    "Objective",
-    "Scheme",
-    "register",
-    "read",
-    "advantages",
-)
+    "find_blocks", "score_all", "credit_batch", "spread", "Layout", "Objective", "Scheme", "register", "read", "advantages",
+)  # fmt: skip
 
 
 def test_signatures_are_frozen():

@@ -82,16 +82,8 @@ def numbers(size, seed=0):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_figures_of_training_evaluation_and_demo(width):
     names = (
-        "accuracy",
-        "mean_accuracy",
-        "refusal_rate",
-        "peak_refusal_rate",
-        "format_rate",
-        "ece",
-        "brier",
-        "auroc",
-        "seconds",
-    )
+        "accuracy", "mean_accuracy", "refusal_rate", "peak_refusal_rate", "format_rate", "ece", "brier", "auroc", "seconds",
+    )  # fmt: skip
     columns = {arm: dict(zip(names, numbers(len(names)), strict=True)) for arm in ("scalar", "blockwise", LONG)}
     text = printed(*figure_table("the same start", columns), width=width)
     assert max(map(len, text.splitlines())) <= width

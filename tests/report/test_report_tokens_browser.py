@@ -53,14 +53,9 @@ def page(*rows, methods=("a", "b"), outcome="correct"):
 def row(tokens, a=None, b=None, **changes):
     size = len(tokens)
     given = {
-        "prompt": "1+1=",
-        "tokens": tokens,
-        "advantages": {"a": a or [0.5] * size, "b": b or [0.0] * size},
-        "spans": {"solution": [(0, size)]},
-        "rewards": {"correct": 1.0},
-        "statuses": {"correct": "ok"},
-        "fault": "",
-    }
+        "prompt": "1+1=", "tokens": tokens, "advantages": {"a": a or [0.5] * size, "b": b or [0.0] * size},
+        "spans": {"solution": [(0, size)]}, "rewards": {"correct": 1.0}, "statuses": {"correct": "ok"}, "fault": "",
+    }  # fmt: skip
     return TokenRow(**{**given, **changes})
 
 

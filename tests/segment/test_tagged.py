@@ -41,39 +41,24 @@ def intervals(spans):
 CASES = {
     "clean": (TWO, ["So ", A, "4", NO_A, C, "0.9", NO_C, END], [(0, 4), (4, 8)], 0),
     "boundary inside '>\\n\\n<'": (
-        TWO,
-        ["So", " <", "answer", ">4", ".</", "answer", ">\n\n<", "confidence", ">", "4", NO_C],
-        [(0, 7), (7, 11)],
-        0,
+        TWO, ["So", " <", "answer", ">4", ".</", "answer", ">\n\n<", "confidence", ">", "4", NO_C], [(0, 7), (7, 11)], 0,
     ),
     "boundary after a character cut in two": (
-        TWO,
-        [A, b"\xe6\x97\xa5\xe6", b"\x9c", b"\xac", NO_A, C, "4", NO_C],
-        [(0, 5), (5, 8)],
-        0,
+        TWO, [A, b"\xe6\x97\xa5\xe6", b"\x9c", b"\xac", NO_A, C, "4", NO_C], [(0, 5), (5, 8)], 0,
     ),
     "token without bytes at the boundary": (TWO, [A, "4", NO_A, "", C, "4", NO_C, ""], [(0, 4), (4, 8)], 0),
     "blocks in the wrong order": (TWO, [C, "4", NO_C, A, "4", NO_A], [(0, 6), (0, 0)], Fault.ORDER),
     "three attempts of two": (
-        ATTEMPTS,
-        [A, "4", NO_A, A, "4", NO_A, A, "4", NO_A],
-        [(0, 3), (3, 9), (0, 0)],
-        Fault.DUPLICATE | Fault.MISSING,
+        ATTEMPTS, [A, "4", NO_A, A, "4", NO_A, A, "4", NO_A], [(0, 3), (3, 9), (0, 0)], Fault.DUPLICATE | Fault.MISSING,
     ),
     "prefilled, nothing in it but a token without bytes": (
-        OPEN,
-        ["", C, "4", NO_C],
-        [(0, 1), (1, 4)],
-        Fault.NESTED | Fault.TRUNCATED | Fault.MISSING,
+        OPEN, ["", C, "4", NO_C], [(0, 1), (1, 4)], Fault.NESTED | Fault.TRUNCATED | Fault.MISSING,
     ),
     "prefilled, left at once for the next block's own opening": (
-        Layout({"first": ["answer"], "second": ["answer"]}, prefilled="answer"),
-        [A, "4", NO_A],
-        [(0, 0), (0, 3)],
-        0,
+        Layout({"first": ["answer"], "second": ["answer"]}, prefilled="answer"), [A, "4", NO_A], [(0, 0), (0, 3)], 0,
     ),
     "no tags in the layout": (Layout({"all": []}), ["So", A, END], [(0, 3)], 0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
