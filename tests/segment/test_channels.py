@@ -78,14 +78,8 @@ def test_blocks_texts_and_faults(case):
 
 def test_the_signs_of_other_families_are_text_where_the_vocabulary_has_tokens_of_its_own():
     pieces = [
-        "<think>",
-        "a [TOOL_CALLS] <|channel|>final<|message|> </think",
-        ">",
-        "</think>",
-        "4",
-        "[TOOL_CALLS]",
-        "<|im_end|>",
-    ]
+        "<think>", "a [TOOL_CALLS] <|channel|>final<|message|> </think", ">", "</think>", "4", "[TOOL_CALLS]", "<|im_end|>",
+    ]  # fmt: skip
     owners, text, fault = made(PLAIN, pieces, added=("<think>", "</think>", "<|im_end|>"))
     assert owners == [R] * 4 + [A] * 3
     assert (text[R][R], text[A][A]) == ("a [TOOL_CALLS] <|channel|>final<|message|> </think>", "4[TOOL_CALLS]")

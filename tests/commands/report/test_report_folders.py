@@ -66,12 +66,8 @@ def test_report_of_a_comparison_folder(tmp_path):
     make_run(tmp_path / "other-0")
     listed = {name: {} for name in ("accuracy", "ece", "weighted@4")}
     summary = {
-        "arms": ["group", "blended"],
-        "seeds": [0, 1, 2],
-        "reference": None,
-        "recipe": RECIPE,
-        "figures": {"group": listed},
-    }
+        "arms": ["group", "blended"], "seeds": [0, 1, 2], "reference": None, "recipe": RECIPE, "figures": {"group": listed},
+    }  # fmt: skip
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     page = Page(report_folder(tmp_path).read_text())
     rows = {row[0]: row[1:] for row in page.cells if row and row[0] in ("group", "blended", "other")}
