@@ -21,12 +21,10 @@ CHECKED = 10
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_starts(tmp_path_factory):
-    """Trainings of all tests share their warm starts, and none reads or fills the cache of the user."""
-    place = tmp_path_factory.getbasetemp()
-    place = (place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "warm-starts"
+    """Trainings of this process's tests share their warm starts, and none reads or fills the cache of the user."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPANWISE_CACHE", str(place))
-        yield place
+        patch.setenv("SPANWISE_CACHE", str(tmp_path_factory.mktemp("warm-starts")))
+        yield
 
 
 @pytest.fixture
