@@ -1,12 +1,13 @@
 """An environment that holds some packages and what they need, and nothing else of what is installed here."""
 
 import os
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
+
+from forked import run_each
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -40,11 +41,8 @@ def environment(folder, *names):
     return folder
 
 
-def run(folder, *words, cwd):
-    """A process of Python that sees the folder and spanwise."""
+def run(folder, codes, *, cwd):
+    """Processes of Python that see the folder and spanwise: what `subprocess.run` gives for each of the codes."""
     path = os.pathsep.join((str(folder), str(SOURCE)))
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
-    return subprocess.run(
-        [sys.executable, "-S", *map(str, words)], env={**kept, "PYTHONPATH": path, "COLUMNS": "200"}, cwd=cwd,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return run_each(codes, python=(sys.executable, "-S"), env={**kept, "PYTHONPATH": path, "COLUMNS": "200"}, cwd=cwd)

@@ -1,4 +1,4 @@
-"""Shared settings: one torch thread, no hub, and a switch for the run-time shape checks."""
+"""Shared settings: one torch thread, no hub, one cache of warm starts, and a switch for the run-time shape checks."""
 
 import functools
 import itertools
@@ -17,6 +17,14 @@ from browser import browser  # noqa: F401  (the fixture)
 torch.set_num_threads(1)
 #: Examples of a property test that run under the shape checks.
 CHECKED = 10
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_starts(tmp_path_factory):
+    """Trainings of this process's tests share their warm starts, and none reads or fills the cache of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPANWISE_CACHE", str(tmp_path_factory.mktemp("warm-starts")))
+        yield
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 import warm_process
+from plain_files import save
+from rollout_files import said
 from spanwise.cli import app
 from spanwise.engines.checkpoints import find_checkpoint
 from spanwise.errors import DataError, RecipeError
@@ -19,15 +21,15 @@ from tokenizers_small import byte_model
 
 SMALL = [
     "--steps", "2", "--prompts", "2", "--group-size", "4", "--set", "start_steps=2", "--set", "eval_prompts=4",
-    "--set", "eval_samples=2", "--eval-every", "1",
+    "--set", "eval_samples=2", "--eval-every", "1", "--set", "report=false",
 ]  # fmt: skip
 
 
 NO_NETWORK = Path(__file__).parent / "no_network"
 
 
-def spanwise(*arguments, cache, expect=0, path="", fresh=False):
-    """Run a command; it must not reach for the network, whatever the hub's own switch says. Fresh: it imports all by itself."""
+def spanwise(*arguments, cache, expect=0, path=""):
+    """Run a command; it must not reach for the network, whatever the hub's own switch says."""
     tried = cache / "network"
     environment = {
         **os.environ,
@@ -38,11 +40,7 @@ def spanwise(*arguments, cache, expect=0, path="", fresh=False):
         "NETWORK_TRIED": str(tried),
         "HF_HUB_OFFLINE": "0",
     }
-    if fresh:
-        command = [sys.executable, "-m", "spanwise.cli", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    else:
-        done = warm_process.run(arguments, environment=environment, scratch=cache)
+    done = warm_process.run(arguments, environment=environment, scratch=cache)
     reached = tried.read_text() if tried.exists() else ""
     tried.unlink(missing_ok=True)
     assert not reached
@@ -60,7 +58,7 @@ def cache(tmp_path_factory):
 def run(cache, tmp_path_factory):
     """One real run of two steps, with a checkpoint after each."""
     folder = tmp_path_factory.mktemp("run") / "first"
-    done = spanwise("train", *SMALL, "--save-every", "1", "--output", folder, cache=cache, fresh=True)
+    done = spanwise("train", *SMALL, "--save-every", "1", "--output", folder, cache=cache)
     return folder, done
 
 
@@ -210,13 +208,20 @@ def test_fidelity_of_a_model_that_states_no_confidence(run, cache):
 def test_demo_has_both_arms(cache, tmp_path):
     done = spanwise(
         "demo", "--steps", "1", "--output", tmp_path / "demo", "--set", "start_steps=2", "--set", "eval_prompts=4",
-        "--set", "eval_samples=2", cache=cache,
+        "--set", "eval_samples=2", "--set", "prompts=2", "--set", "group_size=4", "--set", "report=false", cache=cache,
     )  # fmt: skip
     arms = json.loads((tmp_path / "demo" / "summary.json").read_text())["arms"]
     assert set(arms) == {"scalar", "blockwise"}
     measured = {"accuracy", "mean_accuracy", "refusal_rate", "peak_refusal_rate", "format_rate", "ece", "brier", "auroc"}
     assert measured | {"seconds"} <= set(arms["scalar"])
     assert "refusals" in done.stdout
+
+
+def test_a_table_of_ones_own_is_credited_without_a_word_on_stderr(cache, tmp_path):
+    rows = [{"question": "2+2=", "output": said(answer, "0.9"), "gold": "4"} for answer in "4455"]
+    done = spanwise("credit", save(tmp_path, rows, "tsv"), "--output", tmp_path / "out", cache=cache)
+    assert done.stderr == ""
+    assert (tmp_path / "out" / "report.html").is_file()
 
 
 def test_methods(cache):
@@ -238,10 +243,8 @@ def test_methods(cache):
     [
         (["train", "missing.yaml"], "The recipe 'missing.yaml' cannot be read: No such file"),
         (["train", "--resume", "nowhere"], "'nowhere' is not a readable checkpoint"),
-        (["train", "--resume", "last", "--output", "nowhere"], "There is no checkpoint under 'nowhere/checkpoints'"),
         (["eval", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
         (["fidelity", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
-        (["train", "--set", "steps"], "--set takes field=value"),
     ],
 )
 def test_one_sentence_and_no_traceback(arguments, sentence, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,15 +62,27 @@ def named(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
+@cache
+def namespace_of(page):
+    """Run the python blocks of a page, one after the other, in one namespace; with what they register, by registry."""
+    before, namespace = [set(registry) for registry in REGISTRIES], {"__name__": f"docs.{page.stem}"}
+    for position, code in enumerate(blocks(page, "python")):
+        exec(compile(code, f"{page.name}, python block {position + 1}", "exec"), namespace)
+    added = [
+        {name: registry[name] for name in set(registry) - names} for registry, names in zip(REGISTRIES, before, strict=True)
+    ]
+    return namespace, added
+
+
 @pytest.fixture
 def page_runs():
-    """Run the python blocks of a page, one after the other, in one namespace; what they register is forgotten afterwards."""
+    """The namespace of a page that was run once; what it registers is there during the test and forgotten afterwards."""
     before = [set(registry) for registry in REGISTRIES]
 
-    def run(page, *, first_only=False):
-        namespace = {"__name__": f"docs.{page.stem}"}
-        for position, code in enumerate(blocks(page, "python")[: 1 if first_only else None]):
-            exec(compile(code, f"{page.name}, python block {position + 1}", "exec"), namespace)
+    def run(page):
+        namespace, added = namespace_of(page)
+        for registry, entries in zip(REGISTRIES, added, strict=True):
+            registry.update(entries)
         return namespace
 
     yield run
@@ -246,7 +259,7 @@ OWN = ROOT / "docs" / "write_your_own.md"
 def test_the_example_method_is_short_and_runs_from_a_recipe(page_runs, tmp_path):
     first = blocks(OWN, "python")[0]
     assert len([line for line in first.splitlines() if line.strip()]) < 30
-    namespace = page_runs(OWN, first_only=True)
+    namespace = page_runs(OWN)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(blocks(OWN, "yaml")[0])
     scheme = scheme_of(load(recipe), DIGITS_LAYOUT, 32)

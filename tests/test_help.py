@@ -5,10 +5,10 @@ import re
 import subprocess
 import sys
 
-import pytest
 import yaml
 
 import bare
+from forked import module
 from spanwise.cli import app
 from spanwise.modes import MODES
 from spanwise.recipe import HUB, Recipe
@@ -77,42 +77,32 @@ def test_completion_knows_commands_and_options():
     assert all(word in script for word in (*COMMANDS, "--columns"))
 
 
-@pytest.fixture(scope="module")
-def core(tmp_path_factory):
-    return bare.environment(tmp_path_factory.mktemp("core"), *CORE)
+def test_a_bare_install_says_what_it_needs(tmp_path):
+    rooms = {
+        "engines.trl": ("trl", "train"), "measure": ("scipy", "measure"), "report": ("altair", "report"),
+        "rollouts": ("pyarrow", "cli"), "testing": ("hypothesis", "testing"),
+    }  # fmt: skip
+    codes = [module("spanwise", "credit", "x.csv"), "import spanwise; print(spanwise.Batch)"]
+    codes += [f"import spanwise.{room}" for room in rooms]
+    command, core, *imports = bare.run(bare.environment(tmp_path / "core", *CORE), codes, cwd=tmp_path)
+    assert (command.returncode, command.stdout) == (1, "")
+    assert command.stderr.startswith("The command line needs 'cyclopts'. Install it with: pip install 'spanwise[train]'")
+    assert core.stderr == ""
+    for (room, (package, extra)), done in zip(rooms.items(), imports, strict=True):
+        sentence = f"spanwise.{room} needs '{package}'. Install it with: pip install 'spanwise[{extra}]'"
+        assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
 
 
-@pytest.fixture(scope="module")
-def with_cli(tmp_path_factory):
-    return bare.environment(tmp_path_factory.mktemp("cli"), *CORE, *CLI)
-
-
-def test_a_bare_install_says_what_the_command_line_needs(core, tmp_path):
-    done = bare.run(core, "-m", "spanwise", "credit", "x.csv", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("The command line needs 'cyclopts'. Install it with: pip install 'spanwise[train]'")
-    assert bare.run(core, "-c", "import spanwise; print(spanwise.Batch)", cwd=tmp_path).stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "extra"),
-    [(("credit", "a.csv"), "report"), (("why", "a.csv"), "report"), (("report", "."), "report"), (("train",), "train"),
-     (("reference",), "train")],
-)  # fmt: skip
-def test_each_command_says_what_it_needs_more(with_cli, words, extra, tmp_path):
+def test_each_command_says_what_it_needs_more(tmp_path):
     (tmp_path / "a.csv").write_text("prompt,completion,acc\np,a,1\np,b,0\n")
-    done = bare.run(with_cli, "-m", "spanwise", *words, cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"Error: spanwise {words[0]} needs '")
-    assert done.stderr.endswith(f"Install it with: pip install 'spanwise[{extra}]'\n")
-
-
-@pytest.mark.parametrize(
-    ("room", "package", "extra"),
-    [("engines.trl", "trl", "train"), ("measure", "scipy", "measure"), ("report", "altair", "report"),
-     ("rollouts", "pyarrow", "cli"), ("testing", "hypothesis", "testing")],
-)  # fmt: skip
-def test_each_room_says_what_it_needs_more(core, room, package, extra, tmp_path):
-    done = bare.run(core, "-c", f"import spanwise.{room}", cwd=tmp_path)
-    sentence = f"spanwise.{room} needs '{package}'. Install it with: pip install 'spanwise[{extra}]'"
-    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {sentence}"
+    needs = {
+        ("credit", "a.csv"): "report", ("why", "a.csv"): "report", ("report", "."): "report", ("train",): "train",
+        ("reference",): "train",
+    }  # fmt: skip
+    place = bare.environment(tmp_path / "cli", *CORE, *CLI)
+    for words, done in zip(
+        needs, bare.run(place, [module("spanwise", *words) for words in needs], cwd=tmp_path), strict=True
+    ):
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"Error: spanwise {words[0]} needs '")
+        assert done.stderr.endswith(f"Install it with: pip install 'spanwise[{needs[words]}]'\n")

@@ -97,15 +97,6 @@ def test_no_function_has_the_name_of_a_room(trees):
     assert found == set()
 
 
-def test_importing_a_room_binds_the_room():
-    import spanwise.credit as credit
-    import spanwise.score as score
-    import spanwise.segment as segment
-
-    assert [room.__name__ for room in (credit, score, segment)] == ["spanwise.credit", "spanwise.score", "spanwise.segment"]
-    assert spanwise.credit.grpo is spanwise.grpo
-
-
 #: What needs an engine of its own.
 ELSEWHERE = ("verl", "skyrl")
 

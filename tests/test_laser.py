@@ -14,10 +14,19 @@ LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
-        ("token", {"token": ""}), ("token", {"token": True}), ("beta", {"beta": 0}), ("alpha", {"alpha": 0.0}),
-        ("alpha", {"alpha": float("nan")}), ("mix", {"mix": 1.5}), ("mix", {"mix": -0.1}), ("threshold", {"threshold": "low"}),
-        ("balanced", {"balanced": 1}), ("scale", {"scale": "mean"}), ("reasoning_warmup", {"reasoning_warmup": 1.5}),
-        ("tau", {"tau": 0.1}), ("set beta to 0.11", {"reference": -9.99}), ("reference", {"reference": 1.0}),
+        ({}, "laser has no token, which it needs; write laser: {token:"),
+        ({"token": True}, "laser.token is True"),
+        ({"token": "<unk>", "beta": 0}, "laser.beta is 0; it must be a number above 0"),
+        ({"token": "<unk>", "alpha": 0.0}, "laser.alpha is 0.0; it must be a number above 0"),
+        ({"token": "<unk>", "alpha": float("nan")}, "laser.alpha is nan"),
+        ({"token": "<unk>", "mix": 1.5}, "laser.mix is 1.5; it must lie between 0 and 1"),
+        ({"token": "<unk>", "mix": -0.1}, "laser.mix is -0.1"),
+        ({"token": "<unk>", "threshold": "low"}, "laser.threshold is 'low'"),
+        ({"token": "<unk>", "balanced": 1}, "laser.balanced is 1; write true or false"),
+        ({"token": "<unk>", "scale": "mean"}, "There is no laser.scale 'mean'"),
+        ({"token": "<unk>", "reasoning_warmup": 1.5}, "laser.reasoning_warmup is 1.5"),
+        ({"token": "<unk>", "tau": 0.1}, "There is no field of laser 'tau'"),
+        ({"token": "<unk>", "reference": 1.0}, "a log-probability is below 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(field, changes):

@@ -39,8 +39,7 @@ def test_the_notebooks_are_there_with_their_outputs():
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_it_runs_and_prints_what_is_stored(page, tmp_path_factory, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path_factory.getbasetemp() / "tutorials-cache"))
+def test_it_runs_and_prints_what_is_stored(page, tmp_path):
     stored = notebook_pages.printed(nbformat.read(page, as_version=4))
     now = notebook_pages.printed(notebook_pages.executed(page, tmp_path))
     for cell, (expected, found) in enumerate(zip(stored, now, strict=True)):

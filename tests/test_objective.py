@@ -43,8 +43,8 @@ def test_what_is_left_open_is_the_methods_own_choice():
 
 
 def test_numbers_become_floats(unchecked_shapes):
-    objective = Objective("correct", pays="a", weight=2, if_missing=np.float32(-1))
-    assert (objective.weight, objective.if_missing) == (2.0, -1.0)
+    objective = Objective("correct", pays="a", weight=Fraction(1, 4), if_missing=np.float32(-1))
+    assert (objective.weight, objective.if_missing) == (0.25, -1.0)
     assert [type(value) for value in (objective.weight, objective.if_missing)] == [float, float]
 
 
@@ -99,10 +99,6 @@ def test_a_function_is_called_as_recipes_write_it():
 def test_what_a_field_cannot_mean_is_refused_with_what_to_write(unchecked_shapes, fields, sentence):
     with pytest.raises(RecipeError, match=sentence):
         Objective(**{"reward": "brier", "pays": "a", **fields})
-
-
-def test_any_real_number_is_a_weight(unchecked_shapes):
-    assert Objective("correct", pays="a", weight=Fraction(1, 4)).weight == 0.25
 
 
 def test_the_places_of_hidden_secrets():

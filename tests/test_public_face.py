@@ -2,27 +2,15 @@
 
 import ast
 import re
-import subprocess
-import sys
-
-import pytest
 
 import public_face
 import spanwise
+from forked import run_each
 from spanwise.credit import METHODS
 
 FIRST_HOUR = (
-    "find_blocks",
-    "score_all",
-    "credit_batch",
-    "spread",
-    "Layout",
-    "Objective",
-    "Scheme",
-    "register",
-    "read",
-    "advantages",
-)
+    "find_blocks", "score_all", "credit_batch", "spread", "Layout", "Objective", "Scheme", "register", "read", "advantages",
+)  # fmt: skip
 
 
 def test_signatures_are_frozen():
@@ -41,27 +29,16 @@ def test_a_first_hour_comes_from_one_import():
     assert spanwise.find_blocks.__module__ == "spanwise.segment.place"
 
 
-def test_rooms_stay_importable_beside_the_functions_of_their_name():
-    code = (
-        "import spanwise, sys; from spanwise.credit import grpo; from spanwise.segment import Vocabulary; "
-        "from spanwise.score import brier; from spanwise.credit.methods._group_relative import grpo as own; print(grpo is own)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True"
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_names_are_known_whatever_was_imported_before_and_rooms_stay_beside_functions_of_their_name():
+    found = run_each([
         "from spanwise import Layout; Layout(['price'], segmenter='json')",
         "from spanwise import Objective; Objective('correct', pays='solution')",
         "from spanwise import register; register('mine', kind='reward')(lambda text, **_: None)",
         "from spanwise import register; register('mine', kind='completion', paper='')(lambda reward_n, group_n: reward_n)",
-    ],
-)
-def test_names_are_known_whatever_was_imported_before(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+        "import spanwise, sys; from spanwise.credit import grpo; from spanwise.segment import Vocabulary; "
+        "from spanwise.score import brier; from spanwise.credit.methods._group_relative import grpo as own; assert grpo is own",
+    ])  # fmt: skip
+    assert [(done.returncode, done.stderr) for done in found] == [(0, "")] * 5
 
 
 def test_modules_of_methods_do_not_shadow_their_functions():

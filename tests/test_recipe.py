@@ -143,13 +143,10 @@ def test_a_model_name_means_the_real_task():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"methd": "bae"}, "There is no recipe field 'methd'. Did you mean 'method'?"),
-        ({"method": "bea"}, "There is no method 'bea'. Did you mean 'bae'?"),
         ({"steps": "many"}, "steps is 'many', and must be a whole number (generation batches)"),
         ({"task": "confidence", "model": "m"}, "Task 'confidence' needs a dataset; add --dataset"),
         ({"task": "digits", "model": "m"}, "A model or dataset is given, but the task is 'digits'"),
         ({"mini_batches": 3}, "16 prompts x 16 completions = 256 cannot be cut into 3 mini-batches"),
-        ({"baseline": "outcom"}, "There is no baseline 'outcom'. Did you mean 'outcome'? Known: batch, blended"),
         ({"learning_rate": float("inf")}, "learning_rate is inf, and must be a finite number"),
         ({"layout": "answer"}, "layout is 'answer', and must be 'name: value' lines (block: its marks"),
         ({"layout": {"a": 5}}, "layout.a is 5, and must be text or a list"),
@@ -171,8 +168,6 @@ def test_sentences_before_anything_is_loaded(fields, sentence):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"objectives": [{"reward": "corect", "pays": ["solution"]}]}, "'corect'. Did you mean 'correct'?"),
-        ({"objectives": [{"reward": "correct", "pays": ["solutoin"]}]}, "solutoin"),
         ({"objectives": [{"reward": "correct", "pay": ["solution"]}]}, "no field 'pay'. Did you mean 'pays'?"),
         ({"objectives": [{"reward": "correct"}]}, "Objective 1 has no 'pays'"),
         ({"objectives": [{"reward": "correct", "pays": []}]}, "pays no block"),
@@ -187,13 +182,6 @@ def test_sentences_when_the_preset_is_filled_in(fields, sentence):
     with pytest.raises((RecipeError, LayoutError)) as error:
         filled(**fields)
     assert sentence in str(error.value)
-
-
-def test_unreadable_files(tmp_path):
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("steps: [1")
-    with pytest.raises(RecipeError, match="is not valid YAML"):
-        load(broken)
 
 
 def test_what_values_are_of_is_read_and_written():

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.recipe import load, resolved, scheme_of
 
@@ -58,14 +57,3 @@ def test_functions_are_written_as_module_and_name():
     report = replace(made.objectives[1], given=("correct", known), baseline="outcome")
     written = resolved(recipe, replace(made, objectives=(made.objectives[0], report)))["objectives"][1]
     assert (written["reward"], written["given"]) == (f"{__name__}:tidy", ["correct", f"{__name__}:known"])
-
-
-def test_what_cannot_be_meant_is_said():
-    for field, sentence in (
-        ({"weight": True}, "has weight: True; write a finite number"),
-        ({"given": ["correct", "correct"]}, "is given 'correct' twice"),
-        ({"given": "complet"}, "given 'complet', which is not an objective before it"),
-        ({"back_off": True}, "back_off: true, which only the baseline 'outcome' knows"),
-    ):
-        with pytest.raises(RecipeError, match=sentence):
-            filled(**field)

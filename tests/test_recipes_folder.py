@@ -187,17 +187,10 @@ def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rat
         ("vapo.yaml", "gae"),
     ],
 )
-def test_embedded_recipes_train(name, method, tmp_path_factory, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path_factory.getbasetemp() / "recipes-cache"))
+def test_embedded_recipes_train(name, method, tmp_path) -> None:
     small = {
-        "steps": 1,
-        "prompts": 2,
-        "group_size": 4,
-        "start_steps": 2,
-        "eval_prompts": 4,
-        "eval_samples": 2,
-        "report": False,
-    }
+        "steps": 1, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 4, "eval_samples": 2, "report": False,
+    }  # fmt: skip
     if "critic" in load(FOLDER / name).modes:
         small["critic"] = {"learning_rate": 1e-3}
     recipe = load(FOLDER / name, {**small, "method": method, "output": str(tmp_path / "run")})

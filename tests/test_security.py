@@ -158,11 +158,14 @@ def hostile_run(place, fact, name, *, whole):
 def test_no_command_that_looks_runs_what_a_folder_names(fact, name, where, whole, tmp_path, monkeypatch, capfd):
     folder, output = hostile_run(tmp_path, fact, name, whole=whole), ["--output", str(tmp_path / "out")]
     monkeypatch.chdir(tmp_path if where == "above" else folder)
-    for words in (
-        ["why", folder], ["why", folder / "rollouts", "--methods", "recipe"], ["report", folder], ["credit", folder, *output],
-        ["credit", next(folder.glob("rollouts/*")), "--methods", "recipe", *output], ["report", tmp_path / "out"],
-        ["credit", folder / "rollouts", "--set", "method=grpo", *output],
-    ):  # fmt: skip
+    commands = [["why", folder], ["report", folder], ["credit", folder, *output]]
+    if name == "evil.py:reward":  # by other roads to the same recipe
+        commands += [
+            ["why", folder / "rollouts", "--methods", "recipe"], ["report", tmp_path / "out"],
+            ["credit", next(folder.glob("rollouts/*")), "--methods", "recipe", *output],
+            ["credit", folder / "rollouts", "--set", "method=grpo", *output],
+        ]  # fmt: skip
+    for words in commands:
         with suppress(SystemExit):
             main([*map(str, words)])
         assert not (tmp_path / "ran").exists(), words

@@ -1,7 +1,5 @@
 """Every step of every tutorial runs, prints what the page shows, and leads where its links say."""
 
-import re
-
 import pytest
 import torch
 
@@ -29,8 +27,7 @@ def test_the_tutorials_are_there():
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_each_step_prints_what_the_page_shows(page, tmp_path_factory, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path_factory.getbasetemp() / "tutorials-cache"))
+def test_each_step_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before, state = set(METHODS), torch.get_rng_state()
     steps = 0
@@ -44,12 +41,6 @@ def test_each_step_prints_what_the_page_shows(page, tmp_path_factory, tmp_path, 
         for name in set(METHODS) - before:
             del METHODS[name]
     assert 5 <= steps <= 12
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
 
 
 def test_another_output_is_seen():

@@ -3,15 +3,14 @@
 import io
 
 import pytest
-import torch
 from rich.console import Console
 
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
-from spanwise.commands.shared.display import figure_table, interval_table, pull_note, text_plot, vote_table
+from spanwise.commands.shared.display import figure_table, interval_table, pull_note, text_plot
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.layout import Layout
-from spanwise.measure import Interval, compare_arms, voting
+from spanwise.measure import Interval, compare_arms
 from spanwise.scheme import Scheme
 
 TAGS = {"answer": "answer", "confidence": "confidence"}
@@ -59,20 +58,6 @@ def test_tables_of_one_run_mark_what_is_wrong():
     assert "0.001 !" in text
     assert "! hardly any answer is right (accuracy)" in text
     assert "auroc" not in shown(*interval_table("a", {"accuracy": some, "auroc": None}, absent=["auroc"]))
-
-
-def test_a_vote_table_of_sixteen_samples_fits():
-    correct_n = (torch.arange(64) % 3 == 0).double()
-    votes = voting(
-        [str(n % 5) for n in range(64)],
-        torch.rand(64).double(),
-        correct_n,
-        prompts=[n // 16 for n in range(64)],
-        resamples=5,
-    )
-    text = shown(vote_table("accuracy of a vote, block 'solution'", votes))
-    assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_what_a_layout_cannot_tell():

@@ -254,12 +254,8 @@ def test_a_price_far_below_every_reward_is_said():
 
     def rule(price, scale=None):
         options = {
-            "given": "correct",
-            "baseline": "outcome",
-            "if_missing": price,
-            "scale": scale,
-            "options": {"tag": "sure"},
-        }
+            "given": "correct", "baseline": "outcome", "if_missing": price, "scale": scale, "options": {"tag": "sure"},
+        }  # fmt: skip
         return Scheme("bae", LAYOUT, [Objective("correct", "solution"), Objective("brier", "report", **options)])
 
     for price, scale, said in ((-1.0, None, False), (-10.0, None, False), (-11.0, None, True), (-1e6, "std", False)):

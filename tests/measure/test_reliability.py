@@ -9,12 +9,6 @@ from spanwise.errors import RecipeError
 from spanwise.measure import ece, reliability, wilson
 
 
-def test_exactly_one_has_its_own_bin():
-    # Two right at .95 and one wrong at 1.0: apart (2 * .05 + 1) / 3; merged it would be |2 - 2.9| / 3.
-    q, c = torch.tensor([0.95, 0.95, 1.0]).double(), torch.tensor([1.0, 1.0, 0.0]).double()
-    assert ece(q, c) == pytest.approx((2 * 0.05 + 1.0) / 3)
-
-
 def test_impossible_bins_are_refused(unchecked_shapes):
     q = torch.tensor([0.5])
     with pytest.raises(RecipeError, match="at least 1 bin, not 0"):

@@ -97,26 +97,26 @@ def test_a_method_without_segments_has_no_ticks_and_no_words_of_them(show):
     assert_untouched(browser)
 
 
-@pytest.mark.parametrize(
-    ("t", "said"),
-    [
-        (0, {"token 1 of 6": "So", "credit, a": "+0.5", "value": "0.5", "probability": "0.9", "segment": "1 of 3"}),
-        (1, {"token 2 of 6": "·two", "credit, a": "−0.25", "value": "0.25", "probability": "0.1", "segment": "2 of 3"}),
-        (2, {"token 3 of 6": "tool", "credit, a": "not trained", "value": "none", "probability": "none"}),
-        (3, {"token 4 of 6": "·and", "value": "0.75", "segment": "2 of 3"}),
-        (5, {"token 6 of 6": "·on", "credit, a": "+1", "value": "−1", "probability": "0.75", "segment": "3 of 3"}),
-    ],
-)
-def test_pointing_at_the_line_says_the_numbers_of_the_token_there(show, t, said):
+SAID = {
+    0: {"token 1 of 6": "So", "credit, a": "+0.5", "value": "0.5", "probability": "0.9", "segment": "1 of 3"},
+    1: {"token 2 of 6": "·two", "credit, a": "−0.25", "value": "0.25", "probability": "0.1", "segment": "2 of 3"},
+    2: {"token 3 of 6": "tool", "credit, a": "not trained", "value": "none", "probability": "none"},
+    3: {"token 4 of 6": "·and", "value": "0.75", "segment": "2 of 3"},
+    5: {"token 6 of 6": "·on", "credit, a": "+1", "value": "−1", "probability": "0.75", "segment": "3 of 3"},
+}
+
+
+def test_pointing_at_the_line_says_the_numbers_of_the_token_there(show):
     browser = show(FIRST)
-    point_at(browser, charts(browser)[0], t, 6)
-    entries = browser.run(
-        "return [...document.querySelectorAll('.token-details dl > div')].map(e => [...e.children].map(x => x.innerText))"
-    )
-    assert dict(entries).items() >= said.items()
-    assert ("segment" in dict(entries)) == ("segment" in said)
-    assert path(charts(browser)[0], "cursor") == f"M{t + 0.5} 0V1"
-    assert "current" in token(browser, t).get_attribute("class").split()
+    for t, said in SAID.items():
+        point_at(browser, charts(browser)[0], t, 6)
+        entries = browser.run(
+            "return [...document.querySelectorAll('.token-details dl > div')].map(e => [...e.children].map(x => x.innerText))"
+        )
+        assert dict(entries).items() >= said.items()
+        assert ("segment" in dict(entries)) == ("segment" in said)
+        assert path(charts(browser)[0], "cursor") == f"M{t + 0.5} 0V1"
+        assert "current" in token(browser, t).get_attribute("class").split()
     ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, ".token-facts")).perform()
     assert text(browser, ".token-details") == ""  # what was pointed at is left
     assert path(charts(browser)[0], "cursor") == ""

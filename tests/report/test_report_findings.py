@@ -146,14 +146,8 @@ def row(baseline, value, low, high, size=4):
 def test_fidelity():
     rows = [row("blended", 0.8, 0.7, 0.9), row("outcome", 0.75, 0.65, 0.85), row("group", 0.9, 0.8, 1.0, size=16)]
     paired = {
-        "a": "blended",
-        "b": "outcome",
-        "figure": "correlation",
-        "group_size": 4,
-        "value": 0.05,
-        "low": 0.01,
-        "high": 0.09,
-    }
+        "a": "blended", "b": "outcome", "figure": "correlation", "group_size": 4, "value": 0.05, "low": 0.01, "high": 0.09,
+    }  # fmt: skip
     said = fidelity_finding(rows, [paired])
     assert said == (
         "At G = 4 blended is nearest to Monte Carlo: correlation 0.800 [0.700, 0.900]; next is outcome with 0.750 [0.650, 0.850]."

@@ -5,14 +5,10 @@ import math
 import altair as alt
 import torch
 
-from spanwise.explain.alarms import by_sentence
 from spanwise.report.charts import nearest, said
 from spanwise.report.sections import figure, figure_name, figures_of, grouped, merged, percent, wide
-from spanwise.report.tokens import _own_score
-from spanwise.report.train import mode_sections
-from spanwise.report.why import added, equation, shown
-from spanwise.report.words import FIGURES, Terms
-from spanwise.rollouts import CreditPart
+from spanwise.report.why import shown
+from spanwise.report.words import FIGURES
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -48,41 +44,3 @@ def test_rows_become_tables():
     assert merged([{"n": 1, "a": 2}, {"n": 1, "b": 3}], key="n") == [{"n": 1, "a": 2, "b": 3}]
     columns = grouped({"a": torch.tensor([1.0]), "b[0]": torch.tensor([2.0]), "b[1]": torch.tensor([3.0])})
     assert {name: column.tolist() for name, column in columns.items()} == {"a": [1.0], "b[*]": [2.0, 3.0]}
-
-
-def test_a_completion_states_its_score():
-    scores = [_own_score(score) for score in (0.834, -0.1, math.nan)]
-    assert scores == [
-        "says of itself 0.83",
-        "says of itself 0.00 (-0.1, clipped)",
-        "no score of its own: the completion was cut off",
-    ]
-
-
-def test_arithmetic_is_written_down():
-    assert equation(CreditPart("correct", 1.0, 0.19, 1.0, 1.0, 0.81)) == f"+0.81 = 1 {MINUS} 0.19"
-    assert (
-        equation(CreditPart("brier", -1.0, -0.5, 0.25, 0.5, -1.0))
-        == f"{MINUS}1 = 0.5 · ({MINUS}1 {MINUS} ({MINUS}0.5)) / 0.25"
-    )
-    terms = [(-0.5, f"{MINUS}0.5", "correct"), (0.1, "0.5 · 0.2", "form")]
-    assert added(-0.4, terms) == f"{MINUS}0.4 = {MINUS}0.5 (correct) + 0.5 · 0.2 (form)"
-
-
-def test_a_critic_that_explains_nothing_is_warned_of():
-    (section,) = mode_sections([{"step": 1, "critic/explained_variance": -0.5, "critic/share": 0.25}])
-    warning = "The critic knows nothing: its explained variance is -0.50 at the end (mean of the last batch)."
-    assert section.warnings[0] == warning
-    assert [panel.title for panel in section.panels] == ["Explained variance"]
-
-
-def test_a_term_is_explained_at_its_first_mention():
-    terms = Terms()
-    assert str(terms.marked("a < b")) == "a &lt; b"
-    assert str(terms.marked("The ECE is small.")).count("data-says") == 1
-    assert list(terms.met) == ["ECE"]
-
-
-def test_a_sentence_on_several_figures_is_given_once():
-    sentences = by_sentence({"ece": "too few", "accuracy": "all wrong", "brier": "too few"})
-    assert sentences == {"too few": ["ece", "brier"], "all wrong": ["accuracy"]}

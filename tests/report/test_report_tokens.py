@@ -34,14 +34,9 @@ HOSTILE = [
 def row(tokens, **changes):
     """One plain completion under methods a and b."""
     given = {
-        "prompt": "p",
-        "tokens": tokens,
-        "advantages": {"a": [0.5] * len(tokens), "b": [0.0] * len(tokens)},
-        "spans": {"solution": [(0, len(tokens))]},
-        "rewards": {"correct": 1.0},
-        "statuses": {"correct": "ok"},
-        "fault": "",
-    }
+        "prompt": "p", "tokens": tokens, "advantages": {"a": [0.5] * len(tokens), "b": [0.0] * len(tokens)},
+        "spans": {"solution": [(0, len(tokens))]}, "rewards": {"correct": 1.0}, "statuses": {"correct": "ok"}, "fault": "",
+    }  # fmt: skip
     return TokenRow(**{**given, **changes})
 
 
@@ -73,19 +68,8 @@ def assert_numbers(entries, expected, digits):
 def test_everything_survives_the_coding():
     dice = random.Random(3)
     awkward = [
-        0.0,
-        -0.0,
-        1e-12,
-        -3e-300,
-        5e-324,
-        1e300,
-        123456.0,
-        math.nan,
-        math.inf,
-        -math.inf,
-        0.30000000000000004,
-        -0.99995,
-    ]
+        0.0, -0.0, 1e-12, -3e-300, 5e-324, 1e300, 123456.0, math.nan, math.inf, -math.inf, 0.30000000000000004, -0.99995,
+    ]  # fmt: skip
     rows = []
     for n in range(7):
         size = dice.choice([0, 1, 5, 40])
@@ -264,60 +248,35 @@ def test_stop_credit_travels_by_method():
 
 def table():
     """Two completions as a run writes them; the second has tool output in the middle and no confidence."""
-    spans = Spans(
-        names=("solution", "confidence"),
-        start_nk=torch.tensor([[0, 2], [0, 4]]),
-        end_nk=torch.tensor([[2, 3], [4, 4]]),
-        block_nt=torch.tensor([[0, 0, 1, -1], [0, -1, 0, 0]]),
-        fault_n=torch.tensor([0, int(Fault.MISSING | Fault.TRUNCATED)]),
-    )
+    block_nt = torch.tensor([[0, 0, 1, -1], [0, -1, 0, 0]])
+    start_nk, end_nk = torch.tensor([[0, 2], [0, 4]]), torch.tensor([[2, 3], [4, 4]])
+    fault_n = torch.tensor([0, int(Fault.MISSING | Fault.TRUNCATED)])
+    spans = Spans(("solution", "confidence"), start_nk, end_nk, block_nt, fault_n)
     scores = Scores(
-        names=("correct", "brier"),
-        reward_nm=torch.tensor([[1.0, -0.25], [torch.nan, torch.nan]], dtype=torch.float64),
-        status_nm=torch.tensor([[Status.OK, Status.OK], [Status.TIMEOUT, Status.ABSENT]]),
-        by_outcome_nmo=torch.zeros(2, 2, 2, dtype=torch.float64),
-    )
-    credit = Credit(
-        torch.zeros(2, 2, dtype=torch.float64),
-        torch.zeros(2, dtype=torch.float64),
-        torch.zeros(2).long(),
-        torch.zeros(2).long(),
-    )
+        ("correct", "brier"), torch.tensor([[1.0, -0.25], [torch.nan, torch.nan]], dtype=torch.float64),
+        torch.tensor([[Status.OK, Status.OK], [Status.TIMEOUT, Status.ABSENT]]), torch.zeros(2, 2, 2, dtype=torch.float64),
+    )  # fmt: skip
+    zero_n, number_n = torch.zeros(2, dtype=torch.float64), torch.zeros(2).long()
+    credit = Credit(torch.zeros(2, 2, dtype=torch.float64), zero_n, number_n, number_n)
     text = [{"solution": {"": ""}, "confidence": {"": ""}}, {"solution": {"": ""}, "confidence": None}]
+    ids_nt, mask_nt = torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1]]).bool()
     rollouts = Rollouts(
-        mode="train",
-        step=3,
-        method="bae",
-        batch=Batch(
-            torch.tensor([0, 1]),
-            torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8]]),
-            torch.tensor([[True, True, True, False], [True, False, True, True]]),
-        ),
+        mode="train", step=3, method="bae", batch=Batch(torch.tensor([0, 1]), ids_nt, mask_nt),
         reading=Reading(scores, spans.length_nk, spans.fault_n, spans, text),
-        prompts=["1+1=", [{"role": "user", "content": 'say "é"\nnow'}]],
-        completions=["", ""],
-        spans=spans,
-        credit=credit,
+        prompts=["1+1=", [{"role": "user", "content": 'say "é"\nnow'}]], completions=["", ""], spans=spans, credit=credit,
         advantages_nt=torch.tensor([[0.5, 0.5, -0.25, 0.0], [0.0, 0.0, -1.0, -1.0]]),
-    )
+    )  # fmt: skip
     return rollouts.recorded(step=3)
 
 
 def test_rows_of_a_rollouts_table():
     first, second = token_rows(table(), Vocabulary(tuple(f"t{index}".encode() for index in range(9))))
     assert first == TokenRow(
-        prompt="1+1=",
-        tokens=["t5", "t6", "t7"],
-        advantages={"bae": [0.5, 0.5, -0.25]},
-        spans={"solution": [(0, 2)], "confidence": [(2, 3)]},
-        rewards={"correct": 1.0, "brier": -0.25},
-        statuses={"correct": "ok", "brier": "ok"},
-        fault="",
-        step=3,
-        credit={"bae": {"solution": 0.0, "confidence": 0.0}},
-        stated={"correct": None, "brier": None},
-        group=0,
-    )
+        prompt="1+1=", tokens=["t5", "t6", "t7"], advantages={"bae": [0.5, 0.5, -0.25]},
+        spans={"solution": [(0, 2)], "confidence": [(2, 3)]}, rewards={"correct": 1.0, "brier": -0.25},
+        statuses={"correct": "ok", "brier": "ok"}, fault="", step=3, credit={"bae": {"solution": 0.0, "confidence": 0.0}},
+        stated={"correct": None, "brier": None}, group=0,
+    )  # fmt: skip
     assert second.prompt == 'user: say "é"\nnow'
     assert second.fault == "missing, truncated"
     assert second.rewards == {"correct": None, "brier": None}

@@ -20,7 +20,7 @@ def chat(text):
 def test_a_dump_of_texts_is_read_without_ever_holding_its_texts(names, said, tmp_path):
     words = " ".join(f"<a>word{n % 50}</a>" for n in range(500))
     prompt, completion = names
-    rows = [{prompt: f"{n // 8}", completion: said(f"{n} {words}"), "score": 1.0, "step": 1} for n in range(600)]
+    rows = [{prompt: f"{n // 8}", completion: said(f"{n} {words}"), "score": 1.0, "step": 1} for n in range(150)]
     file = write_lines(tmp_path / "1.jsonl", rows)
     del rows
     tracemalloc.start()
@@ -30,14 +30,14 @@ def test_a_dump_of_texts_is_read_without_ever_holding_its_texts(names, said, tmp
     finally:
         tracemalloc.stop()
     kept = table.tokens.values.nbytes + table.trainable.nbytes  # four bytes and one for each token
-    assert file.stat().st_size > 4_000_000
+    assert file.stat().st_size > 1_000_000
     assert peak < 1.5 * kept
 
 
 def test_credit_keeps_nothing_of_a_token_beside_what_was_read(tmp_path):
     words = " ".join(f"word{n % 50}" for n in range(2000))
     said = f"<reasoning>{words}</reasoning><answer>4</answer><analysis>{words}</analysis><confidence>0.5</confidence>"
-    rows = [{"prompt": f"{n // 8}", "completion": said, "answer": str(n % 2 + 3), "step": 1} for n in range(200)]
+    rows = [{"prompt": f"{n // 8}", "completion": said, "answer": str(n % 2 + 3), "step": 1} for n in range(50)]
     file = write_lines(tmp_path / "1.jsonl", rows)
     tracemalloc.start()
     try:

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -58,13 +57,6 @@ def packed(folder):
     return folder / "1.jsonl.gz"
 
 
-def inspect_log(folder):
-    with zipfile.ZipFile(folder / "1.eval", "w") as packed_log:
-        packed_log.writestr("header.json", "{}")
-        packed_log.writestr("samples/1_epoch_1.json", "{}")
-    return folder / "1.eval"
-
-
 def no_utf8(folder):
     file = verl_file(folder / "1.jsonl", ["a"])
     return file.rename(Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.jsonl")))
@@ -85,7 +77,6 @@ SENTENCES = {
     "types": (other_types, "The files of '{}' do not fit together ("),
     "two columns": (two_columns, "has several columns called 'acc'"),
     "packed": (packed, "'{}' is compressed; unpack it first."),
-    "a log of Inspect": (inspect_log, "'{}' is a log of Inspect. Write its samples (inspect_ai.log.read_eval_log_samples) as JSON"),
     "name": (no_utf8, "caf\ufffd.jsonl' is not valid UTF-8; rename it."),
     "task": (trace_with(task="sums"), LINE + "'sums' as 'task', which must be an object."),
     "agent": (trace_with(agent="a"), LINE + "'a' as 'agent', which must be an object."),

@@ -219,9 +219,7 @@ def test_a_folder_of_tables(tmp_path):
 ONE = {"prompt": "p", "completion": "a"}
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 REFUSED = {
-    "no completions": ([{"prompt": "p", "text": "a"}], {}, "has the columns prompt, text, which is no rollout format known here"),
     "no prompts": ([{"completion": "a", "acc": 1}], {}, "nothing says which completions are of one prompt"),
-    "two prompts": ([{"question": "p", "messages": "a", "response": "b"}], {}, "the columns question and messages, and each may"),
     "alpaca": ([{"instruction": "p", "input": "a", "output": "b"}], {}, "input and instruction, and each may hold the prompt"),
     "one and several": ([{**ONE, "completions": ["a"]}], {}, "has the columns completion and completions, and each may hold"),
     "two answers": ([{**ONE, "gold": "a", "target": "b"}], {}, "gold and target, and each may hold the answer. Choose one"),
@@ -263,7 +261,6 @@ def test_roles_that_cannot_be(columns, sentence, tmp_path):
 
 
 FILES = {
-    "ragged": ("a.csv", b"prompt,completion\np,a,b\n", "cannot be read as CSV: expected 2 columns, got 3"),
     "latin 1": ("a.csv", "prompt,completion\np,caf\xe9\n".encode("latin-1"), "it is not UTF-8; save it in UTF-8."),
     "utf-16": ("a.csv", "prompt,completion\np,a\n".encode("utf-16"), "is UTF-16; save it as CSV in UTF-8."),
     "nothing": ("a.csv", b"\n", "is empty."),

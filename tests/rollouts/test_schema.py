@@ -24,13 +24,9 @@ def table_type(name):
     if not slash:
         return TABLE[name]
     names = {
-        "start": "<block>",
-        "end": "<block>",
-        "reward": "<objective>",
-        "status": "<objective>",
-        "advantages": "<method>",
+        "start": "<block>", "end": "<block>", "reward": "<objective>", "status": "<objective>", "advantages": "<method>",
         "values": "<stream>",
-    }
+    }  # fmt: skip
     return TABLE[f"{family}/{names[family]}" if family in names else "credit/<method>/<block>"]
 
 

@@ -11,14 +11,8 @@ from spanwise.rollouts.table import AT_ONCE, at, cut_text
 from spanwise.segment import find_blocks
 
 HOSTILE = [
-    "",
-    " ",
-    "\n\n<answer>4</answer>",
-    "a<b> <",
-    "<<answer>>4</answer",
-    "é\u2028日本 <answer>½</answer>\r\n",
-    "\ud800x",
-]
+    "", " ", "\n\n<answer>4</answer>", "a<b> <", "<<answer>>4</answer", "é\u2028日本 <answer>½</answer>\r\n", "\ud800x",
+]  # fmt: skip
 
 
 def test_pieces_keep_every_byte_and_cut_at_tags(tmp_path):

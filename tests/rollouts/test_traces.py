@@ -92,11 +92,8 @@ def test_a_trace_may_be_written_in_place_and_others_stay(tmp_path):
 def test_rewards_that_are_missing_or_no_number_have_a_status(tmp_path):
     (record, *_) = records(FILE)
     record["traces"][0]["rewards"] = {
-        "a": {"score": None},
-        "b": {"score": 0.5, "weight": 2.0},
-        "c": float("inf"),
-        "d": "why",
-    }
+        "a": {"score": None}, "b": {"score": 0.5, "weight": 2.0}, "c": float("inf"), "d": "why",
+    }  # fmt: skip
     (one,) = read_traces(write_lines(tmp_path / "t.jsonl", [record]))
     assert one.rewards == {"a": Status.UNSCORED, "b": 0.5, "c": Status.UNSCORED, "reward": 1.0}
 

@@ -14,12 +14,8 @@ OPENED = Layout(["reasoning", "tool_call[*]", "answer"], segmenter="channels", m
 R, C, D, A = "reasoning", "tool_call[0]", "tool_call[1]", "answer"
 LACKS = Fault.MISSING
 
-#: Layout, tokens with their blocks, what reasoning, the calls and the answer say, faults.
+#: Layout, tokens with their blocks, what reasoning, the calls and the answer say, faults; whole conversations: test_chat_families.
 CASES = {
-    "Qwen: the end of the turn belongs to the last block": (
-        PLAIN, [("<think>", R), ("2", R), ("</think>", R), ("\n\n", A), ("4", A), ("<|im_end|>", A)],
-        ["2", None, None, "\n\n4"], LACKS,
-    ),
     "Qwen: white space between channels is no answer": (
         PLAIN, [("<think>", R), ("</think>", R), ("\n\n", R), ("<tool_call>", C), ("{}", C), ("</tool_call>", C), ("\n", C),
                 ("<tool_call>", D), ("[]", D), ("</tool_call>", D), ("<|im_end|>", D)],
@@ -47,13 +43,6 @@ CASES = {
         PLAIN, [("<|start_header_id|>", C), ("assistant", C), ("<|end_header_id|>", C), ("\n\n", C), ("<|python_tag|>", C),
                 ("f('<think>')", C), ("<|eom_id|>", C), ("4", A), ("<|eot_id|>", A)],
         [None, "f('<think>')", None, "4"], LACKS | Fault.NESTED,
-    ),
-    "gpt-oss": (
-        PLAIN, [("<|channel|>", R), ("analysis", R), ("<|message|>", R), ("2", R), ("<|end|>", R), ("<|start|>", C),
-                ("assistant", C), ("<|channel|>", C), ("commentary to=functions.f ", C), ("<|constrain|>", C), ("json", C),
-                ("<|message|>", C), ("{}", C), ("<|call|>", C), ("<|start|>", A), ("assistant", A), ("<|channel|>", A),
-                ("final", A), ("<|message|>", A), ("4", A), ("<|return|>", A)],
-        ["2", "{}", None, "4"], 0,
     ),
     "gpt-oss: a preamble is answer, analysis without its end is cut off": (
         PLAIN, [("<|channel|>", A), ("commentary", A), ("<|message|>", A), ("hi", A), ("<|end|>", A), ("<|start|>", R),
@@ -89,14 +78,8 @@ def test_blocks_texts_and_faults(case):
 
 def test_the_signs_of_other_families_are_text_where_the_vocabulary_has_tokens_of_its_own():
     pieces = [
-        "<think>",
-        "a [TOOL_CALLS] <|channel|>final<|message|> </think",
-        ">",
-        "</think>",
-        "4",
-        "[TOOL_CALLS]",
-        "<|im_end|>",
-    ]
+        "<think>", "a [TOOL_CALLS] <|channel|>final<|message|> </think", ">", "</think>", "4", "[TOOL_CALLS]", "<|im_end|>",
+    ]  # fmt: skip
     owners, text, fault = made(PLAIN, pieces, added=("<think>", "</think>", "<|im_end|>"))
     assert owners == [R] * 4 + [A] * 3
     assert (text[R][R], text[A][A]) == ("a [TOOL_CALLS] <|channel|>final<|message|> </think>", "4[TOOL_CALLS]")

@@ -7,7 +7,6 @@ import pytest
 from spanwise.commands.credit.blocks import usual_fields
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import credit_page
-from spanwise.errors import RecipeError
 from spanwise.rollouts import schema
 from spanwise.rollouts.rows import read_rows, token_rows
 
@@ -37,12 +36,6 @@ def test_the_fields_that_most_completions_have_are_blocks(file):
 def test_no_majority_has_no_fields():
     assert usual_fields(['{"a": 1}', "no", "no"]) == ()
     assert usual_fields([]) == ()
-
-
-def test_a_path_that_nobody_has_is_named_with_those_that_are_there(file):
-    overrides = {"layout": ["price"], "segmenter": "json", "objectives": [{"reward": "equals", "each": "*"}]}
-    with pytest.raises(RecipeError, match=r"'price' is in 0 of 4 completions; they do contain 'a' \(4\), 'b' \(4\)"):
-        credit_rollouts(file, methods=["bae"], overrides=overrides)
 
 
 def test_repeated_blocks_are_one_row_and_pieces_are_kept(file, tmp_path):

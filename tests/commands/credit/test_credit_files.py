@@ -194,29 +194,6 @@ def test_methods_per_token_without_values_say_what_is_missing(method, needs, tmp
         credit_rollouts(own_file(tmp_path), methods=[method])
 
 
-def test_the_parquet_holds_what_was_worked_out(tmp_path):
-    folder = own_file(tmp_path / "run")
-    result = credit(folder, output=tmp_path / "out", console=quiet(), methods=["grpo", "bae"])
-    table = pq.read_table(tmp_path / "out" / "credit.parquet")
-    rows = table.to_pylist()
-    source = pq.read_table(folder / "rollouts" / "step_000001.parquet")
-    assert [row["completion_ids"] for row in rows] == source["completion_ids"].to_pylist()
-    for n, (row, one) in enumerate(zip(rows, trl_small.SAID[:4], strict=True)):
-        assert len(row["completion_ids"]) == len(row["advantages/grpo"]) == len(row["advantages/bae"]) == len(one.pieces)
-        solution, confidence, stop = trl_small.credit(trl_small.SAID[:4])[n]  # loops over the definitions
-        assert row["credit/bae/solution"] == pytest.approx(solution)
-        assert row["credit/bae/confidence"] == pytest.approx(confidence)
-        by_block = [sum(a for a, block in zip(row["advantages/bae"], one.blocks, strict=True) if block == k) for k in (0, 1)]
-        assert by_block == pytest.approx([solution, confidence + stop], abs=1e-6)
-        start, end = row["start/confidence"], row["end/confidence"]
-        assert [block == 1 for block in one.blocks] == [start <= t < end for t in range(len(one.blocks))]
-        assert row["reward/brier"] == pytest.approx(-((one.confidence - one.right) ** 2))
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["statuses"]["brier"] == {"ok": 4}
-    assert summary["methods"]["bae"]["dead_strata"] == {"correct": 0.0, "brier": 0.0, **WELL_FORMED}
-    assert result.applied[1].silent_n.tolist() == [False] * 4
-
-
 def test_chunks_change_nothing(tmp_path, monkeypatch):
     for step in (1, 2):
         write_lines(tmp_path / f"{step}.jsonl", [{**row, "step": step} for row in verl_rows()[:4]])
@@ -321,14 +298,6 @@ BAD = {
     "truncated": (truncated, "is not readable as parquet; it is damaged or cut off"),
     "damaged": (damaged, "is not readable as parquet; it is damaged or cut off"),
     "no bytes": (lambda f: touched(f / "a.parquet"), "a.parquet' is empty."),
-    "no rows": (
-        lambda f: parquet(f / "a.parquet", prompt=pa.array([], pa.string()), completion=pa.array([], pa.string())),
-        "holds no completions.",
-    ),
-    "foreign": (
-        lambda f: parquet(f / "a.parquet", question=["q"], chosen=["a"]),
-        "has the columns question, chosen, which is no rollout format known here",
-    ),
     "no lines": (lambda f: touched(f / "a.jsonl", "\n"), "holds no completions."),
     "not json": (lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x", "outp'), "Line 2 of"),
     "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), "Entry 1 of"),

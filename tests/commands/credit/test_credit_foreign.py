@@ -157,14 +157,6 @@ def test_a_file_without_tags_is_credited_by_its_recorded_reward(tmp_path):
             assert ("rlcr and bae are left out" in result.note or "bae is left out" in result.note) == (not methods)
 
 
-def test_a_method_that_was_asked_for_is_not_left_out(tmp_path):
-    file = verl_file(tmp_path / "1.jsonl", TAGLESS, gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
-    with pytest.raises(RecipeError, match=r"bae cannot be applied to .*; they contain no tags"):
-        credit_rollouts(file, methods=["grpo", "bae"], reward={"correct": "score"})
-    with pytest.raises(RecipeError, match="'brier' reads the tag 'confidence'"):
-        credit_rollouts(file, methods=["recipe"], reward={"correct": "score"}, overrides={"layout": {"all": []}})
-
-
 @pytest.mark.parametrize("scores", [{"grade": [1.0, 1.0, -1.0, 0.5]}, {}])
 @pytest.mark.parametrize("outputs", [TAGLESS, [f"<think>hm</think> {text}" for text in TAGLESS]])
 def test_the_remedy_in_the_message_runs(outputs, scores, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file, write_lines
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary
-from spanwise.errors import DataError, RecipeError
+from spanwise.errors import RecipeError
 
 BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
 OBJECTIVES = [
@@ -51,19 +51,6 @@ def test_other_methods_compare_the_rewards_of_the_recipe(file, tmp_path):
         torch.testing.assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
     brier = torch.tensor([-0.01, -0.09, -0.64, -0.04], dtype=torch.float64)
     torch.testing.assert_close(group[:, 2], brier - brier.mean())
-
-
-def test_grpo_compares_the_weighted_sum_though_the_first_reward_is_constant(tmp_path):
-    rows = [{"prompt": "2+2=", "completion": f"<answer>{n}</answer>", "form": 1.0, "acc": n / 2} for n in (0, 1, 2)]
-    (tmp_path / "own.json").write_text(json.dumps(rows))
-    objectives = [
-        {"reward": "correct", "name": "form", "pays": ["solution"]},
-        {"reward": "correct", "name": "acc", "pays": ["solution"], "weight": 4.0},
-    ]
-    overrides = {"layout": {"solution": ["answer"]}, "objectives": objectives}
-    result = credit_rollouts(tmp_path / "own.json", methods=["dr_grpo"], overrides=overrides)
-    assert result.applied[0].credit.block_nk.flatten().tolist() == [-2.0, 0.0, 2.0]  # 4 acc + 1 against 3
-    assert result.applied[0].dead == {"form + acc": 0.0}
 
 
 def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):
@@ -113,12 +100,6 @@ def test_a_recipe_that_cannot_be_built_is_an_error(methods, file, tmp_path):
         credit_rollouts(file, recipe=written(tmp_path, objectives=BROKEN), methods=methods)
     with pytest.raises(RecipeError, match=sentence):
         credit_rollouts(file, overrides={"layout": BLOCKS, "objectives": BROKEN}, methods=methods)
-
-
-def test_a_recipe_whose_reward_has_no_source_is_an_error(file, tmp_path):
-    needs_answers = [{**OBJECTIVES[0], "name": "right", "options": {"tag": "code"}}]
-    with pytest.raises(DataError, match=r"Reward 'right' needs gold answers"):
-        credit_rollouts(file, recipe=written(tmp_path, objectives=needs_answers))
 
 
 def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 import trl_small
 from rollout_files import LAYOUT, WELL_FORMED, own_run, quiet, said, trl_file, verl_file
@@ -112,13 +112,10 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
         trl_small.Said(["<notes>", "a", "</notes>", "<reply>", answer, "</reply>", "<eos>"], [0] * 3 + [1] * 4, 0.0, None)
         for answer in "44453755"
     ]
-    options = {
-        "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 16, "max_steps": 1, "use_cpu": True,
-        "bf16": False, "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "report_to": "none",
-        "disable_tqdm": True, "log_completions": True, "scale_rewards": "none", "shuffle_dataset": False,
-    }  # fmt: skip
+    args = trl_small.plain(trl_small.config(tmp_path, log_completions=True))
+    args.scale_rewards = "none"
     run = GRPOTrainer(
-        model=trl_small.policy(), reward_funcs=[accuracy_reward], args=GRPOConfig(str(tmp_path), **options),
+        model=trl_small.policy(), reward_funcs=[accuracy_reward], args=args,
         train_dataset=trl_small.prompts(), processing_class=trl_small.tokenizer(), rollout_func=trl_small.scripted(spoken),
     )  # fmt: skip
     run.train()

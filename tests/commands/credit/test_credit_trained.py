@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 import trl_small
 from rollout_files import LAYOUT, quiet, said, texts
@@ -52,9 +52,8 @@ def run(tmp_path_factory):
         "steps": 2, "prompts": 8, "group_size": 4, "start_steps": 64, "eval_prompts": 2, "eval_samples": 1, "eval_every": 0,
         "output": str(folder),
     }  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        patch.setenv("SPANWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
         train(load(None, choices), console=quiet())
     return folder
 
@@ -200,14 +199,11 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_a_plain_trl_run_has_the_advantages_of_dr_grpo(tmp_path):
     """Two optimiser steps on one generation batch: TRL writes it twice, and it counts once."""
-    options = {
-        "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 16, "max_steps": 2, "use_cpu": True,
-        "bf16": False, "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 1, "report_to": "none",
-        "disable_tqdm": True, "log_completions": True, "scale_rewards": "none", "steps_per_generation": 2,
-        "shuffle_dataset": False,
-    }  # fmt: skip
+    options = {"per_device_train_batch_size": 4, "max_steps": 2, "steps_per_generation": 2, "log_completions": True}
+    args = trl_small.plain(trl_small.config(tmp_path, **options))
+    args.scale_rewards = "none"
     run = GRPOTrainer(
-        model=trl_small.policy(), reward_funcs=[right], args=GRPOConfig(str(tmp_path), **options),
+        model=trl_small.policy(), reward_funcs=[right], args=args,
         train_dataset=trl_small.prompts(), processing_class=trl_small.tokenizer(), rollout_func=trl_small.scripted(),
     )  # fmt: skip
     run.train()

@@ -5,12 +5,9 @@ import io
 import pytest
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM
 
 from measure_small import rolled
 from spanwise.commands.fidelity.fidelity import difference_table, fidelity_tables, fixed_point_table
-from spanwise.commands.shared.task import load_model
-from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity import measure_fidelity
 from spanwise.fidelity import rerolls as room
 from spanwise.fidelity.fixed_point import fixed_point_rows
@@ -91,27 +88,6 @@ def test_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
     assert bool(found.again_dm.isnan().all())
 
 
-def test_other_layouts_and_silent_models_are_refused(tiny, monkeypatch):
-    from datasets import Dataset
-
-    from spanwise.layout import Layout
-
-    rows = Dataset.from_dict({"prompt": ["1+1_____="], "answer": ["2"]})
-    task = Task("two", "nowhere", rows, rows, Layout({"first": ["answer"], "second": ["answer"]}), max_completion_length=8)
-    with pytest.raises(RecipeError, match="last block 'second' has no tag 'confidence'"):
-        room.collect_last_blocks(Roller(*tiny, task, 1.0, 8), rows)
-    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=8)
-    ids_nt = torch.full((3, 4), 20)
-    monkeypatch.setattr(room, "sample", lambda *_, **__: (ids_nt, ids_nt > 0))
-    with pytest.raises(DataError, match="None of 3 completions has the block 'confidence'"):
-        room.collect_last_blocks(Roller(*tiny, task, 1.0, 8), rows, samples=3)
-
-
-def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(DataError, match="holds no readable model"):
-        load_model(tmp_path)
-
-
 def test_tables_hold_every_baseline():
     found = measure_fidelity(rolled(10, 8, 4), group_sizes=[4, 8], resamples=2, draws=20)
     console = Console(width=80, record=True, file=io.StringIO())
@@ -132,11 +108,3 @@ def test_tables_hold_every_baseline():
     ):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_model_and_tokenizer_come_from_the_folder(tmp_path, tiny):
-    model, tokenizer = tiny
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    loaded, _ = load_model(tmp_path)
-    assert type(loaded) is type(AutoModelForCausalLM.from_pretrained(tmp_path))

@@ -24,7 +24,6 @@ from spanwise.commands.shared.options import recipe_fields
 from spanwise.commands.shared.task import run_or_model
 from spanwise.layout import Layout
 from spanwise.recipe import load, resolved, scheme_of
-from spanwise.rollouts import read_rollouts
 from tokenizers_small import byte_level
 
 #: Two completions of four have no confidence; those of the first prompt are right and wrong, those of the second both right.
@@ -92,27 +91,6 @@ def test_a_credit_report_written_again_is_the_same_page(tmp_path):
     assert data_of(again)["probabilities"] is not None
 
 
-def test_an_absent_block_is_null_and_the_export_can_be_read_as_rollouts(tmp_path):
-    exported(tmp_path)
-    table = pq.read_table(tmp_path / "out" / "credit.parquet")
-    assert [value is None for value in table["credit/bae/confidence"].to_pylist()] == [False, True, False, True]
-    assert table["credit/bae/solution"].null_count == 0
-    read = read_rollouts(tmp_path / "out" / "credit.parquet", tokenizer=tmp_path / "data" / "elsewhere")
-    assert read.tokens.lengths.tolist() == [len(one.pieces) for one in SAID]
-    assert read.learned_n.tolist() == [True] * 4
-
-
-def test_stop_credit_of_an_export(tmp_path):
-    objectives = [
-        {"reward": "correct", "pays": ["solution"]},
-        {"reward": "brier", "pays": ["confidence"], "given": "correct", "baseline": "none", "if_missing": -1.0},
-    ]
-    html = exported(tmp_path, methods=["recipe"], overrides={"layout": LAYOUT, "objectives": objectives})
-    row = next(row for row in cells(html) if row and row[0] == "recipe: stop")
-    assert row[1:] == ["2", "1", "0", "-1", "-1"]  # both are charged -1 - 0: no baseline
-    assert data_of(html)["stops"] == [None, [-1], None, [-1]]
-
-
 def test_another_model_folder_is_never_taken_for_the_tokenizer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     html = exported(tmp_path)
@@ -134,19 +112,6 @@ def test_texts_that_a_tokenizer_cuts_inside_characters_survive(tmp_path):
     assert "\udcaa" in data_of(first)["tokens"]["words"]  # a byte of 語
 
 
-def test_completions_left_out_of_the_loss_stay_untrained(tmp_path):
-    """As `mask_truncated_completions` records them: tokens, and no block."""
-    marks = {"start/solution": [0] * 4, "end/solution": [5, 0, 4, 4]}
-    file = rollouts(tmp_path / "data" / "some.parquet", **marks)
-    options = {"methods": ["bae"], "tokenizer": tmp_path / "data" / "elsewhere", "overrides": {"layout": LAYOUT}}
-    credit(file, output=tmp_path / "out", console=quiet(), **options)
-    first = (tmp_path / "out" / "report.html").read_text()
-    assert report_folder(tmp_path / "out").read_text() == first
-    advantages = pq.read_table(tmp_path / "out" / "credit.parquet")["advantages/bae"].to_pylist()
-    assert set(advantages[1]) == {None}
-    assert None not in advantages[0]
-
-
 def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch):
     (tmp_path / "a recipe.yaml").write_text(json.dumps({"layout": LAYOUT}))
     asked = {
@@ -160,13 +125,6 @@ def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch)
     assert called.pop("args") == (tmp_path / "data" / "some.parquet",)
     assert called.pop("console")
     assert called == {**asked, "columns": {}, "tokenizer": tmp_path / "data" / "elsewhere", "output": tmp_path / "out-again"}
-
-
-def test_options_that_were_not_given_are_not_printed(tmp_path):
-    asked = {"recipe": None, "methods": [], "columns": {}}
-    assert (
-        again_command("credit", "x y", folder=tmp_path, options=asked) == f"spanwise credit 'x y' --output {tmp_path}-again"
-    )
 
 
 @pytest.mark.parametrize(

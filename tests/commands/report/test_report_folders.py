@@ -66,12 +66,8 @@ def test_report_of_a_comparison_folder(tmp_path):
     make_run(tmp_path / "other-0")
     listed = {name: {} for name in ("accuracy", "ece", "weighted@4")}
     summary = {
-        "arms": ["group", "blended"],
-        "seeds": [0, 1, 2],
-        "reference": None,
-        "recipe": RECIPE,
-        "figures": {"group": listed},
-    }
+        "arms": ["group", "blended"], "seeds": [0, 1, 2], "reference": None, "recipe": RECIPE, "figures": {"group": listed},
+    }  # fmt: skip
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     page = Page(report_folder(tmp_path).read_text())
     rows = {row[0]: row[1:] for row in page.cells if row and row[0] in ("group", "blended", "other")}
@@ -107,22 +103,6 @@ def test_report_of_a_fidelity_folder(tmp_path):
     row = next(row for row in page.cells if row[0] == "0.100" and len(row) == 7)
     assert row[4] == "0.021"  # outcome at G = 4, p = .1: the closed form
     assert len(fidelity_rows(fidelity)) == 6 * 8
-
-
-def test_report_of_a_credit_folder(tmp_path):
-    table = {
-        "group": [0, 0], "step": [1, 1], "prompt": ["p", "p"], "completion_ids": [[1, 2], [3, 4]], "trainable": [[True, True]] * 2,
-        "fault": [0, 4], "start/all": [0, 0], "end/all": [2, 2], "reward/correct": [1.0, None], "status/correct": ["ok", "absent"],
-        "credit/grpo/all": [0.5, -0.5], "credit/grpo/stop": [0.0, 0.0], "advantages/grpo": [[0.5, 0.5], [-0.5, -0.5]],
-    }  # fmt: skip
-    pq.write_table(pa.table(table), tmp_path / "credit.parquet")
-    summary = {"source": "somewhere/rollouts", "note": "A note.", "statuses": {"correct": {"ok": 1, "absent": 1}},
-               "methods": {"grpo": {"dead_strata": {"correct": 0.0}}}}  # fmt: skip
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    page = Page(report_folder(tmp_path).read_text())
-    assert page.headline("mean reward: correct") == "1"
-    assert ["grpo: all", "2", "0.500", "0", "-0.500", "0.500"] in page.cells
-    assert "A note." in page.text
 
 
 def check_refused(folder, *words):

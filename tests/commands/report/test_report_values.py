@@ -14,12 +14,8 @@ from spanwise.commands.credit.credit import credit
 from spanwise.commands.report.report import report_folder
 
 METRICS = {
-    "step": 1,
-    "loss": 0.5,
-    "critic/explained_variance": -0.5,
-    "critic/error_mean": 0.25,
-    "critic/error_within": 0.125,
-}
+    "step": 1, "loss": 0.5, "critic/explained_variance": -0.5, "critic/error_mean": 0.25, "critic/error_within": 0.125,
+}  # fmt: skip
 
 
 def run(path, options, **columns):

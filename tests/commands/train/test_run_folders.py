@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 
 import pyarrow.parquet as pq
@@ -11,7 +10,6 @@ import yaml
 from rich.console import Console
 
 from full_disk import full_disk
-from spanwise.commands.compare.compare import planned
 from spanwise.commands.demo.demo import DIGITS, run_demo
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import changed, new_folder, newest_folder
@@ -21,7 +19,7 @@ from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load
 from spanwise.rollouts import schema
-from spanwise.rollouts.folder import check_free, sole_writer
+from spanwise.rollouts.folder import check_free
 
 SMALL = {
     "steps": 2, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,
@@ -34,17 +32,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers about itself, 
 def first(tmp_path_factory):
     """A whole run, named by nobody, in the working folder `first`'s parent's parent."""
     place = tmp_path_factory.mktemp("work")
-    before, cache = os.getcwd(), os.environ.get("SPANWISE_CACHE")
-    os.chdir(place)
-    os.environ["SPANWISE_CACHE"] = str(place / "cache")
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
         train(load(None, SMALL), console=Console(quiet=True))
-        yield place / "runs" / "digits-bae-0-1"
-    finally:
-        os.chdir(before)
-        os.environ.pop("SPANWISE_CACHE")
-        if cache is not None:
-            os.environ["SPANWISE_CACHE"] = cache
+    return place / "runs" / "digits-bae-0-1"
 
 
 @pytest.fixture
@@ -261,21 +252,6 @@ def test_the_last_run_of_a_name_is_its_newest(first, tmp_path, monkeypatch):
     assert (tmp_path / "runs" / "digits-bae-0-2" / "checkpoints" / "checkpoint-2").is_dir()
 
 
-def test_processes_that_train_together_need_one_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RecipeError, match="name it with --output"):
-        again()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_in_use_says_so_before_it_says_that_it_is_used(run):
-    before = files_of(run)
-    with sole_writer(run), pytest.raises(DataError, match="Another process is writing into"):
-        again(output=str(run))
-    assert files_of(run) == before
-
-
 def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):
     for place in (run, run / "model", run / "checkpoints" / "checkpoint-1"):
         model, recipe = run_or_model(place, None, {})
@@ -311,9 +287,8 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_takes_nothing_with_it(run):
     assert not (run / "summary.json").exists()
 
 
-def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(first, tmp_path, monkeypatch):
+def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     """Two mini-batches, two passes: four optimizer steps on each of two batches, and one line of each."""
-    monkeypatch.setenv("SPANWISE_CACHE", str(first.parents[1] / "cache"))
     twice = {"mini_batches": 2, "trainer": {"num_iterations": 2}, "eval_every": 1, "output": str(tmp_path / "run")}
     summary = again(**twice)
     place = tmp_path / "run"
@@ -357,9 +332,3 @@ def test_the_demo_refuses_before_it_trains(run, tmp_path):
     for choices, said in (({"method": "grpo"}, "method"), ({"output": "x"}, "output")):
         with pytest.raises(RecipeError, match=rf"The demo sets the {said} of its arms itself"):
             run_demo(DIGITS, **{**options, "choices": choices})
-
-
-@pytest.mark.parametrize(("field", "option"), [("seed", "seeds"), ("output", "output")])
-def test_a_comparison_sets_seeds_and_folders_itself(field, option):
-    with pytest.raises(RecipeError, match=rf"its own {field}; give --{option} in place of --set {field}"):
-        planned(["group"], [0], {field: 3}, "out")

@@ -32,7 +32,6 @@ def judged(completions, *, api_key, **_):
 def fields(tmp_path, monkeypatch):
     """A recipe with two secrets, one of which its reward needs, in a working folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "judge.py").write_text(REWARD.format(key="".join(JUDGE)).replace(repr(JUDGE), f"{JUDGE[::-1]!r}[::-1]"))
     judged = {"reward": "judge.py:judged", "pays": ["solution"], "options": {"api_key": JUDGE}}
     return {

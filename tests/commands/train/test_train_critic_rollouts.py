@@ -27,7 +27,7 @@ BOTH = {
 }
 SMALL = {
     "steps": 2, "prompts": 2, "group_size": 4, "keep_rollouts": 1, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,
-    "critic": {"learning_rate": 1e-3},
+    "start_steps": 64, "critic": {"learning_rate": 1e-3},
 }  # fmt: skip
 
 
