@@ -172,3 +172,46 @@ def test_a_recipe_must_be_there_and_have_blocks(tmp_path):
     ):
         with pytest.raises(RecipeError, match=says):
             scheme_in(bad)
+
+
+def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypatch):
+    """More requests in flight than reward workers have threads, and each worker its share of `max_concurrent`."""
+    (tmp_path / "waiting.py").write_text(
+        "import asyncio\nnow = most = 0\n\n"
+        "async def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    global now, most\n    now += 1\n    most = max(most, now)\n    await asyncio.sleep(0.2)\n    now -= 1\n"
+        "    return {'score': float('<answer>4<' in solution_str), 'length': len(solution_str)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    entries = "".join(
+        f"  - {{reward: waiting.py:compute_score, key: {key}, pays: [all], options: {{max_concurrent: 48}}}}\n"
+        for key in ("score", "length")
+    )
+    config = config_of(tmp_path, recipe=f"layout: {{all: [answer]}}\nmethod: gdpo\nobjectives:\n{entries}per: completion\n")
+    prepare(config)
+    manager = manager_of(config)
+    texts = [TEXT.format(4 if n % 2 else 5, 0.9) for n in range(30)]
+    started = time.monotonic()
+
+    async def all_at_once():
+        await asyncio.gather(*[scoring(manager, outputs) for outputs in rollouts])
+
+    rollouts = [outputs_of(manager.tokenizer, [text]) for text in texts]
+    manager.loop.run_until_complete(all_at_once())
+    infos = [info_of(outputs[-1]) for outputs in rollouts]
+    assert [info["score"] for info in infos] == [float(n % 2) for n in range(30)]
+    assert infos[0]["length"] == len(texts[0])
+    assert sys.modules["waiting.py"].most == 6  # 48 requests of 8 workers
+    assert time.monotonic() - started < 0.2 * 30 / 2
+
+
+def test_verls_own_score_of_gsm8k():
+    from verl.utils.reward_score import default_compute_score
+
+    columns = {"data_source": ["openai/gsm8k"] * 3, "reward_model": [{"ground_truth": gold} for gold in ("4", "5", "4")]}
+    text = [{"solution": {"": f"so #### {said}", "answer": None}} for said in ("4", "4", "no")]
+    objective = Objective(default_compute_score, pays="solution")
+    theirs = [
+        default_compute_score("openai/gsm8k", f"so #### {said}", gold) for said, gold in zip("44n", "454", strict=True)
+    ]
+    assert score_all([objective], text, columns=columns).reward_nm.flatten().tolist() == theirs == [1.0, 0.0, 0.0]
