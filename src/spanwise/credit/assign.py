@@ -221,7 +221,7 @@ def _over_tokens(
 def _ask(
     chosen: Method, group_n: Tensor, options: Mapping[str, Any], data: Mapping[str, Any], shape: Sequence[int]
 ) -> tuple[Tensor, Comparison | None]:
-    """Call the method, check the shape of its result, and return it with its comparison if it explains itself."""
+    """Call the method, check the shape of its result, and return the advantages with the comparison, if the method gives one."""
     result = call(chosen, group_n, data, options)
     adv, comparison = result if isinstance(result, Explained) else (result, None)
     if not isinstance(adv, Tensor) or adv.shape != shape:

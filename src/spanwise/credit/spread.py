@@ -25,12 +25,12 @@ _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: n
 
 
 def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
-    """Mark the rewards that are missing because the completion left something out; a failed check is not its doing."""
+    """Mark the rewards that are missing because the completion left something out, not because a check failed."""
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
 def completed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """Return the rewards, with `if_missing` for those that the completion left out, and NaN without one."""
+    """Return the rewards, with `if_missing` for rewards that the completion left out, or NaN if `if_missing` is None."""
     stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
     return torch.where(left_out(scores), stand_in_m, scores.reward_nm)
 
@@ -189,7 +189,7 @@ def reward_streams(
 
 
 def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
-    """Return the last token of each completion that has the flag (0 if none), and whether there is one."""
+    """Return the last flagged token of each completion (0 if no token is flagged), and whether a token is flagged."""
     some_n = flag_nt.any(dim=1)
     if not flag_nt.shape[1]:
         return some_n.long(), some_n
@@ -198,7 +198,7 @@ def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
 
 
 def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """Put the reward of each completion on its last trainable token, and 0 on all others."""
+    """Put the reward of each completion on its last trainable token, and 0 on all other tokens."""
     reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
     last_n, has_n = last_token(mask_nt.bool())
     reward_nt[has_n, last_n[has_n]] = reward_n[has_n].to(reward_nt.dtype)

@@ -83,7 +83,7 @@ class Explained(NamedTuple):
     comparison: Comparison
 
     def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
-        """Take these advantages where the mask is true, and the others elsewhere; both have one column."""
+        """Take these advantages if the mask is true, and those of `other` if not; both have one column."""
         comparison = self.comparison.where(mask_n[:, None], other.comparison)
         return Explained(self.advantages.where(mask_n, other.advantages), comparison)
 
@@ -237,7 +237,7 @@ class Moments:
         return self.look_up(std_s, 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
-        """Whether the members of each completion's stratum are all equal; True if there are none."""
+        """Return whether the members of each completion's stratum are all equal; True for a stratum without members."""
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
@@ -458,7 +458,7 @@ def _token_moments(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int
 
 
 def _divisor(square: float, total: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
-    """Return what deviations are divided by; 0 if there is no deviation or no degree of freedom."""
+    """Return the divisor of deviations; 0 if there is no deviation or no degree of freedom."""
     if square <= 0 or total <= max(ddof, 1):
         return 0.0
     variance = square / (total - ddof)

@@ -138,7 +138,7 @@ def _unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) ->
 
 
 def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn about numbers that came for missing blocks, unless they equal the values that stand for those blocks anyway."""
+    """Warn about rewards of missing blocks, unless the rewards equal the values that count for missing blocks anyway."""
     if reading.scores.unused_nm is None:
         return ""
     number_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
@@ -157,7 +157,7 @@ def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> s
 
 
 def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that leaving out a block outweighs every reward, where `if_missing` is more than ten times as far out as any reward."""
+    """Warn that leaving out a block outweighs every reward, if `if_missing` is more than ten times as far out as any reward."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
     lowest, highest, price = float(reward_n.min()), float(reward_n.max()), objective.if_missing
@@ -171,7 +171,7 @@ def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
 
 
 def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that leaving out a block costs nothing, where `if_missing` is None."""
+    """Warn that leaving out a block costs nothing, if `if_missing` is None."""
     if objective.if_missing is not None:
         return ""
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]

@@ -220,7 +220,7 @@ def compare_arms(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values for their number by Holm's method; NaN is not counted."""
+    """Adjust p values for multiple tests by Holm's method; NaN is not counted."""
     # SciPy has no such function; statsmodels (65 MB) would count NaN as a test.
     p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
     left = int((~p.isnan()).sum()) - torch.arange(len(p))
@@ -263,7 +263,7 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
 
     def enough(n: int) -> bool:
         shift, limit = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)
-        # The lower tail as the upper one of -shift: nct.cdf(-limit, df, shift) is NaN for large shifts.
+        # The lower tail is computed as the upper tail of -shift, because nct.cdf(-limit, df, shift) is NaN for large shifts.
         return float(sum(scipy.stats.nct.sf(limit, n - 1, side) for side in (shift, -shift))) >= power
 
     high = 2

@@ -137,7 +137,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
 
 
 def _nearest(state: str, firsts: list[SequenceMatcher], similarity: float) -> int:
-    """Return the number of the first known text that this one resembles, or a new number."""
+    """Return the number of the first known text that the given text resembles, or a new number."""
     for number, matcher in enumerate(firsts):
         matcher.set_seq1(state)
         # Two cheap upper bounds of the ratio come first.

@@ -37,11 +37,11 @@ class Timeline:
 
     @property
     def last_j(self) -> Int[Tensor, " j"]:
-        """The row of each trajectory's last step."""
+        """Return the row of each trajectory's last step."""
         return self.last_with(self.left_s == 0)
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
-        """The row of each trajectory's last step that has the flag; its last step if none has it."""
+        """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
         order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         order = order[self.index_s[order].argsort(stable=True)]
         size_j = self.index_s.bincount()

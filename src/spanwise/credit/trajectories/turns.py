@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Branch:
-    """The turns of one trajectory that are trained as one sequence; what an earlier branch trained is part of the prompt."""
+    """The turns of one trajectory that are trained as one sequence; turns that an earlier branch trains are part of the prompt."""
 
     turns: tuple[int, ...]  # positions of the turns; each is the parent of the next
     prompt_ids: tuple[int, ...]  # every token before the first turn's response
@@ -197,7 +197,7 @@ class Trajectory:
         return replace(self, turns=tuple(turns))
 
     def merged(self, vocabulary: Vocabulary | None = None) -> Trajectory:
-        """Let every turn continue the earlier turn whose context and response its prompt starts with.
+        """Let every turn continue the earlier turn whose context and response begin the turn's prompt.
 
         Of several that fit it is the one with the most tokens, the latest of equals. What the prompt adds is an observation, and is
         not trained. Rewards, per-token numbers and extras stay with their turns.
@@ -269,7 +269,7 @@ class Trajectory:
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count the sequences and tokens of a forward pass, as rows and as branches, to log what merging saves.
+    """Count the sequences and tokens of a forward pass, as rows and as branches, to log the saving of a merge.
 
     Example:
         >>> rows = Trajectory("a", 0, (Turn([1, 2], [3, 4], [1, 1]), Turn([1, 2, 3, 4, 9], [5], [1])))

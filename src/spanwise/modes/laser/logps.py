@@ -85,7 +85,7 @@ class ScoreReader:
         *,
         temperature: float,
     ) -> Float[Tensor, " n"]:
-        """Return the log-probability of the token after each completion, NaN for those that did not end."""
+        """Return the log-probability of the token after each completion, NaN for a completion that did not end."""
         ended_n, pad = ended(ids_nt, there_nt, self.ends), int(self.tokenizer.pad_token_id)
         rows = [[*prompts[n], *ids_nt[n][there_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
         logp_n = torch.full((len(ids_nt),), torch.nan)

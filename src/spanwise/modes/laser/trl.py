@@ -32,7 +32,7 @@ class SelfRewarding(TrlPart):
         self.ends = list(getattr(trainer, "eos_token_ids", None) or [self.tokenizer.eos_token_id])
         size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=size, ends=self.ends)
-        self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
+        self.measured: dict[str, Any] | None = None  # the content of `laser.json`, None before the first batch
         # Log-probabilities of the token, NaN where a row did not end: of the first forward pass after a generation, and of
         # the last one, with the policy's gradient.
         self.passes: list[Tensor] = []
@@ -44,14 +44,14 @@ class SelfRewarding(TrlPart):
 
     @property
     def _generation(self) -> int:
-        """The number of the generation batch, from 0."""
+        """Return the number of the generation batch, from 0."""
         args = self.trainer.args
         per_batch = args.steps_per_generation * self.trainer.num_iterations
         return self.trainer.state.global_step * args.gradient_accumulation_steps // per_batch
 
     @property
     def _needed(self) -> bool:
-        """Whether scores are needed before the forward pass of the training itself."""
+        """True if scores are needed before the forward pass of the training itself."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
