@@ -196,11 +196,11 @@ def _short(reading: Reading, scheme: Scheme) -> str:
         return ""
     length_n = reading.length_nk.sum(dim=1)
     length_n = length_n[length_n > 0]
-    short_n = length_adaptive_lambda(length_n, alpha=alpha) == 0
-    if int(short_n.sum()) * 2 <= len(length_n):
+    is_short_n = length_adaptive_lambda(length_n, alpha=alpha) == 0
+    if int(is_short_n.sum()) * 2 <= len(length_n):
         return ""
     return (
-        f"length_adaptive_alpha={alpha:g} gives lambda 0 to {int(short_n.sum())} of {len(length_n)} completions, those of "
+        f"length_adaptive_alpha={alpha:g} gives lambda 0 to {int(is_short_n.sum())} of {len(length_n)} completions, those of "
         f"{int(1 / alpha)} tokens and fewer (median {int(length_n.median())}): each token is credited with one step of the critic "
         f"alone, and the reward reaches the last one only. Take a larger alpha, or lam near 1 without one."
     )

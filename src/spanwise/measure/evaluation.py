@@ -259,10 +259,10 @@ def ece_difference(
             f"{len(set(ids_a) & set(ids_b))} of them shared; prompt {prompt!r} is not in the "
             f"{'second' if prompt in ids_a else 'first'}."
         )
-    left, right = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
+    gaps_a, gaps_b = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
 
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
-        return torch.cat([left(weight_rn[:, : len(ids_a)]), right(weight_rn[:, len(ids_a) :])], dim=1)
+        return torch.cat([gaps_a(weight_rn[:, : len(ids_a)]), gaps_b(weight_rn[:, len(ids_a) :])], dim=1)
 
     unseen_jb = torch.cat([
         unseen_gaps(a.confidence_n, first_n, bins=bins), unseen_gaps(b.confidence_n, second_n, bins=bins).flip(0)

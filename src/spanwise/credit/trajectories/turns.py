@@ -179,8 +179,8 @@ class Trajectory:
         >>> Trajectory("a", 0, (Turn([1], [2], [1]), Turn([3], [4], [1], parent=0))).context(1)
         (1, 2, 3)
         """
-        before = (self.turns[p] for p in self._path(t)[:-1])
-        return (*(i for turn in before for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
+        turns = (self.turns[p] for p in self._path(t)[:-1])
+        return (*(i for turn in turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _path(self, t: int, taken: Collection[int] = ()) -> list[int]:
         """Return the turns that lead to turn t and turn t itself, without the turns up to the last taken turn."""
@@ -258,12 +258,12 @@ class Trajectory:
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
-            between, size = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
-            response += [*between, *turn.response_ids]
-            mask += [0] * len(between) + [int(bool(flag)) for flag in turn.mask]
-            of_turn += [-1] * len(between) + [t] * size
+            prompt, size = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
+            response += [*prompt, *turn.response_ids]
+            mask += [0] * len(prompt) + [int(bool(flag)) for flag in turn.mask]
+            of_turn += [-1] * len(prompt) + [t] * size
             for name, values in per_token.items():
-                values += [0.0] * len(between) + list(turn.per_token.get(name, [math.nan] * size))
+                values += [0.0] * len(prompt) + list(turn.per_token.get(name, [math.nan] * size))
         numbers = {name: tuple(values) for name, values in per_token.items()}
         return Branch(tuple(path), self.context(path[0]), tuple(response), tuple(mask), tuple(of_turn), numbers)
 
@@ -425,8 +425,8 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
     """
     check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")
-    kept_st = mask_st.bool()
-    counts_st = (kept_st.cumsum(dim=1) > 0) & (kept_st | ~reward_st.isnan())
+    mask_bool_st = mask_st.bool()
+    counts_st = (mask_bool_st.cumsum(dim=1) > 0) & (mask_bool_st | ~reward_st.isnan())
     return torch.where(counts_st, reward_st.double(), 0.0).sum(dim=1)
 
 
