@@ -358,10 +358,8 @@ def _rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[T
     both_elsewhere_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
     # The shift of a prompt comes from the other prompts, or it would smuggle the sample's own reward back in.
     shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / both_elsewhere_s.clamp(min=1.0)
-    noise_sa, count_sa = (
-        torch.stack([noise_s, other_noise_s], dim=1),
-        torch.stack([by_prompt.count_s, rescored.count_s], dim=1),
-    )
+    noise_sa = torch.stack([noise_s, other_noise_s], dim=1)
+    count_sa = torch.stack([by_prompt.count_s, rescored.count_s], dim=1)
     drift_s = excess_variance_elsewhere(gap_s, noise_sa, count_sa)
     stratum_n = by_prompt.stratum_n
     variance_n = drift_s[stratum_n] + other_noise_s[stratum_n] / rescored.count_n().clamp(min=1.0)

@@ -476,9 +476,7 @@ class Rollouts:
                     f"({', '.join(self.value_names) or 'none'}); give one to each."
                 )
             logp_by_name = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | logp_by_name
-        per_token = {
-            name: x_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x_nt in logp_by_name.items()
-        }
+        per_token = {key: x.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for key, x in logp_by_name.items()}
         per_token |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
         columns = {
