@@ -142,7 +142,7 @@ class _Scan:
         top, key = self.stack[-1], match[1]
         if top.reading:  # the comma before this key is missing
             self.fault |= _NESTED
-            self._finish(top, match.start(), whole=False)
+            self._finish(top, match.start(), is_whole=False)
         steps = top.node.steps
         node = steps.get(key) or (steps.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
         if node in top.seen:
@@ -179,7 +179,7 @@ class _Scan:
         while self.stack and not has_none:
             top = self.stack.pop()
             self.open[top.array] -= 1
-            self._finish(top, at, whole=is_whole)
+            self._finish(top, at, is_whole=is_whole)
             has_none = top.array == array
 
     def _finish(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
