@@ -46,9 +46,9 @@ def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     if reason in (None, os.strerror(errno.EROFS)):
         return f"{sentence}."
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free
-        free = shutil.disk_usage(next(folder for folder in (place, *place.absolute().parents) if folder.exists())).free
-        size, unit = next(((size, unit) for size, unit in _UNITS if free >= size / 10), (1, "bytes"))
-        sentence += f"; {free / size:.{int(size > 1)}f} {unit} are free there"
+        free_bytes = shutil.disk_usage(next(folder for folder in (place, *place.absolute().parents) if folder.exists())).free
+        size, unit = next(((size, unit) for size, unit in _UNITS if free_bytes >= size / 10), (1, "bytes"))
+        sentence += f"; {free_bytes / size:.{int(size > 1)}f} {unit} are free there"
     return f"{sentence}. Make room there."
 
 

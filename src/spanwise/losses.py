@@ -315,9 +315,9 @@ def categorical_value_loss(
         raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but logits_ntb is {tuple(logits_ntb.shape)}.")
     (target_nt,) = inside(mask_nt, target_nt=target_nt.detach())
     target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)
-    wide = torch.promote_types(logits_ntb.dtype, torch.float32)
-    score_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(wide), 0.0)
-    share_ntb = hl_gauss(target_nt.to(wide), bins=logits_ntb.shape[-1], value_range=value_range)
+    dtype = torch.promote_types(logits_ntb.dtype, torch.float32)
+    score_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
+    share_ntb = hl_gauss(target_nt.to(dtype), bins=logits_ntb.shape[-1], value_range=value_range)
     return torch.where(mask_nt, -(share_ntb * score_ntb.log_softmax(dim=-1)).sum(dim=-1), 0.0)
 
 
@@ -328,8 +328,8 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
         raise RecipeError(f"There are {bins} bins; a distribution over values needs 2 or more.")
     if not -math.inf < low < high < math.inf:
         raise RecipeError(f"value_range is ({low:g}, {high:g}); its first number must be below its second, both finite.")
-    wide = torch.promote_types(like.dtype, torch.float32)
-    return torch.linspace(low, high, bins + 1, dtype=wide, device=like.device), (high - low) / bins
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return torch.linspace(low, high, bins + 1, dtype=dtype, device=like.device), (high - low) / bins
 
 
 def critic_error(

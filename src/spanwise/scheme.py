@@ -301,8 +301,8 @@ def _names(names: Collection[str]) -> frozenset[str]:
 
 def _plain(objective: Objective) -> dict[str, Any]:
     reward = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
-    given = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
-    entry = {**vars(objective), "reward": reward, "pays": list(objective.pays), "given": given}
+    outcomes = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
+    entry = {**vars(objective), "reward": reward, "pays": list(objective.pays), "given": outcomes}
     entry["options"] = dict(objective.options)
     return {key: value for key, value in entry.items() if value is not None and value not in ({}, [])}
 
@@ -330,9 +330,9 @@ def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], A
 
 def _check_objectives_used(scheme: Scheme) -> None:
     """Refuse a field of an objective that the method would ignore."""
-    chosen, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
+    entry, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
     for input_name, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
-        if input_name not in chosen.inputs:
+        if input_name not in entry.inputs:
             _refuse(
                 objectives,
                 lambda o, name=name: getattr(o, name) is not None,
@@ -345,12 +345,12 @@ def _check_objectives_used(scheme: Scheme) -> None:
         "is given '{wrong}', but neither its reward nor its baseline looks at it. Use baseline 'outcome' or 'blended', or leave it "
         "out.",
     )
-    if chosen.kind != "block" and not chosen.reads_values:
+    if entry.kind != "block" and not entry.reads_values:
         first = objectives[0]
         other = next((o for o in objectives if set(o.pays) != set(first.pays)), None)
         if other is not None:
             raise RecipeError(
-                f"Method '{chosen.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
+                f"Method '{entry.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
                 f"'{other.name}' pays {', '.join(other.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
             )
     reasons = {
@@ -358,9 +358,9 @@ def _check_objectives_used(scheme: Scheme) -> None:
         "block": "does not know whose rows it compares: a rollout of many turns would have many votes. Leave it out, or use method "
         "'bae'.",
     }
-    if chosen.kind == "token" or (chosen.kind == "block" and "voter_n" not in chosen.inputs):
-        _refuse(objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {reasons[chosen.kind]}")
-    if chosen.kind != "block" and "reward_nm" in chosen.inputs and "weight_m" not in chosen.inputs:
+    if entry.kind == "token" or (entry.kind == "block" and "voter_n" not in entry.inputs):
+        _refuse(objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {reasons[entry.kind]}")
+    if entry.kind != "block" and "reward_nm" in entry.inputs and "weight_m" not in entry.inputs:
         _refuse(
             objectives,
             lambda o: o.weight != 1.0,
@@ -380,11 +380,11 @@ def _check_values(scheme: Scheme) -> None:
         )
 
 
-def _named(options: Mapping[str, Any], chosen: Method) -> dict[str, Any]:
+def _named(options: Mapping[str, Any], entry: Method) -> dict[str, Any]:
     """Translate option names of other libraries into ours; refuse an option that is given under both names."""
     our_options = dict(options)
     for other, name in _OTHER_NAMES.items():
-        if other in our_options and name in chosen.options:
+        if other in our_options and name in entry.options:
             if name in our_options:
                 raise RecipeError(f"'{other}' is another name of '{name}', and both are given; write one of them.")
             our_options[name] = our_options.pop(other)

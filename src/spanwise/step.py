@@ -175,9 +175,9 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     turns_of_rows = batch.columns.get(TURNS)
     bare = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
     rows, turns = by_turn(bare)
-    alone = bool((turns.step_s == 0).all())
+    is_single = bool((turns.step_s == 0).all())
     if turns_of_rows is None:  # the state of a completion of one turn may be its own column
-        states = rows.columns.get("anchor") if alone else None
+        states = rows.columns.get("anchor") if is_single else None
         flat: list[Mapping[str, Any]] = [{"anchor": state} for state in states or [None] * len(turns.row_s)]
     else:
         counts = turns.row_s.bincount(minlength=len(turns_of_rows)).tolist()

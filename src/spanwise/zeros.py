@@ -142,10 +142,10 @@ def recorded_reasons(
     key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL), dtype=torch.long)
     if reward_n is not None:
         reward_n = reward_n.double().where(reward_n.isfinite(), torch.nan)
-        within, known_n = moments(reward_n, group_n), ~reward_n.isnan()
+        groups, known_n = moments(reward_n, group_n), ~reward_n.isnan()
         comparison = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
-        agree_n = within.constant_n() & (comparison.members_nm[:, 0] == size_n)
-        verdict_n = torch.where(within.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
+        agree_n = groups.constant_n() & (comparison.members_nm[:, 0] == size_n)
+        verdict_n = torch.where(groups.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
         if not bool(((reward_n == 0) | (reward_n == 1) | ~known_n).all()):
             verdict_n = torch.full_like(key_n, key_of(Zero.ALL_EQUAL, 0))
         key_n = torch.where(agree_n, verdict_n, key_n)

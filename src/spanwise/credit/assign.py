@@ -91,17 +91,17 @@ def assign(
         tensor([[ 0.5000,  0.3150],
                 [-0.5000, -0.3150]], dtype=torch.float64)
     """
-    chosen = find(method) if isinstance(method, str) else method
+    entry = find(method) if isinstance(method, str) else method
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
     paid_mk = paid_blocks(objectives, block_names, present_nk.device)
     group_n = group_index(group_n)  # methods get dense ids, never negative or large ones
-    data, least, whole_nm = dict(inputs or {}), options.get("min_stratum", 2), completed(scores, objectives)
+    data, min_size, whole_nm = dict(inputs or {}), options.get("min_stratum", 2), completed(scores, objectives)
     truncated_n, mask_nt = data.pop("truncated_n", None), data.get("mask_nt")
-    ask = partial(_ask, chosen, group_n, options)
+    ask = partial(_ask, entry, group_n, options)
     stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
     token_nt, names, grouped = None, tuple(objective.name for objective in objectives), True
-    if chosen.kind == "block":
-        value_nm = scores.reward_nm if "if_missing_k" in chosen.inputs else whole_nm
+    if entry.kind == "block":
+        value_nm = scores.reward_nm if "if_missing_k" in entry.inputs else whole_nm
         facts = _facts(scores, objectives)
         adv_nm, comparison = ask({**data, **facts, "reward_nk": value_nm, "reward_nm": value_nm}, value_nm.shape)
         left_out_nm = left_out(scores)
@@ -109,7 +109,7 @@ def assign(
         if comparison is None:
             outcomes = [facts["outcome_no"][:, columns] if columns else None for columns in facts["given_k"]]
             by_column = {"baseline": facts["baseline"], "outcome_no": outcomes, "back_off": facts["back_off_k"]}
-            comparison = advantage_columns(value_nm, group_n, by_column, min_stratum=least).comparison.unexplained(adv_nm)
+            comparison = advantage_columns(value_nm, group_n, by_column, min_stratum=min_size).comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
         block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_n.device)
         for m, paid_k in enumerate(paid_mk):  # a loop, because the order of a sum changes its last digits
@@ -129,14 +129,14 @@ def assign(
         if mask_nt is not None:  # a completion without a reward takes no part
             data["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
             data["reward_nt"] = on_last_token(reward_n, data["mask_nt"])
-        if chosen.kind == "token":
+        if entry.kind == "token":
             if data.get("block_nt") is None:
                 raise RecipeError(
-                    f"Method '{chosen.name}' credits every token on its own and must know in which block it lies; give the "
+                    f"Method '{entry.name}' credits every token on its own and must know in which block it lies; give the "
                     f"reading with its spans, or block_nt."
                 )
             streams = None
-            if chosen.reads_values and mask_nt is not None and data.get("value_nt") is not None:
+            if entry.reads_values and mask_nt is not None and data.get("value_nt") is not None:
                 dtype = torch.promote_types(data["value_nt"].dtype, torch.float32)
                 where = block_names, data["block_nt"], mask_nt
                 streams = reward_streams(scores, objectives, *where, values=values, dtype=dtype)
@@ -154,10 +154,10 @@ def assign(
             adv_nm = adv_n.double()[:, None]
             block_nk = adv_nm * paid_mk.any(dim=0)
         if comparison is None:
-            comparison = compare_in_strata(reward_n, group_n, min_stratum=least).comparison
+            comparison = compare_in_strata(reward_n, group_n, min_stratum=min_size).comparison
             comparison = comparison.unexplained(adv_nm if token_nt is None else torch.zeros_like(adv_nm))
-        weight_m, names = adv_nm.new_ones(1), (" + ".join(names),) if chosen.kind == "completion" else ()
-        grouped = not {"group_n", "group_s"}.isdisjoint(chosen.inputs)
+        weight_m, names = adv_nm.new_ones(1), (" + ".join(names),) if entry.kind == "completion" else ()
+        grouped = not {"group_n", "group_s"}.isdisjoint(entry.inputs)
         explained = sum_reasons(comparison, scores, objectives, group_n, grouped=grouped, truncated_n=truncated_n)
     is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~value_nm.isnan()
     coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~value_nm.isnan()
@@ -178,7 +178,7 @@ def assign(
 def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
     """Collect the objectives' fields under the names that methods ask for, and every outcome that a baseline is given."""
     names: dict[str, int] = {}
-    given_k = [[names.setdefault(name, len(names)) for name in objective.outcomes] for objective in objectives]
+    columns_k = [[names.setdefault(name, len(names)) for name in objective.outcomes] for objective in objectives]
     values = {name: scores.outcome(name).double() for name in names}
     stand_in_nm = torch.where(left_out(scores), completed(scores, objectives), torch.nan)
     by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
@@ -194,7 +194,7 @@ def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
         "back_off_k": [o.back_off for o in objectives],
         "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
         "outcome_no": torch.stack(list(values.values()), dim=1) if values else nothing_n0,
-        "given_k": given_k,
+        "given_k": columns_k,
         "judged_k": [column or 0 for column in judged_k],
         "by_outcome_nk2": by_outcome_nk2,
     }
@@ -219,16 +219,16 @@ def _over_tokens(
 
 
 def _ask(
-    chosen: Method, group_n: Tensor, options: Mapping[str, Any], data: Mapping[str, Any], shape: Sequence[int]
+    entry: Method, group_n: Tensor, options: Mapping[str, Any], data: Mapping[str, Any], shape: Sequence[int]
 ) -> tuple[Tensor, Comparison | None]:
-    """Call the method, check the shape of its result, and return it with its comparison if it explains itself."""
-    result = call(chosen, group_n, data, options)
+    """Call the method, check the shape of its result, and return the advantages with the comparison, if the method gives one."""
+    result = call(entry, group_n, data, options)
     adv, comparison = result if isinstance(result, Explained) else (result, None)
     if not isinstance(adv, Tensor) or adv.shape != shape:
         returned = f"a tensor of {tuple(adv.shape)}" if isinstance(adv, Tensor) else type(adv).__name__
-        axes = {"block": "completions and objectives", "token": "completions and tokens"}.get(chosen.kind, "completions")
+        axes = {"block": "completions and objectives", "token": "completions and tokens"}.get(entry.kind, "completions")
         raise AlignmentError(
-            f"Method '{chosen.name}' is registered with kind='{chosen.kind}' and must return a tensor of {tuple(shape)}, "
+            f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of {tuple(shape)}, "
             f"the {axes}; it returned {returned}."
         )
     return adv, comparison
@@ -242,8 +242,8 @@ def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapp
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(lacking)}, which this batch does not have.")
     chosen.check_names(options)
     facts = [*data] if chosen.takes_everything else [name for name in FACTS if name in chosen.settings]
-    asked = {*chosen.required, *(name for name in facts if inputs.get(name) is not None)}
-    return call_explained(chosen.estimator, **{name: inputs[name] for name in asked}, **options)
+    names = {*chosen.required, *(name for name in facts if inputs.get(name) is not None)}
+    return call_explained(chosen.estimator, **{name: inputs[name] for name in names}, **options)
 
 
 def _check_sizes(

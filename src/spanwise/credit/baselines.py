@@ -232,14 +232,14 @@ def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Floa
 
 def _blended(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
     """Subtract the blended baseline from rewards and stand-ins; a completion alone in its prompt borrows from other prompts."""
-    within, all_ = (
-        compare_in_strata(reward_n, refine(who_n, outcome_no)).comparison for who_n in (group_n, torch.zeros_like(group_n))
+    by_stratum, all_ = (
+        compare_in_strata(reward_n, refine(set_n, outcome_no)).comparison for set_n in (group_n, torch.zeros_like(group_n))
     )
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
-    reason_n = torch.where(within.members_nm > 1, within.reason_nm, all_.reason_nm)[:, 0]
+    reason_n = torch.where(by_stratum.members_nm > 1, by_stratum.reason_nm, all_.reason_nm)[:, 0]
     return Explained(advantage_n, comparison_of(
         advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
-        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=within.stratum_nm[:, 0], members_n=within.members_nm[:, 0],
+        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=by_stratum.stratum_nm[:, 0], members_n=by_stratum.members_nm[:, 0],
     ))  # fmt: skip
 
 
@@ -320,49 +320,50 @@ def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Ten
     """Compute the baseline of the completions `here_n`, which share their outcomes."""
     present = reward_n[here_n & ~reward_n.isnan()]
     low = present.min() if len(present) else 0.0  # keeps sums of equal numbers exact
-    own_n = torch.where(here_n, reward_n - low, torch.nan)
+    value_n = torch.where(here_n, reward_n - low, torch.nan)
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
-    by_prompt = moments(own_n, stratum_n)  # completions of this outcome, by prompt
+    by_prompt = moments(value_n, stratum_n)  # completions of this outcome, by prompt
     usable_n = ~here_n & known_n & ~reward_n.isnan()
-    other_n = None if rescored_n is None else torch.where(usable_n, rescored_n - low, torch.nan)
+    rescored_value_n = None if rescored_n is None else torch.where(usable_n, rescored_n - low, torch.nan)
     # A variance of 0 would be an infinite weight, and rounding errors must not rank two variances of 0.
-    squares = [part.nan_to_num().square().mean() for part in (own_n, other_n) if part is not None]
+    squares = [part.nan_to_num().square().mean() for part in (value_n, rescored_value_n) if part is not None]
     tiny = 1e-12 * float(sum(squares)) + 1e-24
     noise_s = by_prompt.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
     others_n = by_prompt.count_n() - by_prompt.member_n.double()
     own_sum_n = (by_prompt.mean_n() * by_prompt.count_n()).nan_to_num()
-    ml_n = torch.where(others_n > 0, (own_sum_n - own_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
+    ml_n = torch.where(others_n > 0, (own_sum_n - value_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
     ml_variance_n = noise_s[stratum_n] / others_n.clamp(min=1.0)
 
     elsewhere_n = by_prompt.count_s.sum() - by_prompt.count_n()
     total = (by_prompt.mean_s * by_prompt.count_s).nansum()
     mu_n = torch.where(elsewhere_n > 0, (total - own_sum_n) / elsewhere_n.clamp(min=1.0), torch.nan)
-    between_s = excess_variance_elsewhere(by_prompt.mean_s, noise_s[:, None], by_prompt.count_s[:, None])
-    mu_variance_n = between_s[stratum_n] + noise_s[stratum_n] / elsewhere_n.clamp(min=1.0)
+    variance_s = excess_variance_elsewhere(by_prompt.mean_s, noise_s[:, None], by_prompt.count_s[:, None])
+    mu_variance_n = variance_s[stratum_n] + noise_s[stratum_n] / elsewhere_n.clamp(min=1.0)
 
     estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
-    if other_n is not None:
-        x_n, x_variance_n = _rescored(by_prompt, moments(other_n, stratum_n), noise_s)
+    if rescored_value_n is not None:
+        x_n, x_variance_n = _rescored(by_prompt, moments(rescored_value_n, stratum_n), noise_s)
         estimates.append(x_n)
         variances.append(x_variance_n)
     mixed_n = precision_mean(torch.stack(estimates), torch.stack(variances).clamp(min=tiny))
     return torch.where(mixed_n.isnan(), mu_n, mixed_n) + low
 
 
-def _rescored(own: Moments, other: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
+def _rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the estimate `x` and its variance: the prompt's completions of other outcomes, judged by this outcome."""
-    other_noise_s = other.pooled_variance_elsewhere()
+    other_noise_s = rescored.pooled_variance_elsewhere()
     other_noise_s = torch.where(other_noise_s.isnan(), noise_s, other_noise_s)
-    gap_s = own.mean_s - other.mean_s  # NaN if the prompt lacks one of the outcomes
+    gap_s = by_prompt.mean_s - rescored.mean_s  # NaN if the prompt lacks one of the outcomes
     both_elsewhere_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
     # The shift of a prompt comes from the other prompts, or it would smuggle the sample's own reward back in.
     shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / both_elsewhere_s.clamp(min=1.0)
-    noise_sa, count_sa = torch.stack([noise_s, other_noise_s], dim=1), torch.stack([own.count_s, other.count_s], dim=1)
+    noise_sa = torch.stack([noise_s, other_noise_s], dim=1)
+    count_sa = torch.stack([by_prompt.count_s, rescored.count_s], dim=1)
     drift_s = excess_variance_elsewhere(gap_s, noise_sa, count_sa)
-    stratum_n = own.stratum_n
-    variance_n = drift_s[stratum_n] + other_noise_s[stratum_n] / other.count_n().clamp(min=1.0)
-    return other.mean_n() + shift_s[stratum_n], variance_n
+    stratum_n = by_prompt.stratum_n
+    variance_n = drift_s[stratum_n] + other_noise_s[stratum_n] / rescored.count_n().clamp(min=1.0)
+    return rescored.mean_n() + shift_s[stratum_n], variance_n
 
 
 def excess_variance_elsewhere(

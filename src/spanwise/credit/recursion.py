@@ -18,7 +18,7 @@ from spanwise.credit.strata import check_mask, check_rewards, check_shapes, firs
 from spanwise.errors import RecipeError, RewardError, check_known
 
 _ROWS = 1024
-_BLOCK = 1 << 18  # elements of a block: one megabyte of float32
+_BLOCK = 1 << 18  # the number of elements in a block: one megabyte of float32
 
 
 @torch.no_grad()

@@ -92,7 +92,7 @@ class Refinement:
         self.entry.check_options(self.options)
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse batches that lack what the method reads."""
+        """Refuse batches that lack an input of the method."""
         if lacking := self.entry.lacking(provided):
             raise RecipeError(f"refine: '{self.method}' needs {lacking}, which is not there. Leave refine out.")
 

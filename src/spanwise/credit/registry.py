@@ -336,6 +336,6 @@ def preset_objectives(
     # its text. They also judge a block that is left out, but one number for all blocks counts it as malformed.
     if preset.format and layout.segmenters == ("tags",):
         tags: dict[str, Any] = {"weight": preset.format, "baseline": group, "options": {"empty": True}}
-        each = [Objective("format", name, name=f"{name}_format", **tags) for name in layout.names]
-        objectives += each if by_block else [Objective("format", layout.names, if_missing=0.0, **tags)]
+        formats = [Objective("format", name, name=f"{name}_format", **tags) for name in layout.names]
+        objectives += formats if by_block else [Objective("format", layout.names, if_missing=0.0, **tags)]
     return tuple(objectives)

@@ -25,12 +25,12 @@ _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: n
 
 
 def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
-    """Mark the rewards that are missing because the completion left something out; a failed check is not its doing."""
+    """Mark the rewards that are missing because the completion left something out, not because a check failed."""
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
 def completed(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """Return the rewards, with `if_missing` for those that the completion left out, and NaN without one."""
+    """Return the rewards, with `if_missing` for rewards that the completion left out, or NaN if `if_missing` is None."""
     stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
     return torch.where(left_out(scores), stand_in_m, scores.reward_nm)
 
@@ -115,8 +115,8 @@ class Streams:
         parts = {} if value_nt is None else {"value_nt": self._by_stream(value_nt, "value_nt", shape)}
         if bootstrap_n is not None:
             bootstrap_n = bootstrap_n[:, None].expand(-1, len(self.names)) if bootstrap_n.dim() == 1 else bootstrap_n
-            behind_ns = self._by_stream(bootstrap_n, "bootstrap_n", shape[:1])
-            parts["bootstrap_n"] = torch.where(self.last_sn.T, behind_ns, 0.0)
+            end_value_ns = self._by_stream(bootstrap_n, "bootstrap_n", shape[:1])
+            parts["bootstrap_n"] = torch.where(self.last_sn.T, end_value_ns, 0.0)
         for s in range(len(self.names)):
             of_stream = {name: value[..., s] for name, value in parts.items()}
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **of_stream}
@@ -174,14 +174,14 @@ def reward_streams(
             same_end_nm = end_nm[rows] == end_nm[rows, m, None]
             reward_snt[0, rows, end_nm[rows, m]] = torch.where(same_end_nm, weighted_nm[rows], 0.0).sum(dim=1).to(dtype)
     else:
-        known_nm = ~reward_nm.isnan()
-        stop_nm = known_nm & left_out(scores) & ~has_paid_nm & some_n[:, None]
+        has_reward_nm = ~reward_nm.isnan()
+        stop_nm = has_reward_nm & left_out(scores) & ~has_paid_nm & some_n[:, None]
         reward_snt = torch.zeros(paid_mnt.shape, dtype=dtype, device=mask_nt.device)
-        mask_snt = paid_mnt & known_nm.T[..., None]
+        mask_snt = paid_mnt & has_reward_nm.T[..., None]
         for m in rows_m:
             stop = stop_nm[:, m].nonzero().squeeze(1)
             mask_snt[m, stop, last_n[stop]] = True
-            rows = (stop_nm[:, m] | (has_paid_nm[:, m] & known_nm[:, m])).nonzero().squeeze(1)
+            rows = (stop_nm[:, m] | (has_paid_nm[:, m] & has_reward_nm[:, m])).nonzero().squeeze(1)
             reward_snt[m, rows, end_nm[rows, m]] = reward_nm[rows, m].to(dtype)
         stop_sn, weight_s = stop_nm.T, weight_m.double()
     holds_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2) if mask_nt.shape[1] else stop_sn
@@ -189,7 +189,7 @@ def reward_streams(
 
 
 def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
-    """Return the last token of each completion that has the flag (0 if none), and whether there is one."""
+    """Return the last flagged token of each completion (0 if no token is flagged), and whether a token is flagged."""
     some_n = flag_nt.any(dim=1)
     if not flag_nt.shape[1]:
         return some_n.long(), some_n
@@ -198,7 +198,7 @@ def last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
 
 
 def on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """Put the reward of each completion on its last trainable token, and 0 on all others."""
+    """Put the reward of each completion on its last trainable token, and 0 on all other tokens."""
     reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
     last_n, has_n = last_token(mask_nt.bool())
     reward_nt[has_n, last_n[has_n]] = reward_n[has_n].to(reward_nt.dtype)

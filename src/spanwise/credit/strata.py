@@ -83,7 +83,7 @@ class Explained(NamedTuple):
     comparison: Comparison
 
     def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
-        """Take these advantages where the mask is true, and the others elsewhere; both have one column."""
+        """Take these advantages if the mask is true, and those of `other` if not; both have one column."""
         comparison = self.comparison.where(mask_n[:, None], other.comparison)
         return Explained(self.advantages.where(mask_n, other.advantages), comparison)
 
@@ -237,7 +237,7 @@ class Moments:
         return self.look_up(std_s, 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
-        """Whether the members of each completion's stratum are all equal; True if there are none."""
+        """Return whether the members of each completion's stratum are all equal; True for a stratum without members."""
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
@@ -343,34 +343,34 @@ def compare_in_strata(
         ([0.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333], [0.5, 0.5, 0.5, 0.5])
     """
     check_known("scale", scale, ("none", "std", "mean"))
-    within, worth_n = moments(value_n, stratum_n), value_n.double()
+    groups, worth_n = moments(value_n, stratum_n), value_n.double()
     stand_in_n = torch.full_like(worth_n, torch.nan) if stand_in_n is None else stand_in_n.double()
     if voter_n is None:
-        count_n, mean_n, advantage_n = within.count_n(), within.mean_n(), within.deviation_n
+        count_n, mean_n, advantage_n = groups.count_n(), groups.mean_n(), groups.deviation_n
         if leave_one_out:
             advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
     elif scale != "none":
         raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
     else:
         count_n, mean_n, advantage_n = _votes(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
-    instead_n = ~within.member_n & ~stand_in_n.isnan() & (count_n > 0)
+    instead_n = ~groups.member_n & ~stand_in_n.isnan() & (count_n > 0)
     advantage_n = torch.where(instead_n, stand_in_n - mean_n, advantage_n)
     worth_n = torch.where(worth_n.isnan(), stand_in_n, worth_n)
     baseline_n, divisor_n = worth_n - advantage_n, torch.ones_like(advantage_n)
     if scale != "none":
-        spread_n = (mean_n if scale == "mean" else within.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
-        divided_n = (advantage_n != 0) | ((spread_n > 0) & ~within.constant_n())
+        spread_n = (mean_n if scale == "mean" else groups.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
+        divided_n = (advantage_n != 0) | ((spread_n > 0) & ~groups.constant_n())
         divisor_n = torch.where(divided_n, torch.where(spread_n > 0, spread_n, torch.nan), divisor_n)
         advantage_n = torch.where(spread_n > 0, advantage_n / torch.where(spread_n > 0, spread_n, 1.0), 0.0)
-    kept_n = (within.member_n & (count_n >= max(min_stratum, 2))) | instead_n
-    advantage_n = torch.where(kept_n, advantage_n, 0.0)
+    is_used_n = (groups.member_n & (count_n >= max(min_stratum, 2))) | instead_n
+    advantage_n = torch.where(is_used_n, advantage_n, 0.0)
     return Explained(
         advantage_n,
         comparison_of(
             advantage_n, worth_n, baseline_n, divisor_n,
-            alone_n=~kept_n, equal_n=within.member_n & within.constant_n(),
-            stratum_n=stratum_n.long().where(within.member_n | instead_n, -1), members_n=count_n,
-            averaged_n=count_n - within.member_n.double() if leave_one_out else count_n,
+            alone_n=~is_used_n, equal_n=groups.member_n & groups.constant_n(),
+            stratum_n=stratum_n.long().where(groups.member_n | instead_n, -1), members_n=count_n,
+            averaged_n=count_n - groups.member_n.double() if leave_one_out else count_n,
         ),
     )  # fmt: skip
 
@@ -388,8 +388,8 @@ def _votes(
     placed_n = by_voter.stratum_n >= 0
     stratum_u[by_voter.stratum_n[placed_n]] = stratum_n[placed_n].long()
     vote_u = centred(by_voter.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
-    between = moments(by_voter.mean_s, stratum_u)
-    count_n, mean_n = by_voter.look_up(between.count_n(), 0.0), by_voter.look_up(between.mean_n(), torch.nan)
+    by_stratum = moments(by_voter.mean_s, stratum_u)
+    count_n, mean_n = by_voter.look_up(by_stratum.count_n(), 0.0), by_voter.look_up(by_stratum.mean_n(), torch.nan)
     return count_n, mean_n, by_voter.deviation_n + by_voter.look_up(vote_u, 0.0)
 
 
@@ -458,7 +458,7 @@ def _token_moments(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int
 
 
 def _divisor(square: float, total: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
-    """Return what deviations are divided by; 0 if there is no deviation or no degree of freedom."""
+    """Return the divisor of deviations; 0 if there is no deviation or no degree of freedom."""
     if square <= 0 or total <= max(ddof, 1):
         return 0.0
     variance = square / (total - ddof)

@@ -56,9 +56,9 @@ EVALUATION = (
     (f"{OF_SCORE}sharpness", Alarm("below", 1e-4, "every completion has the same score", _OUT_OF_REACH, hollow=_SCORED)),
 )  # fmt: skip
 
-#: Problem of an evaluation -> the figure that shows it.
+#: Maps each problem of an evaluation to the figure that shows the problem.
 SHOWN_BY: Mapping[str, str] = {alarm.sentence: figure for figure, alarm in EVALUATION}
-#: Problem of an evaluation -> its usual cause.
+#: Maps each problem of an evaluation to the usual cause.
 CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUATION}
 _Key = TypeVar("_Key")
 #: A problem is a habit if it lasts for this many training batches in a row.

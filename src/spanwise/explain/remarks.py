@@ -138,7 +138,7 @@ def _unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) ->
 
 
 def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn about numbers that came for missing blocks, unless they equal the values that stand for those blocks anyway."""
+    """Warn about rewards of missing blocks, unless the rewards equal the values that count for missing blocks anyway."""
     if reading.scores.unused_nm is None:
         return ""
     number_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
@@ -157,7 +157,7 @@ def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> s
 
 
 def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that leaving out a block outweighs every reward, where `if_missing` is more than ten times as far out as any reward."""
+    """Warn that leaving out a block outweighs every reward, if `if_missing` is more than ten times as far out as any reward."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
     lowest, highest, price = float(reward_n.min()), float(reward_n.max()), objective.if_missing
@@ -171,7 +171,7 @@ def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
 
 
 def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that leaving out a block costs nothing, where `if_missing` is None."""
+    """Warn that leaving out a block costs nothing, if `if_missing` is None."""
     if objective.if_missing is not None:
         return ""
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
@@ -196,11 +196,11 @@ def _short(reading: Reading, scheme: Scheme) -> str:
         return ""
     length_n = reading.length_nk.sum(dim=1)
     length_n = length_n[length_n > 0]
-    short_n = length_adaptive_lambda(length_n, alpha=alpha) == 0
-    if int(short_n.sum()) * 2 <= len(length_n):
+    is_short_n = length_adaptive_lambda(length_n, alpha=alpha) == 0
+    if int(is_short_n.sum()) * 2 <= len(length_n):
         return ""
     return (
-        f"length_adaptive_alpha={alpha:g} gives lambda 0 to {int(short_n.sum())} of {len(length_n)} completions, those of "
+        f"length_adaptive_alpha={alpha:g} gives lambda 0 to {int(is_short_n.sum())} of {len(length_n)} completions, those of "
         f"{int(1 / alpha)} tokens and fewer (median {int(length_n.median())}): each token is credited with one step of the critic "
         f"alone, and the reward reaches the last one only. Take a larger alpha, or lam near 1 without one."
     )

@@ -96,7 +96,7 @@ def reliability(
 
 
 def _trials(correct_n: Tensor, prompt_n: Tensor) -> float:
-    """Return how many independent completions these are worth: their number, if every completion has its own prompt."""
+    """Return the effective number of independent completions: all of them, if every completion has its own prompt."""
     p, by_prompt = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
     error, prompts = by_prompt.sem, by_prompt.count
     return float(min(max(p * (1 - p) / error**2, prompts), len(correct_n)) if error > 0 else prompts)

@@ -59,12 +59,12 @@ class Difference:
     def sentence(self) -> str:
         """Say what this difference shows, and whether it is more than noise."""
         interval = self.interval
-        what = f"{self.figure} of {self.a} minus {self.b}"
+        title = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown":
-            return f"{what}: {interval.count} common seeds cannot tell a difference from noise."
+            return f"{title}: {interval.count} common seeds cannot tell a difference from noise."
         if self.verdict == "same":
-            return f"{what}: the same in all {interval.count} seeds."
-        text = f"{what}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
+            return f"{title}: the same in all {interval.count} seeds."
+        text = f"{title}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
             return f"{text}, beyond the noise."
         hint = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
@@ -138,10 +138,10 @@ class ArmComparison:
         total = len(self.differences)
         if not names:
             return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
-        more = f"; the other {total - len(names)} do not order the methods" if total > len(names) else ""
+        addition = f"; the other {total - len(names)} do not order the methods" if total > len(names) else ""
         figures = len({diff.figure for diff in self.differences})
         return (
-            f"Beyond the noise: {len(names)} of {total} differences, {', '.join(names)}{more}. Noise is the seed spread on "
+            f"Beyond the noise: {len(names)} of {total} differences, {', '.join(names)}{addition}. Noise is the seed spread on "
             f"the same held-out prompts; Holm corrects within one figure, so over {figures} figures up to "
             f"{figures * (1 - self.level):.2g} of these differences may be luck."
         )
@@ -188,13 +188,13 @@ def compare_arms(
     if reference is not None:
         check_known("method", reference, runs)
     names = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
-    chosen = tuple(names) if figures is None else tuple(figures)
-    for name in chosen:
+    names_shown = tuple(names) if figures is None else tuple(figures)
+    for name in names_shown:
         check_known("figure", name, names)
     pairs = list(combinations(runs, 2)) if reference is None else [(m, reference) for m in runs if m != reference]
     cells: dict[tuple[str, str], Interval] = {}
     differences: list[Difference] = []
-    for name in chosen:
+    for name in names_shown:
         numbers = {
             method: {s: math.nan if (value := values.get(name)) is None else value for s, values in seeds.items()}
             for method, seeds in runs.items()
@@ -216,15 +216,15 @@ def compare_arms(
             elif adjusted < 1 - level:
                 verdict = "clear"
             differences.append(Difference(name, a, b, interval, p, adjusted, verdict, takes))
-    return ArmComparison(tuple(runs), chosen, cells, tuple(differences), level, _wrong(runs, chosen))
+    return ArmComparison(tuple(runs), names_shown, cells, tuple(differences), level, _wrong(runs, names_shown))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values for their number by Holm's method; NaN is not counted."""
+    """Adjust p values for multiple tests by Holm's method; NaN is not counted."""
     # SciPy has no such function; statsmodels (65 MB) would count NaN as a test.
     p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
-    left = int((~p.isnan()).sum()) - torch.arange(len(p))
-    return (p * left).clamp(max=1.0).cummax(dim=0).values[order.argsort()].tolist()
+    tests_left = int((~p.isnan()).sum()) - torch.arange(len(p))
+    return (p * tests_left).clamp(max=1.0).cummax(dim=0).values[order.argsort()].tolist()
 
 
 def _wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
@@ -263,7 +263,7 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
 
     def enough(n: int) -> bool:
         shift, limit = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)
-        # The lower tail as the upper one of -shift: nct.cdf(-limit, df, shift) is NaN for large shifts.
+        # The lower tail is computed as the upper tail of -shift, because nct.cdf(-limit, df, shift) is NaN for large shifts.
         return float(sum(scipy.stats.nct.sf(limit, n - 1, side) for side in (shift, -shift))) >= power
 
     high = 2

@@ -75,7 +75,7 @@ def figure_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval | None]:
-    """Compute the `figures` of one evaluation with intervals by prompt; None where a figure does not exist.
+    """Compute the `figures` of one evaluation with intervals by prompt; None for a figure that does not exist.
 
     Equation
         [Q_{.025} f(w, and a prompt that makes f low), Q_{.975} f(w, and a prompt that makes f high)],  w ~ Exp(1) by prompt
@@ -259,10 +259,10 @@ def ece_difference(
             f"{len(set(ids_a) & set(ids_b))} of them shared; prompt {prompt!r} is not in the "
             f"{'second' if prompt in ids_a else 'first'}."
         )
-    left, right = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
+    gaps_a, gaps_b = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
 
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
-        return torch.cat([left(weight_rn[:, : len(ids_a)]), right(weight_rn[:, len(ids_a) :])], dim=1)
+        return torch.cat([gaps_a(weight_rn[:, : len(ids_a)]), gaps_b(weight_rn[:, len(ids_a) :])], dim=1)
 
     unseen_jb = torch.cat([
         unseen_gaps(a.confidence_n, first_n, bins=bins), unseen_gaps(b.confidence_n, second_n, bins=bins).flip(0)
@@ -312,7 +312,7 @@ def bounds(
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Return the bounds of `ece_interval`, from resampled gaps minus gaps; `side_b` is -1 where an absolute gap is subtracted."""
+    """Return the bounds of `ece_interval`, from resampled gaps minus gaps; `side_b` is -1 if an absolute gap is subtracted."""
     tail = (1 - level) / 2
     stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
     generator = torch.Generator().manual_seed(seed + 1)  # These random numbers must differ from those that drew the prompts.

@@ -240,7 +240,7 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
 
 
 def _rank(prompt: Hashable) -> tuple[str, Any]:
-    """Return what ids of any kind are sorted by."""
+    """Return a sort key for ids of any kind."""
     return type(prompt).__name__, prompt if isinstance(prompt, int | float | str) else repr(prompt)
 
 

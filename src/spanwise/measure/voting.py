@@ -167,7 +167,7 @@ def _curve(
 
 
 def _worth(
-    rows: list[tuple[str, float, float]], budgets: Sequence[int], stated: bool, subsets: int, seed: int
+    rows: list[tuple[str, float, float]], budgets: Sequence[int], has_confidence: bool, subsets: int, seed: int
 ) -> dict[str, list[float]]:
     """Return, for each way of choosing, the expected correctness of its choice among n samples of a prompt, by n."""
     # Samples are sorted, so that their order does not matter; each prompt has its own seed, so that errors average out.
@@ -189,7 +189,7 @@ def _worth(
         lambda n: _highest(correct_m, confidence_m, n),
     )
     sizes = {n for n in budgets if n <= m and bool(judged_m.any())}
-    functions_by_way = zip(_WAYS, functions if stated else functions[:3], strict=False)
+    functions_by_way = zip(_WAYS, functions if has_confidence else functions[:3], strict=False)
     return {name: [way(n) if n in sizes else math.nan for n in budgets] for name, way in functions_by_way}
 
 
@@ -208,12 +208,12 @@ def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[
         return 0.0
     micro_am = vote_am * (weight_m * _MICRO).round()  # sums and ties of whole numbers are exact
     total, count = 0.0, 0
-    for chosen_ms in subsets:
-        has_vote_as = vote_am @ chosen_ms > 0
-        weight_as = micro_am @ chosen_ms
+    for subset_ms in subsets:
+        has_vote_as = vote_am @ subset_ms > 0
+        weight_as = micro_am @ subset_ms
         is_best_as = (has_vote_as & (weight_as == weight_as.amax(dim=0))).double()
         total += float((value_a @ is_best_as / is_best_as.sum(dim=0).clamp_(min=1)).sum())
-        count += chosen_ms.shape[1]
+        count += subset_ms.shape[1]
     return total / count
 
 

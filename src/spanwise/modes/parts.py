@@ -46,7 +46,7 @@ class TrlPart:
 
     @property
     def waits(self) -> bool:
-        """Whether the policy is not trained yet, while the mode is fitted alone."""
+        """True while the mode is fitted alone and the policy is not trained yet."""
         return False
 
     @property
@@ -96,7 +96,7 @@ class RowPart(ABC):
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
-    """Return the log-probability at a column of each row, NaN where the column is -1."""
+    """Return the log-probability at a column of each row, NaN if the column is -1."""
     logp_n = logp_nt.gather(1, column_n.clamp(min=0)[:, None])[:, 0]
     return torch.where(column_n >= 0, logp_n, torch.nan)
 

@@ -205,7 +205,7 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     if isinstance(prompt, str):
         return None if prompt.strip() else "a prompt must say something."
     messages = prompt if isinstance(prompt, list) and prompt else [None]
-    if not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) and "content" in one for one in messages):
+    if not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) and "content" in m for m in messages):
         return "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
     if not template:
         return "this prompt is a conversation, and the model's tokenizer has no chat template. Give texts, or another model."

@@ -171,18 +171,18 @@ def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     A line that is damaged, or cut off by an interruption, is left out, with a warning that counts them.
     """
     file = run / "metrics.jsonl"
-    texts, lines, wrong = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
+    texts, lines, bad = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
     for text in texts:
         try:
             line = json.loads(text)
             is_later = line["step"] > step or "final" in line
         except (ValueError, TypeError, KeyError):
-            wrong += 1
+            bad += 1
             continue
         if is_later:
             break
         lines.append(line)
-    if wrong:
-        reason = f"{wrong} of {len(texts)} lines of '{file}'"
-        warnings.warn(f"{reason} cannot be read and {'is' if wrong == 1 else 'are'} left out.", UserWarning, stacklevel=2)
+    if bad:
+        reason = f"{bad} of {len(texts)} lines of '{file}'"
+        warnings.warn(f"{reason} cannot be read and {'is' if bad == 1 else 'are'} left out.", UserWarning, stacklevel=2)
     return lines

@@ -67,9 +67,9 @@ def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
     credit = {}
     for method in schema.methods_in(table.column_names):
         blocks = schema.behind(table.column_names, "credit", method)
-        own = {block: schema.numbers(table, schema.column("credit", method, block)) for block in blocks}
-        stop_n = own.pop(schema.STOP, torch.zeros(0))
-        credit[method] = own | charged(stop_n)
+        by_block = {block: schema.numbers(table, schema.column("credit", method, block)) for block in blocks}
+        stop_n = by_block.pop(schema.STOP, torch.zeros(0))
+        credit[method] = by_block | charged(stop_n)
     return credit
 
 

@@ -276,9 +276,9 @@ def credit_columns(
     method: str, names: Sequence[str], present_nk: Bool[Tensor, "n k"], credit: Credit, advantages: Shaped[Any, " v"]
 ) -> dict[str, Any]:
     """Return the columns of one method's credit; NaN for absent blocks and for tokens left out of the loss."""
-    held_nk = credit.block_nk.masked_fill(~present_nk, torch.nan)
+    credit_nk = credit.block_nk.masked_fill(~present_nk, torch.nan)
     return {
-        **{column("credit", method, name): held_nk[:, k] for k, name in enumerate(names)},
+        **{column("credit", method, name): credit_nk[:, k] for k, name in enumerate(names)},
         column("credit", method, STOP): credit.stop_n,
         column("parts", method): _part_lists(credit) if credit.names else None,
         column("advantages", method): advantages,
@@ -479,7 +479,7 @@ class Rollouts:
                     f"({', '.join(self.value_names) or 'none'}); give one to each."
                 )
             logp_by_name = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | logp_by_name
-        per_token = {name: one.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, one in logp_by_name.items()}
+        per_token = {key: x.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for key, x in logp_by_name.items()}
         per_token |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
         columns = {

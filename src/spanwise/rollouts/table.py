@@ -78,9 +78,9 @@ class Ragged:
 
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
         """Return the indices in `values` of the entries of some rows, as a padded table with -1 at the padding."""
-        first_m, length_m = self.offsets[:-1][rows][:, None], self.lengths[rows][:, None]
+        start_m, length_m = self.offsets[:-1][rows][:, None], self.lengths[rows][:, None]
         place_t = np.arange(length_m.max(initial=0))
-        return np.where(place_t < length_m, first_m + place_t, -1)
+        return np.where(place_t < length_m, start_m + place_t, -1)
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:

@@ -142,8 +142,8 @@ def write_traces(
                         _put(trace, unwritten.pop((n, k)), entry, source)
                 stream.write(json.dumps(record) + "\n")
         if unwritten:
-            lost = next(iter(unwritten.values()))
-            raise DataError(f"Trajectory {lost.id!r} was not read from '{source}'; give those that read_traces gave.")
+            unknown = next(iter(unwritten.values()))
+            raise DataError(f"Trajectory {unknown.id!r} was not read from '{source}'; give those that read_traces gave.")
 
 
 def _put(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:

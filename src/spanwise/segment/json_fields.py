@@ -120,8 +120,8 @@ class _Scan:
     def _object(self, at: int) -> int:
         """Read from an opening brace to the end of its object, or of the text; return that place."""
         for match in _TOKEN.finditer(self.text, at):
-            start, last = match.start(), match.lastindex
-            if last is None:
+            start, group = match.start(), match.lastindex
+            if group is None:
                 sign = self.text[start]
                 if sign == _COMMA:
                     self._comma(start)
@@ -131,9 +131,9 @@ class _Scan:
                     self._close(start, array=sign == _ARRAY_END)
                     if not self.stack:
                         return start + 1
-            elif last == _BROKEN:
+            elif group == _BROKEN:
                 self.fault |= _TRUNCATED
-            elif last == _KEY and not self.stack[-1].array:  # a string in an array is not a key
+            elif group == _KEY and not self.stack[-1].array:  # a string in an array is not a key
                 self._key(match)
         return len(self.text)
 
@@ -142,7 +142,7 @@ class _Scan:
         top, key = self.stack[-1], match[1]
         if top.reading:  # the comma before this key is missing
             self.fault |= _NESTED
-            self._finish(top, match.start(), whole=False)
+            self._finish(top, match.start(), is_whole=False)
         steps = top.node.steps
         node = steps.get(key) or (steps.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
         if node in top.seen:
@@ -179,10 +179,10 @@ class _Scan:
         while self.stack and not has_none:
             top = self.stack.pop()
             self.open[top.array] -= 1
-            self._finish(top, at, whole=is_whole)
+            self._finish(top, at, is_whole=is_whole)
             has_none = top.array == array
 
-    def _finish(self, top: _Open, at: int, *, whole: bool = True) -> None:
+    def _finish(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read; a value that was cut off has no content."""
         reading, top.reading = top.reading, None
         if reading is None:
@@ -203,16 +203,16 @@ class _Scan:
             self.done.add(part)
         text_start = value_start + len(text) - len(text.lstrip(_SPACE))
         stop = text_start + len(value)
-        self.claims.append(Claim(part, start, stop, _said(value, text_start) if whole else None))
+        self.claims.append(Claim(part, start, stop, _said(value, text_start) if is_whole else None))
 
 
-def _said(value: bytes, first: int) -> tuple[int, int] | bytes | None:
+def _said(value: bytes, start: int) -> tuple[int, int] | bytes | None:
     """Return the text of a complete value: its JSON text, or the inside of a string."""
     if value[:1] != b'"':
-        return (first, first + len(value)) if value else None
+        return (start, start + len(value)) if value else None
     if not _WHOLE.fullmatch(value):
         return None
-    return unescaped(value[1:-1]) if b"\\" in value else (first + 1, first + len(value) - 1)
+    return unescaped(value[1:-1]) if b"\\" in value else (start + 1, start + len(value) - 1)
 
 
 def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:

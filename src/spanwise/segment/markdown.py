@@ -220,7 +220,7 @@ def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     types = {grammar.node_kind_for_id(n) for n in range(grammar.node_kind_count) if grammar.node_kind_is_named(n)}
     names = {name for name in _KINDS.get(kind, (kind,)) if name in types}
     if not names:
-        ours = [*(own for own, theirs in _KINDS.items() if types.intersection(theirs)), "statement"]
+        ours = [*(kinds for kinds, theirs in _KINDS.items() if types.intersection(theirs)), "statement"]
         ours += ["docstring"] if language == "python" else []
         raise LayoutError(f"{unknown(f'kind of {language}', kind, types)} Beside these: {', '.join(ours)}.")
     decorated = kind in ("function", "class")

@@ -158,8 +158,8 @@ def _join(vocabulary: Vocabulary, ids: np.ndarray, completion: np.ndarray) -> tu
     try:
         return vocabulary.join(ids)
     except AlignmentError as error:
-        wrong = np.flatnonzero((ids < 0) | (ids >= len(vocabulary)))
-        raise AlignmentError(f"Completion {completion[wrong[0]]}: {error}") from None
+        bad_index = np.flatnonzero((ids < 0) | (ids >= len(vocabulary)))
+        raise AlignmentError(f"Completion {completion[bad_index[0]]}: {error}") from None
 
 
 def _logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
@@ -197,22 +197,22 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
         raise AlignmentError(f"{name} has shape {tuple(values_nt.shape)} and ids_nt {shape}; give one value per token.")
 
 
-def _text(data: bytes, one: Pieces, present: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
+def _text(data: bytes, cut: Pieces, present: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
     """Return the text of a completion, block by block."""
     pieces: dict[int, list[bytes]] = {}
-    for k, start, stop in zip(one.blocks, one.starts, (*one.starts[1:], len(data)), strict=True):
+    for k, start, stop in zip(cut.blocks, cut.starts, (*cut.starts[1:], len(data)), strict=True):
         pieces.setdefault(k, []).append(data[start:stop])
     text: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
     for k, (name, block_keys) in enumerate(keys.items()):
         if present[k]:
             text[name] = inside = dict[str, str | None]()
             for key in block_keys:
-                inner = one.contents.get((k, key))
+                inner = cut.contents.get((k, key))
                 stretch = data[inner[0] : inner[1]] if isinstance(inner, tuple) else inner
                 inside[key] = None if stretch is None else stretch.decode("utf-8", "replace")
             inside[""] = b"".join(pieces[k]).decode("utf-8", "replace")
     # Every block is one piece, in the order of the layout.
-    if len(pieces) == len(one.blocks) and sorted(pieces) == [*one.blocks]:
+    if len(pieces) == len(cut.blocks) and sorted(pieces) == [*cut.blocks]:
         return text
     return PiecewiseText(text, data.decode("utf-8", "replace"))
 
@@ -269,8 +269,8 @@ class TagParser:
         """Find the blocks of a text, and the place where each part opens (None if its tag is not found)."""
         stretches = self._pattern.split(text)  # alternately the text between tags and a tag
         edges, tags = [0, *accumulate(map(len, stretches))], tuple(stretches[1::2])
-        read = self._known if len(tags) <= _REPEATED else self._work_out
-        pieces, starts = read(tags, edges[1] == 0)
+        work_out = self._known if len(tags) <= _REPEATED else self._work_out
+        pieces, starts = work_out(tags, edges[1] == 0)
         contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in pieces.contents.items()}
         placed = Pieces(pieces.blocks, tuple([edges[at] for at in pieces.starts]), pieces.fault, contents)
         return placed, [None if at is None else edges[at] for at in starts]
@@ -292,8 +292,8 @@ class TagParser:
             first[0] = 0
         blocks, starts = zip(*sorted(first.items()), strict=True)
         fault, misplaced, contents = self._judge(marks, set(matched.values()), blocks, starts)
-        lost = {part.mark for part in self._parts if part not in matched and not part.index}
-        pieces = Pieces(blocks, starts, int(fault | (Fault.MISSING if lost - misplaced else 0)), contents)
+        missing = {part.mark for part in self._parts if part not in matched and not part.index}
+        pieces = Pieces(blocks, starts, int(fault | (Fault.MISSING if missing - misplaced else 0)), contents)
         return pieces, [marks[matched[part]].start if part in matched else None for part in self._parts]
 
     def _judge(

@@ -152,10 +152,10 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
     """
     number, at, threshold = _one_mark(parts).partition("@")
-    every = int(_number(number, parts, example="cuts:5@0.9"))
+    size = int(_number(number, parts, example="cuts:5@0.9"))
     low = math.log(_number(threshold if at else "0.9", parts, example="cuts:5@0.9", share=True))
     return _in_a_row(
-        parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)[every - 1 :: every] + 1), trimmed=False
+        parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)[size - 1 :: size] + 1), trimmed=False
     )
 
 

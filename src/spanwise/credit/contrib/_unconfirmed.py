@@ -97,7 +97,7 @@ class HistoryWeight:
         return {"anchors": list(self._anchors), "rates": list(self._rates)} if self._anchors else {}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
-        """Continue where `state_dict` was taken.
+        """Restore the state that `state_dict` returned.
 
         Raises:
             RecipeError: the state is of something else.

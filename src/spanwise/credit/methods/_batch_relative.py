@@ -212,10 +212,10 @@ def reinforce_plus_plus_baseline(
         Hu 2025, "REINFORCE++" (arXiv 2501.03262), as verl and OpenRLHF (`reinforce_baseline`) have it.
     """
     stratum_n = group_index(group_n)
-    within = moments(reward_n, stratum_n)
-    is_member_n = within.member_n & (within.count_n() >= max(min_stratum, 2))
+    groups = moments(reward_n, stratum_n)
+    is_member_n = groups.member_n & (groups.count_n() >= max(min_stratum, 2))
     if zero_constant_groups:
-        is_member_n &= within.std_n(ddof=0) > 0
+        is_member_n &= groups.std_n(ddof=0) > 0
     centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
     options: dict[str, Any] = {"weight_n": length_n.double(), "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, mean, divisor = standardised(torch.where(is_member_n, centred_n, torch.nan), **options)

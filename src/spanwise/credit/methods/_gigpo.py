@@ -109,9 +109,9 @@ def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -
     advantage_n = centred(reward_n, group_n, **options)
     if singleton == "zero":
         return advantage_n
-    within = moments(reward_n, group_n)
+    groups = moments(reward_n, group_n)
     undivided_n = reward_n / (1.0 + options["eps"]) if options["scale"] == "std" else reward_n
-    return torch.where(within.member_n & (within.count_n() == 1), undivided_n, advantage_n)
+    return torch.where(groups.member_n & (groups.count_n() == 1), undivided_n, advantage_n)
 
 
 def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
@@ -137,7 +137,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
 
 
 def _nearest(state: str, firsts: list[SequenceMatcher], similarity: float) -> int:
-    """Return the number of the first known text that this one resembles, or a new number."""
+    """Return the number of the first known text that the given text resembles, or a new number."""
     for number, matcher in enumerate(firsts):
         matcher.set_seq1(state)
         # Two cheap upper bounds of the ratio come first.

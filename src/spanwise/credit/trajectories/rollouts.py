@@ -37,11 +37,11 @@ class Timeline:
 
     @property
     def last_j(self) -> Int[Tensor, " j"]:
-        """The row of each trajectory's last step."""
+        """Return the row of each trajectory's last step."""
         return self.last_with(self.left_s == 0)
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
-        """The row of each trajectory's last step that has the flag; its last step if none has it."""
+        """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
         order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         order = order[self.index_s[order].argsort(stable=True)]
         size_j = self.index_s.bincount()
@@ -103,9 +103,9 @@ def timeline(
     index_o, step_o = index_s[order], step_s[order]
     follows_o = index_o[1:] == index_o[:-1]
     if repeated_step := first_of(follows_o & (step_o[1:] == step_o[:-1])):
-        row, other = sorted(order[repeated_step[0] : repeated_step[0] + 2].tolist())
+        row, later_row = sorted(order[repeated_step[0] : repeated_step[0] + 2].tolist())
         raise AlignmentError(
-            f"Rows {row} and {other} are both step {int(step_s[row])} of trajectory {names[row]!r}; number the steps of a "
+            f"Rows {row} and {later_row} are both step {int(step_s[row])} of trajectory {names[row]!r}; number the steps of a "
             f"trajectory differently, and give the trajectories of different prompts different ids."
         )
     next_s = torch.full_like(order, -1)
@@ -171,18 +171,18 @@ def assign_turns(
         >>> found.block_nk.flatten(), found.length_nk.flatten()
         (tensor([ 0.5000,  0.5000, -0.5000], dtype=torch.float64), tensor([2, 2, 1]))
     """
-    chosen = find(method) if isinstance(method, str) else method
+    entry = find(method) if isinstance(method, str) else method
     line = timeline(trajectory_s, step_s)
     group_j = line.groups(group_s)
     length_jk, present_sk = line.added(length_sk), length_sk > 0
     data = dict(inputs or {})
     cut_s = data.get("truncated_n")
     cut_j = None if cut_s is None else line.added(cut_s) > 0
-    rule: dict[str, Any] = {"block_names": block_names, "method": chosen, **options}
-    if chosen.kind == "token":
-        _refuse_split(line, chosen)
+    rule: dict[str, Any] = {"block_names": block_names, "method": entry, **options}
+    if entry.kind == "token":
+        _refuse_split(line, entry)
         credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=data, **rule)
-    elif chosen.kind == "step":
+    elif entry.kind == "step":
         data |= {"trajectory_s": line.index_s, "step_s": step_s}
         at_turns = _step_scores(scores, line, objectives)
         credit = assign(at_turns, group_s, present_sk, objectives=objectives, inputs=data, **rule)
@@ -194,8 +194,8 @@ def assign_turns(
         comparison = replace(comparison, reason_nm=whole.reason_nm, about_nm=whole.about_nm)
         credit = replace(credit, comparison=comparison.fitting(adv_nm))
     else:
-        turn_m = torch.tensor([o.scope == "turn" and chosen.kind == "block" for o in objectives])
-        at_rollouts = _rollout_scores(scores, line, objectives, add_turns=chosen.kind == "completion")
+        turn_m = torch.tensor([o.scope == "turn" and entry.kind == "block" for o in objectives])
+        at_rollouts = _rollout_scores(scores, line, objectives, add_turns=entry.kind == "completion")
         data = {"length_n": length_jk.sum(dim=1), "truncated_n": cut_j}
         credit = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
         credit, filled_s = credit.take(line.index_s), length_sk.sum(dim=1) > 0
@@ -208,8 +208,8 @@ def assign_turns(
         )
         if bool(turn_m.any()):
             shared = at_rollouts.take(line.index_s)  # an objective of a turn may be given an outcome of the rollout
-            wide = {name: turn_m.view(-1, *(1 for _ in table.shape[2:])) for name, table in _tables(scores).items()}
-            own_tables = {name: torch.where(m, getattr(scores, name), getattr(shared, name)) for name, m in wide.items()}
+            masks = {name: turn_m.view(-1, *(1 for _ in table.shape[2:])) for name, table in _tables(scores).items()}
+            own_tables = {name: torch.where(m, getattr(scores, name), getattr(shared, name)) for name, m in masks.items()}
             at_turns = replace(shared, **own_tables)
             data = {"voter_n": line.index_s, "truncated_n": cut_s}
             turn_credit = assign(
@@ -221,13 +221,13 @@ def assign_turns(
     return replace(credit, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
 
-def _refuse_split(line: Timeline, chosen: Method) -> None:
+def _refuse_split(line: Timeline, entry: Method) -> None:
     """Refuse a method over tokens if a rollout is more than one row."""
     split_s = line.left_s > 0
     if bool(split_s.any()):
         rows = torch.nonzero(line.index_s == line.index_s[split_s][0]).squeeze(1).tolist()
         raise RecipeError(
-            f"Method '{chosen.name}' runs over the tokens of a rollout from its end, and rows {rows[:6]} are turns of one; "
+            f"Method '{entry.name}' runs over the tokens of a rollout from its end, and rows {rows[:6]} are turns of one; "
             f"each would end where its turn ends. Merge the turns of a rollout into one row, or use an outcome method or 'gigpo'."
         )
 

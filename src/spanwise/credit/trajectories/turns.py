@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Branch:
-    """The turns of one trajectory that are trained as one sequence; what an earlier branch trained is part of the prompt."""
+    """The turns of one trajectory that are trained as one sequence; turns that an earlier branch trains are part of the prompt."""
 
     turns: tuple[int, ...]  # positions of the turns; each is the parent of the next
     prompt_ids: tuple[int, ...]  # every token before the first turn's response
@@ -179,8 +179,8 @@ class Trajectory:
         >>> Trajectory("a", 0, (Turn([1], [2], [1]), Turn([3], [4], [1], parent=0))).context(1)
         (1, 2, 3)
         """
-        before = (self.turns[p] for p in self._path(t)[:-1])
-        return (*(i for turn in before for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
+        turns = (self.turns[p] for p in self._path(t)[:-1])
+        return (*(i for turn in turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _path(self, t: int, taken: Collection[int] = ()) -> list[int]:
         """Return the turns that lead to turn t and turn t itself, without the turns up to the last taken turn."""
@@ -197,7 +197,7 @@ class Trajectory:
         return replace(self, turns=tuple(turns))
 
     def merged(self, vocabulary: Vocabulary | None = None) -> Trajectory:
-        """Let every turn continue the earlier turn whose context and response its prompt starts with.
+        """Let every turn continue the earlier turn whose context and response begin the turn's prompt.
 
         Of several that fit it is the one with the most tokens, the latest of equals. What the prompt adds is an observation, and is
         not trained. Rewards, per-token numbers and extras stay with their turns.
@@ -258,18 +258,18 @@ class Trajectory:
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
-            between, size = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
-            response += [*between, *turn.response_ids]
-            mask += [0] * len(between) + [int(bool(flag)) for flag in turn.mask]
-            of_turn += [-1] * len(between) + [t] * size
+            prompt, size = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
+            response += [*prompt, *turn.response_ids]
+            mask += [0] * len(prompt) + [int(bool(flag)) for flag in turn.mask]
+            of_turn += [-1] * len(prompt) + [t] * size
             for name, values in per_token.items():
-                values += [0.0] * len(between) + list(turn.per_token.get(name, [math.nan] * size))
+                values += [0.0] * len(prompt) + list(turn.per_token.get(name, [math.nan] * size))
         numbers = {name: tuple(values) for name, values in per_token.items()}
         return Branch(tuple(path), self.context(path[0]), tuple(response), tuple(mask), tuple(of_turn), numbers)
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count the sequences and tokens of a forward pass, as rows and as branches, to log what merging saves.
+    """Count the sequences and tokens of a forward pass, as rows and as branches, to log the saving of a merge.
 
     Example:
         >>> rows = Trajectory("a", 0, (Turn([1, 2], [3, 4], [1, 1]), Turn([1, 2, 3, 4, 9], [5], [1])))
@@ -425,8 +425,8 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
     """
     check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")
-    kept_st = mask_st.bool()
-    counts_st = (kept_st.cumsum(dim=1) > 0) & (kept_st | ~reward_st.isnan())
+    mask_bool_st = mask_st.bool()
+    counts_st = (mask_bool_st.cumsum(dim=1) > 0) & (mask_bool_st | ~reward_st.isnan())
     return torch.where(counts_st, reward_st.double(), 0.0).sum(dim=1)
 
 

@@ -135,10 +135,10 @@ class Critic:
 
     def _check_finite(self, batch: _Batch, value_nts: Tensor, row_r: Tensor) -> None:
         """Stop all processes if a value in any of them is not finite."""
-        lost_r = batch.take(row_r).lost_n(value_nts[row_r])
-        count = int(self._sum(lost_r.sum()))
+        count_r = batch.take(row_r).lost_n(value_nts[row_r])
+        count = int(self._sum(count_r.sum()))
         if count:
-            faulty_rows = row_r[lost_r.cpu() > 0].tolist()
+            faulty_rows = row_r[count_r.cpu() > 0].tolist()
             place = f"of completion {faulty_rows[0]} first" if faulty_rows else "of completions of another process"
             raise self._diverged(f"{count:g} of its values are not finite, {place}")
 
@@ -157,8 +157,8 @@ class Critic:
         """Measure how good the values were, over all processes."""
         stacked_ntsc = torch.stack([value_nts[:, :-1], batch.targets(value_nts), batch.mask_nts.to(value_nts)], dim=-1)
         if self.accelerator.num_processes > 1:
-            wide = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
-            gathered: Any = self.accelerator.gather(wide)
+            padded = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
+            gathered: Any = self.accelerator.gather(padded)
             stacked_ntsc = gathered.cpu()
         figures = {}
         for name, stream_ntc in zip(self.model.names, stacked_ntsc.unbind(2), strict=True):

@@ -119,9 +119,9 @@ class ValueModel(nn.Module):
 
     def forward(self, rows: Sequences) -> Tensor:
         """Return the head's output before each of the T tokens and after the last column: (N, T + 1, S), or (..., bins)."""
-        more: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
-        more |= positions(self.model, rows.attention_nl)
-        logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **more).logits
+        options: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
+        options |= positions(self.model, rows.attention_nl)
+        logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **options).logits
         output_ntc = logits_nlc[:, -rows.width - 1 :].float()
         bins = () if self.config.head == "scalar" else (self.config.bins,)
         return output_ntc.unflatten(-1, (len(self.names), *bins))

@@ -125,7 +125,7 @@ class Laser(Mode):
 
     @property
     def compares(self) -> bool:
-        """Whether scores are compared in their groups at all."""
+        """True if scores are compared in their groups at all."""
         return self.first_mix is not None
 
     def mixes(self, number: int) -> bool:
@@ -196,7 +196,7 @@ class Laser(Mode):
         return {"score_n": table.score_n[rows]} if is_mixed else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tau and z (`own_opinion`), where the score is mixed in."""
+        """Return tau and z (`own_opinion`), if the score is mixed in."""
         return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
 
     def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,7 +204,7 @@ class Laser(Mode):
 
     @property
     def readable(self) -> bool:
-        """Whether the reference is known."""
+        """True if the reference is known."""
         return self.reference is not None
 
     def as_trained(self, places: Sequence[Path]) -> Laser:

@@ -44,8 +44,8 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
 
 def ended(ids_nt: Int[Tensor, "n t"], there_nt: Bool[Tensor, "n t"], ends: Collection[int]) -> Bool[Tensor, " n"]:
     """Return the completions whose last token ends them; all others were cut off."""
-    last_n = there_nt.long().cumsum(dim=1).argmax(dim=1)
-    last_id_n = ids_nt.gather(1, last_n[:, None])[:, 0]
+    index_n = there_nt.long().cumsum(dim=1).argmax(dim=1)
+    last_id_n = ids_nt.gather(1, index_n[:, None])[:, 0]
     return torch.isin(last_id_n, torch.tensor(list(ends), device=ids_nt.device)) & there_nt.any(dim=1)
 
 
@@ -62,8 +62,8 @@ def end_logp(
         for first in range(0, len(rows), batch_size):
             part = rows[first : first + batch_size]
             ids_nt, mask_nt = left_padded(part, pad, model.device)
-            more = {"use_cache": False, "logits_to_keep": 1, **positions(bare, mask_nt)}
-            last_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **more).logits[:, -1].float()
+            options = {"use_cache": False, "logits_to_keep": 1, **positions(bare, mask_nt)}
+            last_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **options).logits[:, -1].float()
             parts.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
     finally:
         model.train(training)
@@ -85,7 +85,7 @@ class ScoreReader:
         *,
         temperature: float,
     ) -> Float[Tensor, " n"]:
-        """Return the log-probability of the token after each completion, NaN for those that did not end."""
+        """Return the log-probability of the token after each completion, NaN for a completion that did not end."""
         ended_n, pad = ended(ids_nt, there_nt, self.ends), int(self.tokenizer.pad_token_id)
         rows = [[*prompts[n], *ids_nt[n][there_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
         logp_n = torch.full((len(ids_nt),), torch.nan)

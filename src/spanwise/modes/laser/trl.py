@@ -32,7 +32,7 @@ class SelfRewarding(TrlPart):
         self.ends = list(getattr(trainer, "eos_token_ids", None) or [self.tokenizer.eos_token_id])
         size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=size, ends=self.ends)
-        self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
+        self.measured: dict[str, Any] | None = None  # the content of `laser.json`, None before the first batch
         # Log-probabilities of the token, NaN where a row did not end: of the first forward pass after a generation, and of
         # the last one, with the policy's gradient.
         self.passes: list[Tensor] = []
@@ -44,14 +44,14 @@ class SelfRewarding(TrlPart):
 
     @property
     def _generation(self) -> int:
-        """The number of the generation batch, from 0."""
+        """Return the number of the generation batch, from 0."""
         args = self.trainer.args
         per_batch = args.steps_per_generation * self.trainer.num_iterations
         return self.trainer.state.global_step * args.gradient_accumulation_steps // per_batch
 
     @property
     def _needed(self) -> bool:
-        """Whether scores are needed before the forward pass of the training itself."""
+        """True if scores are needed before the forward pass of the training itself."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
@@ -119,12 +119,12 @@ class SelfRewarding(TrlPart):
         sentences: list[str | None] = []
         if bool(written_n.any()) and not self._written:
             count = f"{int(written_n.sum())} of {len(written_n)} completions"
-            sampled = f"laser.token '{mode.token}' (id {self.token}) was sampled in {count}"
+            problem = f"laser.token '{mode.token}' (id {self.token}) was sampled in {count}"
             if self.measured is None:
-                raise RecipeError(f"{sampled} of the first batch; name one that the policy never writes.")
+                raise RecipeError(f"{problem} of the first batch; name one that the policy never writes.")
             self._written = True
             sentences.append(
-                f"{sampled}: its score leaks into what the policy writes. Set beta or alpha down, or name another token."
+                f"{problem}: its score leaks into what the policy writes. Set beta or alpha down, or name another token."
             )
         ended_n = sampled_end(batch, self.ends)
         logp_n = self.known_logps(ended_n, output)
@@ -160,11 +160,11 @@ class SelfRewarding(TrlPart):
         for verdict in (1, 0):
             of_class_b = verdict_b == verdict
             sums += [torch.where(of_class_b, seen_b, 0.0).sum(), of_class_b.sum().to(seen_b.dtype)]
-        right, rights, wrong, wrongs = self.trainer.accelerator.reduce(torch.stack(sums), reduction="sum")
+        right, rights, totals, wrongs = self.trainer.accelerator.reduce(torch.stack(sums), reduction="sum")
         if self._score_n is not None:
             row_b = inputs["laser_row"].cpu()
             self._score_n[row_b] = torch.where(self._score_n[row_b].isnan(), seen_b.to(self._score_n), self._score_n[row_b])
-        means = {"score_right": right / rights, "score_wrong": wrong / wrongs, "loss": loss.detach()}
+        means = {"score_right": right / rights, "score_wrong": totals / wrongs, "loss": loss.detach()}
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in means.items()}
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
@@ -187,8 +187,8 @@ class SelfRewarding(TrlPart):
         size, pad_id = self.trainer.args.per_device_train_batch_size, int(self.tokenizer.pad_token_id)
         logp_n = torch.full((len(wanted_n),), torch.nan)
         with self.trainer.accelerator.autocast():
-            how = {"pad": pad_id, "temperature": self.temperature, "batch_size": size}
-            logp_n[row_r] = end_logp(self.trainer.model, whole, self.token, **how)
+            options = {"pad": pad_id, "temperature": self.temperature, "batch_size": size}
+            logp_n[row_r] = end_logp(self.trainer.model, whole, self.token, **options)
         return logp_n
 
     def _scores(self, logp_n: Tensor) -> Tensor:

@@ -83,9 +83,9 @@ def read_plain(
     rewards = _rewards(path, {name: column for name, column in columns_n.items() if name not in roles.values()})
     pairs = [(role, roles[role]) for role in ("prompt", "completion", "completions", "answer", "group") if role in roles]
     role_notes = [f"{role.removesuffix('s')} from '{name}'" for role, name in pairs if name != role.removesuffix("s")]
-    read_as = f"Columns: {', '.join(role_notes)}." if role_notes else ""
+    note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if not roles.keys() & {"completion", "completions"}:
-        read_as = "The conversations of 'messages' end with what the model said; what comes before is the prompt."
+        note = "The conversations of 'messages' end with what the model said; what comes before is the prompt."
     return RolloutTable.of(
         source,
         path,
@@ -96,17 +96,17 @@ def read_plain(
         columns=columns_n if "answer" not in roles else {**columns_n, "answer": columns_n[roles["answer"]]},
         rewards=rewards,
         trained=[name for name in rewards if source == "TRL" or name not in columns_n],
-        notes=[repeated, read_as, f"{empty_rows} of {size} rows hold no completion and are left out." if empty_rows else ""],
+        notes=[repeated, note, f"{empty_rows} of {size} rows hold no completion and are left out." if empty_rows else ""],
     )
 
 
-def _read(path: Path, files: Sequence[Path], asked: Mapping[str, str]) -> tuple[str, dict[str, Any], str]:
+def _read(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -> tuple[str, dict[str, Any], str]:
     """Return the format of the files, their joined columns, and a note if some files are left out."""
     suffix, note = files[0].suffix.lower(), ""
     if suffix in SUFFIXES:
         return suffix[1:].upper(), joined(path, map(read_delimited, files)).to_pydict(), note
     if holds_json(files[0]):
-        long = {*NAMES["completion"], *NAMES["completions"], "messages", asked.get("completion"), asked.get("completions")}
+        long = {*NAMES["completion"], *NAMES["completions"], "messages", roles.get("completion"), roles.get("completions")}
         return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long), note
     tables: list[pa.Table] = []
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
@@ -156,16 +156,16 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
     """Map each role to its column; without a column of completions, each prompt cell is a whole conversation."""
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    problem = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more}"
+    ending = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    problem = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{ending}"
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {problem}. {unknown('column', name, names).split(' Known: ')[0]}")
-    taken = {name for role, name in role_columns.items() if role != "group"}  # the group may be the prompt
+    used = {name for role, name in role_columns.items() if role != "group"}  # the group may be the prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_names = NAMES["completions"] if role == "completion" else ()
-        here = [name for name in (*NAMES[role], *list_names) if name in names and name not in taken]
+        here = [name for name in (*NAMES[role], *list_names) if name in names and name not in used]
         if role in role_columns or (list_names and "completions" in role_columns) or not here:
             continue
         if len(here) > 1 and (role not in here or "completions" in here):
@@ -241,7 +241,7 @@ class _Plain:
 
     def parts(self) -> Iterator[cells.Parts]:
         """Yield the text parts of every completion and record its row and prompt in `said`."""
-        table, roles, shared = self.table, self.roles, dict[str, str]()
+        table, roles, prompt_texts = self.table, self.roles, dict[str, str]()
         column = roles.get("completion") or roles.get("completions") or "messages"
         is_conversation = roles.get("prompt") == column  # the column holds whole conversations, which begin with the prompt
         prompts = repeat(None) if is_conversation or "prompt" not in roles else cells.chats(table[roles["prompt"]])
@@ -256,7 +256,7 @@ class _Plain:
                 )
             text = cells.prompt_text(prompt) if filled else ""
             for place, completion in filled:
-                self.said.append(Said(n, place, len(completions), shared.setdefault(text, text)))
+                self.said.append(Said(n, place, len(completions), prompt_texts.setdefault(text, text)))
                 yield cells.completion_parts(completion)
 
     def spread(self) -> dict[str, list[Any]]:
