@@ -272,7 +272,7 @@ def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monke
         "the folder lacks spanwise.json, which is written last: saving was cut off, or another trainer wrote the folder."
     )
     assert first == f"group-0 starts anew; these checkpoints are not readable: checkpoint-20: {cut_off}"
-    assert second == f"group-0 goes on from checkpoint-10; not readable are checkpoint-20: {cut_off}"
+    assert second == f"group-0 goes on from checkpoint-10; these checkpoints are not readable: checkpoint-20: {cut_off}"
     assert (tmp_path / "group-0.log").read_text() == "one attempt\n" * 2
 
 
