@@ -248,7 +248,7 @@ def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> Non
 def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_path) -> None:
     with pytest.raises(RecipeError, match=r"The layout has <plan>, <code>, but no prompt asks for them"):
         load_task(models["system"], jsonl, layout=PLAN)
-    with pytest.raises(RecipeError, match=r"The layout has <code>, and"):
+    with pytest.raises(RecipeError, match=r"The layout has <code>, but"):
         load_task(models["system"], jsonl, layout=Layout({"a": ["answer"], "b": ["code"]}))
     with pytest.warns(UserWarning, match=r"None of the first 8 prompts holds <code> of the layout"):
         load_task(models["system"], jsonl, layout=PLAN, instruction="Write <plan>, then code.")
