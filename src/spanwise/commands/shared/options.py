@@ -45,7 +45,7 @@ class CreditOptions:
     Attributes:
         recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task, or a
             block for each tag of a file with other tags.
-        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own method, or recorded for
+        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own, or recorded for
             the trainer's numbers (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and the numbers of another
             trainer; `spanwise why` on a spanwise run: its own method.
         tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
