@@ -153,9 +153,8 @@ def test_fidelity():
         "At G = 4 blended is nearest to Monte Carlo: correlation 0.800 [0.700, 0.900]; next is outcome with 0.750 [0.650, 0.850]."
     )
     assert fidelity_finding(rows, [paired | {"low": -0.01}]).endswith(", but their difference is within the noise.")
-    assert fidelity_finding(rows).endswith(
-        ", but their difference is within the noise."
-    )  # without pairs their intervals overlap
+    # Without pairs their intervals overlap.
+    assert fidelity_finding(rows).endswith(", but their difference is within the noise.")
     nothing = "At G = 4 no baseline is clearly better than noise: the best, a, has 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
     assert (

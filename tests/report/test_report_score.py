@@ -30,7 +30,7 @@ def test_a_panel_for_each_and_headlines_for_the_score():
     page = page_of(double([0.75] * 8))
     assert "8 of 8 completions state a confidence and could be judged." in page.text
     assert "7 of 8 completions have a score and could be judged." in page.text
-    assert "one reserved token (laser) is after its end, clipped to between 0 and 1" in page.text
+    assert "one reserved token (laser) is after the answer, clipped to between 0 and 1" in page.text
     assert page.headline("ECE of its score") == "0.157"  # (.1 + .1 + .3 + .2 + .4) / 7 of the samples, not the line's .5
     assert page.headline("AUROC of its score") == "1"
     assert all(title in page.text for title in ("Has a score", "Score of right and wrong answers", "Accuracy by score"))

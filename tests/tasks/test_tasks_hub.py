@@ -228,7 +228,7 @@ def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> Non
 
 
 def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_path) -> None:
-    with pytest.raises(RecipeError, match="has <code>, and"):
+    with pytest.raises(RecipeError, match="has <code>, but"):
         load_task(models["system"], jsonl, layout=Layout({"a": ["answer"], "b": ["code"]}))
     with pytest.warns(UserWarning, match="first 8 prompts holds <code> of"):
         load_task(models["system"], jsonl, layout=PLAN, instruction="Write <plan>, then code.")

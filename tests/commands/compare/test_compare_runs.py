@@ -256,8 +256,8 @@ def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monke
     assert room._start(one, Console(width=160)).wait() == 0
     assert asked == [("group-0", False), ("group-0", True)]
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("group-0 starts anew; not readable are checkpoint-20: it holds no spanwise.json")
-    assert second.startswith("group-0 goes on from checkpoint-10; not readable are checkpoint-20: it holds no spanwise.json")
+    assert first.startswith("group-0 starts anew; these checkpoints are not readable: checkpoint-20: ")
+    assert second.startswith("group-0 goes on from checkpoint-10; these checkpoints are not readable: checkpoint-20: ")
     assert (tmp_path / "group-0.log").read_text() == "one attempt\n" * 2
 
 

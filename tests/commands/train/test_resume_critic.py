@@ -98,7 +98,7 @@ def test_a_killed_run_goes_on_to_the_same_critic(whole, tmp_path):
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (run / "summary.json").exists()
-    assert "Resuming from checkpoint-" in ended(spanwise("train", "--resume", run, cache=whole / "cache"))
+    assert "resumes from checkpoint-" in ended(spanwise("train", "--resume", run, cache=whole / "cache"))
 
     other = whole / "run"
     assert metrics(run) == metrics(other)

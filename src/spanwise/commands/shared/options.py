@@ -45,9 +45,9 @@ class CreditOptions:
     Attributes:
         recipe: YAML file with layout and objectives; default: the run's own, else the layout of the confidence task, or a
             block for each tag of a file with other tags.
-        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own method, or
-            recorded for the trainer's numbers (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and the
-            numbers of another trainer; `spanwise why` on a spanwise run: its own method.
+        methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own, or recorded for
+            the trainer's numbers (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and the numbers of another
+            trainer; `spanwise why` on a spanwise run: its own method.
         tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
         columns: role=column for a table with other column names, as in prompt=input,completion=output,answer=gold; roles
             are prompt, completion or completions (a list in each cell), answer, group and step. May be repeated.
