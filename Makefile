@@ -124,10 +124,10 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	.venv-skyrl/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
 	touch $@
 
-.venv-foreign/stamp: pyproject.toml  # their pins conflict with those of the test environment
+.venv-foreign/stamp: pyproject.toml  # one after the other: asked for together, pip looks for a common solution for ever
 	$(PYTHON) -m venv .venv-foreign
-	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check -e ".[cli]" "verifiers==0.1.14" "inspect-ai==0.3.285" \
-	  pytest pytest-timeout pytest-xdist hypothesis beartype
+	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "verifiers==0.1.14" pytest pytest-timeout pytest-xdist hypothesis beartype -e .
+	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "inspect-ai==0.3.285"
 	touch $@
 
 .venv/pip.stamp:

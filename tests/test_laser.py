@@ -12,7 +12,7 @@ LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 
 
 @pytest.mark.parametrize(
-    ("field", "changes"),
+    ("changes", "field"),
     [
         ({}, "laser has no token, which it needs; write laser: {token:"),
         ({"token": True}, "laser.token is True"),
@@ -29,7 +29,7 @@ LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
         ({"token": "<unk>", "reference": 1.0}, "a log-probability is below 0"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused(field, changes):
+def test_what_cannot_work_is_refused(changes, field):
     with pytest.raises(RecipeError, match=field):
         Laser.of({"token": "<unk>", **changes})
     with pytest.raises(RecipeError, match="no token"):

@@ -144,7 +144,7 @@ CASES = [
     Case(
         "`most: 0` in a recipe",
         resolved("most: 0\n"),
-        "Error: most is 0, and must be at least 1 (how many blocks a repeated one becomes, such as items[*])",
+        "Error: most is 0, and must be at least 1 (number of blocks that a repeated block such as items[*] becomes)",
     ),
     Case(
         'Layout({"plan": "plan", "code": "code"}, prefilled="code")',

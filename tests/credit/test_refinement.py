@@ -143,7 +143,7 @@ REFUSED = {
     "an option that is not there": ({"method": "oar", "options": {"form": "code"}}, "Method 'oar' has no option 'form'"),
     "an option without a use": (
         {"method": "ktae", "options": {"top": 2.0}},
-        "Option 'top' of method 'ktae' does something only",
+        "Option 'top' of method 'ktae' has an effect only",
     ),
     "right for a method that does not ask": ({"method": "oar", "correct": "correct"}, "'oar' does not ask what is right"),
     "right by no objective": ({"method": "ktae", "correct": "corect"}, "Did you mean 'correct'"),

@@ -47,7 +47,7 @@ def test_fields_know_their_names_and_what_cannot_be_known() -> None:
     assert Chain(3).knowable == ("a", "b", "c")
     assert Total(3).names == Total(3).knowable == ("a", "b", "total")
     for kind, count, limits in (("independent", 17, "1 to 16"), ("chain", 0, "1 to 16"), ("total", 1, "2 to 9")):
-        with pytest.raises(DataError, match=f"'{kind}' are {limits}"):
+        with pytest.raises(DataError, match=f"'{kind}' has {limits}"):
             BY_NAME[kind](count)
 
 

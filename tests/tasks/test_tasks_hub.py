@@ -261,7 +261,7 @@ def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models,
 def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None:
     rows = [{"question": "total: 3, subtotals: 2", "answer": '{"total": 3, "items": []}'}] * 5
     layout = Layout(["total", "items[*].subtotal"], segmenter="json", most=2)
-    with pytest.raises(RecipeError, match="has items, subtotal, and"):
+    with pytest.raises(RecipeError, match="has items, subtotal, but"):
         load_task(models["system"], file_of(tmp_path, rows), layout=layout)
     with pytest.warns(UserWarning, match="holds subtotal of.*these keys"):
         load_task(models["system"], file_of(tmp_path, rows), layout=layout, instruction="JSON with items.")

@@ -173,12 +173,12 @@ def test_what_is_there_is_not_trained_again(output, capsys, tmp_path, monkeypatc
     again = f"import shutil, sys; shutil.copy({str(tmp_path / 'kept')!r}, sys.argv[1] + '/evaluation.parquet')"
     trained = by_commands(monkeypatch, again)
     _, said = run(output, capsys)
-    assert "runs are there" not in said
+    assert "runs are finished" not in said
     assert trained == []
 
     (output / "rlcr-1" / "evaluation.parquet").unlink()  # as an interruption before the end leaves it
     found, said = run(output, capsys, reference="group")
-    assert "3 of 4 runs are there" in said
+    assert "3 of 4 runs are finished" in said
     assert trained == [("rlcr-1", False)]
     assert {(d.a, d.b) for d in found.differences} == {("rlcr", "group")}
 

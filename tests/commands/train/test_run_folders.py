@@ -183,7 +183,7 @@ def test_a_recipe_that_was_edited_in_its_folder_is_refused(run, edit, said):
     file.write_text(yaml.safe_dump({**written, **edit}, sort_keys=False))
     before = files_of(run)
     with pytest.raises(
-        DataError, match=rf"checkpoint-2' is of a run of another recipe \({said}\)\. '.*recipe.yaml' was edited since"
+        DataError, match=rf"checkpoint-2' belongs to a run of another recipe \({said}\)\. '.*recipe.yaml' was edited later"
     ):
         train(load(file, {"output": str(run)}), console=Console(quiet=True), resume=str(run))
     assert files_of(run) == before

@@ -104,7 +104,9 @@ def test_a_run_that_ends_before_the_list_is_written_goes_on_from_the_checkpoint_
     assert left == {"checkpoint-1", "checkpoint-2"}  # the older one stays until the newer one is whole
     monkeypatch.setattr(room, "write_manifest", real)
     again = resumable(tmp_path / "cut", save_total_limit=1)
-    with pytest.warns(UserWarning, match="Resuming from checkpoint-1; not readable are checkpoint-2") as caught:
+    with pytest.warns(
+        UserWarning, match="resumes from checkpoint-1; newer checkpoints are not readable: checkpoint-2"
+    ) as caught:
         again.train(resume_from_checkpoint=True)
     (place,) = (Path(one.filename) for one in caught if "resumes from" in str(one.message))
     assert place != Path(checkpoints.__file__)  # a warning names a line of who resumes, not ours
@@ -136,7 +138,7 @@ def test_what_a_kill_left_of_a_list_is_no_part_of_the_checkpoint(copied, left):
 def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
     resumable(tmp_path, max_steps=1, save_only_model=True).train()
     for folder, asked in ((tmp_path, True), (tmp_path / "empty", True), (tmp_path, "nowhere")):
-        with pytest.raises(DataError, match=r"save_only_model|no checkpoint under|no such folder"):
+        with pytest.raises(DataError, match=r"save_only_model|no checkpoint under|folder does not exist"):
             resumable(folder).train(resume_from_checkpoint=asked)
 
 
@@ -158,7 +160,7 @@ def test_another_number_of_processes_is_said(copied):
     held = json.loads((copied / MANIFEST).read_text())
     (copied / MANIFEST).write_text(json.dumps({**held, "processes": 2}))
     args = SimpleNamespace(world_size=1, output_dir=str(copied.parent))
-    with pytest.warns(UserWarning, match="by 2 processes and you resume with 1"):
+    with pytest.warns(UserWarning, match="by 2 processes, but you resume with 1"):
         assert checkpoints.whole_checkpoint(args, True) == str(copied)
 
 

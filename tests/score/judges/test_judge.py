@@ -16,6 +16,7 @@ from score_small import ABSENT, ERROR, OK, TIMEOUT
 from spanwise import Layout, Objective, Scheme, score_all
 from spanwise.errors import RecipeError, RewardError
 from spanwise.score import REWARDS, ask_judge
+from spanwise.score.items import without_end
 from spanwise.score.judges.prompt import fenced
 from tokenizers_small import byte_level
 
@@ -273,6 +274,7 @@ def test_an_injection_cannot_change_the_structure_of_the_message(text):
     (request,) = server.requests
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
     user = request["messages"][1]["content"]
+    text = without_end(text)
     for name in ("part", "answer"):
         number = fenced(text, name).split()[1].rstrip(">")
         assert (user.count(f"<{name} {number}>"), user.count(f"</{name} {number}>")) == (1, 1)

@@ -26,13 +26,13 @@ def digest(content: Any) -> str:
 class Cache:
     """Verdicts by the digest of all that was asked: model, messages, choices.
 
-    >>> cache = Cache(":memory:", prompt="a")
+    >>> cache = Cache(":memory:", "memory", prompt="a")
     >>> cache.put("q", 1.0, "because", 12)
     >>> cache.get(["q", "r"])
     {'q': (1.0, 'because', 12)}
     """
 
-    def __init__(self, path: str, prompt: str) -> None:
+    def __init__(self, path: str, name: str, prompt: str) -> None:
         self.prompt, self._lock = prompt, threading.Lock()
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -43,11 +43,11 @@ class Cache:
             self._file.execute(_TABLE)
             counts = self._file.execute("SELECT prompt, COUNT(*) FROM verdicts GROUP BY prompt").fetchall()
         except (OSError, sqlite3.Error) as error:
-            raise RecipeError(f"The judge's cache '{path}' is no cache of verdicts: {error}. Name another file.") from error
+            raise RecipeError(f"The judge's cache '{name}' is no cache of verdicts: {error}. Name another file.") from error
         prompts: Mapping[str, int] = dict(counts)
         if prompts and prompt not in prompts:
             warnings.warn(
-                f"The judge's cache '{path}' holds {sum(prompts.values())} verdicts, all of another prompt, model or choices, "
+                f"The judge's cache '{name}' holds {sum(prompts.values())} verdicts, all of another prompt, model or choices, "
                 f"so that every question is asked anew. If that is not what you meant, set back what you changed.",
                 UserWarning,
                 stacklevel=2,

@@ -136,7 +136,7 @@ async def ask_judge(
             request = ask.request(blocks, row, [block] if block else names)
             requests.setdefault(digest(request), request)
             questions[n] = digest(request)
-    kept = None if cache is None else opened(cache, ask.digest)
+    kept = None if cache is None else opened(os.path.abspath(cache), cache, ask.digest)
     answers: dict[str, Judgement] = {}
     if kept is not None:
         answers = {name: Judgement(*row) for name, row in kept.get(requests).items()}
@@ -246,9 +246,9 @@ def _as_reward(
 
 
 @lru_cache(maxsize=64)
-def opened(path: str, prompt: str) -> Cache:
-    """Return the open cache of a file, one for each process and way of asking."""
-    return Cache(path, prompt)
+def opened(path: str, name: str, prompt: str) -> Cache:
+    """Return the open cache of a file, one for each process and way of asking; `name` is what the user calls the file."""
+    return Cache(path, name, prompt)
 
 
 if hasattr(os, "register_at_fork"):  # a connection of SQLite must not be used by a child
