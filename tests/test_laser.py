@@ -14,7 +14,6 @@ LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({}, "laser has no token, which it needs; write laser: {token:"),
         ({"token": True}, "laser.token is True"),
         ({"token": "<unk>", "beta": 0}, "laser.beta is 0; it must be a number above 0"),
         ({"token": "<unk>", "alpha": 0.0}, "laser.alpha is 0.0; it must be a number above 0"),

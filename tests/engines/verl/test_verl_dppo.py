@@ -54,7 +54,7 @@ def test_the_gradient_is_that_of_the_objective(name, delta, mode):
 
 def test_the_largest_weight_of_ppo_is_remarked_on(tmp_path):
     dppo = "actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv"
-    with pytest.warns(UserWarning, match="clip_ratio_c. You have 3"):
+    with pytest.warns(UserWarning, match="clip_ratio_c. Yours is 3"):
         prepare(config_of(tmp_path, dppo))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -170,7 +170,7 @@ class TestV1:
         credit_once(first, filled(manager, [[[RIGHT], [WRONG]]]))
         before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
         second, _ = made(config)
-        with pytest.raises(DataError, match="holds a run already"):
+        with pytest.raises(DataError, match="already holds a run"):
             second.fit(None)  # verl's own would fail at None
         assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
         second.global_steps = 1  # as after a checkpoint of step 1

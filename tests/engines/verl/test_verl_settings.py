@@ -9,14 +9,14 @@ from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
 
 REFUSED = {
-    "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave it at False",
+    "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave .* at False",
     "critic.enable=True": "critic.enable asks for a critic, but .* reads no values",
     "algorithm.use_pf_ppo=True": "under GAE only",
     "algorithm.norm_adv_by_std_in_grpo=False": "method: dr_grpo",
     "algorithm.gamma=0.9": "under options: in the recipe",
     "algorithm.lam=0.9": "under options: in the recipe",
     "reward.reward_model.enable=True": "reward function of the recipe",
-    "reward.custom_reward_function.path=mine.py": "name the function there",
+    "reward.custom_reward_function.path=mine.py": "name it there",
     "reward.reward_manager.name=dapo": "leave it out",
     "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "averages advantages",
     "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "picks tokens by their size",
