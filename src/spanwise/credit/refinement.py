@@ -97,7 +97,7 @@ class Refinement:
             raise RecipeError(f"refine: '{self.method}' needs {lacking}, which is not there. Leave refine out.")
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Add the refinement to the advantage of each token; the credit for stopping stays as it is.
+        """Add the refinement to the advantage of each token; the credit of the decision to stop does not change.
 
         Equation
             A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens

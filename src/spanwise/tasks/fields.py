@@ -50,7 +50,7 @@ class FieldProblems(EmbeddedProblems):
 
 @dataclass(frozen=True)
 class FieldsNoise:
-    """The probability that a value of a warm-start trace follows its rule."""
+    """The probability that a field of a warm-start completion is filled by its rule and not at random."""
 
     right: tuple[float, ...]  # the probability for fields 0, 1, 2, ... in turn; other values are random digits
     # How often field k copies the digit four places after d_k instead, so that each field has its own error to unlearn. If wrong

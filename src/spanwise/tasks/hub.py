@@ -219,7 +219,7 @@ def shown(prompt: Any, tokenizer: Any) -> str:
         return prompt
     try:
         return tokenizer.apply_chat_template(prompt, tokenize=False)
-    except Exception as error:  # a template raises a type of its own for a conversation that it refuses
+    except Exception as error:  # a chat template raises its own exception type for a conversation that it rejects
         raise DataError(f"The model's chat template does not take the prompt {prompt!r:.80}: {error}.") from error
 
 

@@ -162,7 +162,7 @@ def apply_arms(
 
 
 def _scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
-    """Return the rewards of all objectives; an objective of several methods is read from the one with the most blocks."""
+    """Return the rewards of all objectives; if several methods share one, take its rewards from the method with the most blocks."""
     rewards: dict[str, Reward] = {}
     for name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = readings[name].scores

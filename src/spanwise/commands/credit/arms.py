@@ -193,7 +193,7 @@ class _Presets:
         return self.of(name)
 
     def of(self, name: str) -> Scheme:
-        """Build the preset `method` or `method:baseline` on the blocks of the file, with the objectives of file or recipe."""
+        """Build the preset `method` or `method:baseline` on the file's blocks, with the objectives of the file or of a recipe."""
         method_name, _, baseline = name.partition(":")
         if baseline and baseline not in BASELINES:
             raise RecipeError(f"Baseline '{baseline}' of '{name}' does not exist; choose from {', '.join(BASELINES)}.")

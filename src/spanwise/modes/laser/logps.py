@@ -189,7 +189,7 @@ class Appended(RowPart):
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
-    """Return the settings of verl that hide the token's log-probability."""
+    """Return the verl settings under which the log-probability of the reserved token is not available."""
     return {
         "algorithm.rollout_correction.bypass_mode=True takes the log-probabilities of the rollout, and laser's token was not "
         "sampled there; leave one of them out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),

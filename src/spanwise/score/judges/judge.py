@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import time
 import weakref
 from collections.abc import Mapping
@@ -257,6 +258,7 @@ if hasattr(os, "register_at_fork"):  # a connection of SQLite must not be used b
 
 def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, count: int) -> list[Any]:
     """Return the clients of this loop for a server."""
+    import certifi
     import openai
 
     of_loop = _clients.setdefault(asyncio.get_running_loop(), {})
@@ -264,7 +266,10 @@ def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, co
     if name not in of_loop:
         secret = os.environ.get(key) or "none"  # a server of one's own asks for none
         settings: dict[str, Any] = {"base_url": base_url, "api_key": secret, "timeout": timeout, "max_retries": retries}
-        of_loop[name] = [openai.AsyncOpenAI(**settings) for _ in range(count)]
+        # One context for all: each would read the certificates anew.
+        context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
+        transports = (openai.DefaultAsyncHttpxClient(verify=context) for _ in range(count))
+        of_loop[name] = [openai.AsyncOpenAI(http_client=client, **settings) for client in transports]
     return of_loop[name]
 
 
