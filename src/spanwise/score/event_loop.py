@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_kept: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -20,6 +22,11 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
         return future.result()
     finally:
         future.cancel()  # Ctrl-C: requests in flight must not outlive the training
+
+
+def of_this_loop() -> dict[Any, Any]:
+    """Return what belongs to the loop that runs, such as clients and semaphores; it goes with the loop."""
+    return _kept.setdefault(asyncio.get_running_loop(), {})
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -9,17 +9,17 @@ import asyncio
 import inspect
 import os
 import re
-import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known
 from spanwise.objective import Objective, is_async, is_number
 from spanwise.score.custom import as_number, own_copy, parameters_of, place_of
+from spanwise.score.event_loop import of_this_loop
 from spanwise.score.foreign import Convention, Item, convention_of
 from spanwise.score.reward import Columns, Reward, Texts
 from spanwise.types import BlockText, Status, whole_text
@@ -27,7 +27,7 @@ from spanwise.types import BlockText, Status, whole_text
 #: Options of an objective that say how its function is called; the function gets all others.
 CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 600.0, "max_concurrent": 64}
 _END = re.compile(r"<\|[^<>|\n]{1,64}\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\n]{1,64}\uff5c>")
-_SEMAPHORES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
+_T = TypeVar("_T")
 #: Across how many processes the requests of a run are shared.
 _SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
 
@@ -59,8 +59,7 @@ class CallResult:
 
 def semaphore(key: object, limit: int) -> asyncio.Semaphore:
     """Return the semaphore of this loop for one function or server, which batches in flight at a time share."""
-    of_loop = _SEMAPHORES.setdefault(asyncio.get_running_loop(), {})
-    return of_loop.setdefault((key, limit), asyncio.Semaphore(limit))
+    return of_this_loop().setdefault((key, limit), asyncio.Semaphore(limit))
 
 
 async def gathered(
@@ -79,10 +78,15 @@ async def gathered(
             except Exception as error:
                 return CallResult(status=Status.ERROR, error=error)
 
-    tasks = [asyncio.ensure_future(one(call)) for call in calls]
+    return await together([one(call) for call in calls])
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Await all coroutines at once; after an error, or Ctrl-C, none of them stays in flight."""
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
     try:
         return await asyncio.gather(*tasks)
-    finally:  # after an error of ours, or Ctrl-C, nothing stays in flight
+    finally:
         for task in tasks:
             task.cancel()
 
@@ -99,10 +103,9 @@ def without_end(text: str) -> str:
     return text[:end]
 
 
-def part_seen(blocks: BlockText, objective: Objective) -> str:
-    """Return the text of the block that the option `block` names, else of all paid blocks."""
-    own = objective.options.get("block")
-    parts = (blocks.get(name) for name in ([own] if own else objective.pays))
+def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
+    """Return the text of one block, or of all paid blocks if no block is named."""
+    parts = (blocks.get(name) for name in ([block] if block else pays))
     return without_end("".join(part[""] or "" for part in parts if part is not None))
 
 
@@ -113,13 +116,16 @@ def has_part(blocks: BlockText, objective: Objective) -> bool:
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
     """Return the cells of each completion by column; other entries are the trainer's and stay out."""
-    tables = {
-        name: values for name, values in columns.items() if hasattr(values, "__getitem__") and hasattr(values, "__len__")
-    }
     fitting = {
-        name: values for name, values in tables.items() if not isinstance(values, (str, Mapping)) and len(values) == size
+        name: values
+        for name, values in columns.items()
+        if hasattr(values, "__getitem__") and not isinstance(values, (str, Mapping)) and _size(values) == size
     }
     return [{name: values[n] for name, values in fitting.items()} for n in range(size)]
+
+
+def _size(values: Any) -> int | None:
+    return len(values) if hasattr(values, "__len__") else None
 
 
 def item_convention(objective: Objective) -> Convention | None:
@@ -137,8 +143,8 @@ def prepared(function: Any, convention: Convention | None) -> Any:
 
 def check_call(objective: Objective) -> None:
     """Refuse call options that cannot work, and a key where the function returns one number for each completion."""
-    options = objective.options
-    if item_convention(objective) is None:
+    options, convention = objective.options, item_convention(objective)
+    if convention is None:
         if objective.key is not None:
             raise RecipeError(
                 f"Objective '{objective.name}' has key: {objective.key}, but its function returns a list for the whole batch. A "
@@ -154,7 +160,7 @@ def check_call(objective: Objective) -> None:
         if not is_number(value) or value <= 0 or (whole and not isinstance(value, int)):
             kind = "a whole number" if whole else "a number of seconds"
             raise RecipeError(f"Objective '{objective.name}' has {name}: {value!r}; write {kind} above 0.")
-        if name in options and not is_async(prepared(objective.reward, item_convention(objective))):
+        if name in options and not is_async(prepared(objective.reward, convention)):
             raise RecipeError(
                 f"Objective '{objective.name}' has {name}: {value!r}, but its function is not async, so it runs for one completion "
                 f"after another and nothing stops it. Leave {name} out, or write `async def`."
@@ -171,8 +177,8 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     calls: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if has_part(blocks, objective):
-            seen = part_seen(blocks, objective) if part else without_end(whole_text(blocks))
-            offered = convention.arguments(Item(seen, row)) | further
+            own = part_text(blocks, objective.pays, objective.options.get("block")) if part else None
+            offered = convention.arguments(Item(without_end(whole_text(blocks)) if own is None else own, row)) | further
             missing = [name for name in names - offered.keys() if named.get(name) is inspect.Parameter.empty]
             if missing:
                 known = ", ".join(sorted(row)) or "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,6 +38,7 @@ from spanwise.score.items import (
     item_calls,
     item_convention,
     prepared,
+    together,
 )
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, as_notes
@@ -219,12 +219,7 @@ async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: C
         objectives: those whose rewards are awaited.
         text, columns: see `score_all`, which takes the result as `recorded`.
     """
-    tasks = [asyncio.ensure_future(_await_one(group, text, columns)) for group in _by_call(objectives)]
-    try:
-        rewards = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+    rewards = await together([_await_one(group, text, columns) for group in _by_call(objectives)])
     return {name: reward for group in rewards for name, reward in group.items()}
 
 

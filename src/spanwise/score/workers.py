@@ -115,7 +115,7 @@ class Worker:
         self.patience = 4 * deadline + 10.0  # by the clock: workers may share a core
         self.command = [kind, str(deadline), str(self.patience + 5.0), str(memory)]
         self.process: subprocess.Popen[str] | None = None
-        self.started = self.failed = self.answered = False
+        self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
         """Return the verdict, and whether it would be the same again.
@@ -128,14 +128,11 @@ class Worker:
             with _ALONE if verdict.status == Status.ERROR else contextlib.nullcontext():  # memory may be short
                 verdict, failed = self._check_once(request)
                 if failed and self._check_once(self.harmless)[0].status == Status.OK:
-                    verdict = Verdict(Status.BROKE, 0.0, f"{verdict.why}, twice")
-                elif failed:
-                    self.answered = False
-        return verdict, verdict.status.has_number or self.answered
+                    return Verdict(Status.BROKE, 0.0, f"{verdict.why}, twice"), True
+        return verdict, not (failed or self.failed)
 
     def _check_once(self, request: Request) -> tuple[Verdict, bool]:
         """Return the verdict, and whether the check hung, or its process died."""
-        self.answered = False
         if self.process is not None and self.process.poll() is not None:
             self.stop()  # died while idle, for instance by the out-of-memory killer: not caused by a request
         if self.process is None and (fault := self.start()):
@@ -147,7 +144,7 @@ class Worker:
             if late or code == -getattr(signal, "SIGPROF", 0):
                 return Verdict(Status.TIMEOUT, math.nan, f"stopped after {self.deadline:g} s"), True
             return Verdict(Status.ERROR, math.nan, f"the checking process died with exit code {code}"), True
-        reply, self.answered = json.loads(line.removeprefix(secret)), True
+        reply = json.loads(line.removeprefix(secret))
         if "error" in reply:
             return Verdict(Status.ERROR, math.nan, reply["error"]), False
         return Verdict(Status.OK, float(reply["value"])), False

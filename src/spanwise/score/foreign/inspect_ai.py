@@ -28,9 +28,9 @@ def _arguments(item: Item) -> dict[str, Any]:
     from inspect_ai.solver import TaskState  # pyright: ignore[reportMissingImports]
 
     target, prompt = item.first("target", "answer", "ground_truth", default=""), item.first("prompt", "prompts", default="")
-    said = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
+    question = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
     output = ModelOutput.from_content("policy", item.text)
-    state = TaskState("policy", 0, 0, said, [output.message], output=output, metadata=dict(item.row))
+    state = TaskState("policy", 0, 0, question, [output.message], output=output, metadata=dict(item.row))
     return {"state": state, "target": Target(target if isinstance(target, list) else str(target))}
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import ssl
 import time
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -17,7 +15,8 @@ from typing import Any
 from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.objective import is_number
 from spanwise.registry import register
-from spanwise.score.items import CallResult, failure_of, gathered, own_share, rows_of, semaphore, without_end
+from spanwise.score.event_loop import of_this_loop
+from spanwise.score.items import CallResult, failure_of, gathered, own_share, part_text, rows_of, semaphore, without_end
 from spanwise.score.judges.cache import Cache, digest
 from spanwise.score.judges.prompt import Prompt
 from spanwise.score.judges.verdict import Judgement, asked_for, form_of, read_verdict
@@ -27,7 +26,6 @@ from spanwise.types import BlockText, Status, whole_text
 CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
 #: What a judge costs, one number per completion: requests that were sent, answers from the cache, failures, tokens, seconds.
 MEASURES = ("calls", "cached", "failed", "tokens", "seconds")
-_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
 #: Connections of one client: its pool looks at all of them for each request.
 _CONNECTIONS = 8
 #: The servers that have answered: one that falls silent later costs its questions, and not the run.
@@ -134,9 +132,9 @@ async def ask_judge(
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         names = [name for name in pays if blocks.get(name) is not None]
         if names:
-            request = ask.request(blocks, row, [block] if block else names)
-            requests.setdefault(digest(request), request)
+            request = ask.request(blocks, row, names, block)
             questions[n] = digest(request)
+            requests.setdefault(questions[n], request)
     kept = None if cache is None else opened(os.path.abspath(cache), cache, ask.digest)
     answers: dict[str, Judgement] = {}
     if kept is not None:
@@ -185,10 +183,10 @@ class _Questions:
     def digest(self) -> str:
         return digest({**vars(self), "template": self.template.source})
 
-    def request(self, blocks: BlockText, row: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-        """Return the arguments of the request about these blocks of a completion."""
-        part = without_end("".join(part[""] or "" for name in names if (part := blocks.get(name)) is not None))
-        seen = {"part": part, "row": row, "name": ", ".join(names), "criterion": self.criterion}
+    def request(self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None) -> dict[str, Any]:
+        """Return the arguments of the request about one block of a completion, or about these blocks."""
+        part, name = part_text(blocks, names, block), block or ", ".join(names)
+        seen = {"part": part, "row": row, "name": name, "criterion": self.criterion}
         messages = self.template.messages(completion=without_end(whole_text(blocks)), **seen)
         messages[-1]["content"] += "\n" + asked_for(list(self.choices), self.constrain, reasons=self.reasons)
         logprobs = {"logprobs": True, "top_logprobs": 20} if self.expected else {}
@@ -261,8 +259,7 @@ def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, co
     import certifi
     import openai
 
-    of_loop = _clients.setdefault(asyncio.get_running_loop(), {})
-    name = (base_url, key, timeout, retries, count)
+    of_loop, name = of_this_loop(), (base_url, key, timeout, retries, count)
     if name not in of_loop:
         secret = os.environ.get(key) or "none"  # a server of one's own asks for none
         settings: dict[str, Any] = {"base_url": base_url, "api_key": secret, "timeout": timeout, "max_retries": retries}
@@ -276,5 +273,5 @@ def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, co
 def _message(error: Any) -> str:
     """Return what the server says, without the rest of its reply."""
     body = getattr(error, "body", None)
-    said = body.get("message") if isinstance(body, Mapping) else None
-    return str(said or getattr(error, "message", None) or error)[:300].rstrip(".")
+    message = body.get("message") if isinstance(body, Mapping) else None
+    return str(message or getattr(error, "message", None) or error)[:300].rstrip(".")

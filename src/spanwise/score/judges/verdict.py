@@ -68,8 +68,8 @@ def _word(content: str, choices: Mapping[str, float | int]) -> tuple[str | None,
     except (ValueError, RecursionError):
         parsed = None
     if isinstance(parsed, dict) and "verdict" in parsed:
-        said, reason = str(parsed["verdict"]).strip(), parsed.get("reason")
-        return _named(said, choices), reason if isinstance(reason, str) else None
+        word, reason = str(parsed["verdict"]).strip(), parsed.get("reason")
+        return _named(word, choices), reason if isinstance(reason, str) else None
     exact = _named(content.strip().strip('".'), choices)
     if exact is not None or start >= 0:  # half a JSON object is no verdict
         return exact, None
@@ -80,8 +80,8 @@ def _word(content: str, choices: Mapping[str, float | int]) -> tuple[str | None,
     return (None, None) if last is None else (_named(last, choices), content.strip())
 
 
-def _named(said: str, choices: Mapping[str, float | int]) -> str | None:
-    return next((name for name in choices if name.lower() == said.lower()), None)
+def _named(word: str, choices: Mapping[str, float | int]) -> str | None:
+    return next((name for name in choices if name.lower() == word.lower()), None)
 
 
 def _expected(choice: Mapping[str, Any], content: str, choices: Mapping[str, float | int]) -> float:
