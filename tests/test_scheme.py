@@ -150,7 +150,7 @@ def other(known, option, default):
     if get_origin(hint) is Literal:
         return next(value for value in get_args(hint) if value != default)
     special = {"ddof": 1 - default if default in (0, 1) else 0, "min_stratum": 13, "similarity": 0.5, "seed": 3, "eps": 0.3}
-    special["length_adaptive_alpha"] = 0.4
+    special |= {"length_adaptive_alpha": 0.4, "conflict": 1.0}
     if isinstance(default, float) and option not in special:
         return 0.5 * default + 0.13 if default else 0.37
     if option in special:

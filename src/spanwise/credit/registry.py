@@ -62,6 +62,10 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: v is None or (is_number(v) and v > 0),
         "it must be a positive number, such as 0.05 (VAPO)",
     ),
+    "conflict": (
+        lambda v: v is None or (is_number(v) and 0 < v <= 1),
+        "it must be above 0 and at most 1, or left out",
+    ),
     "gamma": _SHARE,
     "lam": _SHARE,
 }

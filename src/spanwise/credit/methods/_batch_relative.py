@@ -46,6 +46,7 @@ def gdpo(
     ddof: int = 1,
     eps: float = 1e-6,
     eps_at: EpsAt = "std",
+    conflict: float | None = None,
     min_stratum: int = 2,
 ) -> Explained:
     r"""Compare a completion with its group in each reward separately, and add the standardised results.
@@ -53,6 +54,8 @@ def gdpo(
     Equation
         S[i] = sum_m w_m (r[i, m] - mean_g r[:, m]) / (std_g r[:, m] + eps)
         A[i] = (S[i] - mean S) / (std S + eps), mean and std over the batch
+        with `conflict`, z[i, m] the terms of S[i]: i is left out, A[i] = 0, if some z[i, m] > 0, some z[i, m] < 0 and
+        |sum_m z[i, m]| < conflict * sum_m |z[i, m]|; every other S[i] is multiplied by the share of its group that is not left out
 
     Args:
         reward_nm: M rewards per completion; an absent one (NaN) adds nothing, a completion without any joins nothing, gets 0.
@@ -63,6 +66,8 @@ def gdpo(
         ddof: of all standard deviations.
         eps: added to them (verl 1e-6, TRL and the authors 1e-4); of the last one see `eps_at`.
         eps_at: "std" for std S + eps, "variance" for sqrt(var S + eps) as verl has it, "floor" for sqrt(max(var S, eps)).
+        conflict: leave out completions whose rewards contradict each other (GD2PO): 1 all of them, its "hard" mask; smaller
+            numbers those that nearly cancel, its "SNR" mask (.2 in the authors' code). None: nobody.
         min_stratum: smaller groups add nothing.
 
     Edge cases:
@@ -78,7 +83,7 @@ def gdpo(
 
     Reference:
         Liu et al. 2026, "GDPO" (arXiv 2601.05242), after four implementations of it; `multi_objective_aggregation=
-        "normalize_then_sum"` in TRL.
+        "normalize_then_sum"` in TRL. `conflict` is GD2PO (arXiv 2606.16771) as the authors' code has it.
     """
     weight_m, scaling = weights_of(reward_nm, weight_m), {"scale": "std", "ddof": ddof, "eps": eps}
     adv_nm, explained = advantage_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
@@ -86,8 +91,14 @@ def gdpo(
     summed_n, size_n = part_nm.sum(dim=1), part_nm.abs().sum(dim=1)
     summed_n = torch.where(summed_n.abs() > 1e-12 * size_n, summed_n, 0.0)  # no rounding error if rewards cancel
     summed_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, summed_n)
+    if conflict is not None and len(weight_m) > 1:
+        disagrees_n = (part_nm > 1e-8).any(dim=1) & (part_nm < -1e-8).any(dim=1)
+        kept_n = ~(disagrees_n & (summed_n.abs() < conflict * size_n))
+        share_n = moments(kept_n.double().where(~summed_n.isnan(), torch.nan), group_index(group_n)).mean_n()
+        summed_n = torch.where(kept_n, summed_n * share_n, torch.nan)
     weight_n = None if length_n is None else length_n.double()
-    options: dict[str, Any] = {"shift": length_n is not None, "ddof": ddof, "eps": eps, "eps_at": eps_at}
+    shift = length_n is not None or (conflict is not None and len(weight_m) > 1)
+    options: dict[str, Any] = {"shift": shift, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, divisor = standardised(summed_n, weight_n=weight_n, **options)
     if len(weight_m) == 1 and divisor > 0 and length_n is None:  # a sum of one reward is the weighted reward
         explained = replace(explained, worth_nm=weight_m * explained.worth_nm, baseline_nm=weight_m * explained.baseline_nm)
