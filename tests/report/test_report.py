@@ -327,3 +327,11 @@ def test_a_credit_report_without_completions():
         view=TokenView(("grpo",), []),
     )
     assert Page(html).headline("completions") == "0"
+
+
+def test_a_training_adds_up_what_its_rewards_cost():
+    lines = [{"step": 1, "cost/judge.a/calls": 3.0, "cost/judge.a/seconds": 0.25}, {"step": 2, "cost/judge.a/calls": 4.0}]
+    html = train_page(metrics=lines)
+    row = re.search(r"<th[^>]*>judge.a</th>(.*?)</tr>", html, re.S)[1]
+    assert re.findall(r">([\d.]+)<", row) == ["7", "0.250"]
+    assert "What did the rewards cost?" not in train_page()

@@ -107,6 +107,7 @@ def train_report(
         parts.attempts_section(votes),
         rewards_section(batches, recipe, names, points=points, intervals=intervals),
         batch_section("Dropped", batches, names),
+        _cost_section(batches),
         batch_section("Credit", batches, names_in(batches, "credit/<block>/zero_frac")),
         batch_section("Dead strata", batches, names),
         *mode_sections(batches),
@@ -302,6 +303,16 @@ def rewards_section(
             interval = (intervals or {}).get(key)
             rows[-1] |= {"held-out start": held_out[0], "held-out end": str(interval) if interval else held_out[-1]}
     return parts.section("Rewards", legend=objectives, panels=panels, table=rows if len(batches) > 1 else [])
+
+
+def _cost_section(batches: Lines) -> Section:
+    """Build the table of what rewards measured of themselves, one row per objective."""
+    rows: dict[str, Row] = {}
+    for measure in names_in(batches, "cost/<measure>"):
+        objective, _, name = measure.rpartition("/")
+        row = rows.setdefault(objective, {"objective": objective})
+        row[name] = round(math.fsum(values_of(batches, f"cost/{measure}")), 2)
+    return parts.section("Cost", table=list(rows.values()))
 
 
 def names_in(batches: Lines, metric: str) -> list[str]:
