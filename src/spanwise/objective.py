@@ -37,6 +37,10 @@ class Objective:
     Args:
         reward: the name of a built-in reward (`correct`, `brier`, ...) or a function, plain or async, as TRL, verl, verifiers or
             inspect_ai call it, see `spanwise.score.rewards`. A rubric of verifiers becomes one objective per function.
+        criteria: a rubric, a list of texts with a weight and the part they are about. A YAML file, or the list itself: an objective
+            per criterion, called `<name>.<criterion>`, which pays that part (else `pays`), for a reward that has an option
+            `criterion`, such as `judge`. A column with a rubric for each prompt: one objective per paid block, `<name>.<block>`,
+            whose reward adds up the weighted verdicts about that block; a criterion without a part is asked of each paid block.
         key: of a function that returns a dict for each completion, the entry that is the reward. None: verl's `score`.
         pays: the blocks whose tokens this reward moves; one string is one name. `items[*]` is all blocks of that name with any
             index, `*` every block.
@@ -87,6 +91,7 @@ class Objective:
     options: Mapping[str, Any]
     each: str | None
     key: str | None
+    criteria: str | Sequence[Any] | None
 
     # Written out, because an argument may be one name or a list, and the field holds a tuple.
     def __init__(
@@ -104,6 +109,7 @@ class Objective:
         options: Mapping[str, Any] | None = None,
         each: str | None = None,
         key: str | None = None,
+        criteria: str | Sequence[Any] | None = None,
     ) -> None:
         values = {key: value for key, value in locals().items() if key != "self"}
         values |= {"pays": _several(pays), "given": _several(given), "options": {} if options is None else options}
@@ -138,6 +144,10 @@ class Objective:
                 self.each is None or (isinstance(self.each, str) and self.each != ""),
                 "write a block or a pattern: 'items[*]'",
             ),
+            "criteria": (
+                self.criteria is None or (isinstance(self.criteria, (str, list, tuple)) and len(self.criteria) > 0),
+                "name a file or a column, or write a list: [{text: It names a figure., part: plan}]",
+            ),
             "weight": (is_number(self.weight), "write a finite number"),
             "if_missing": (self.if_missing is None or is_number(self.if_missing), "write a finite number, or leave it out"),
             "back_off": (self.back_off is None or isinstance(self.back_off, bool), "write true or false, or leave it out"),
@@ -149,7 +159,7 @@ class Objective:
                 raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
         if isinstance(self.reward, str):
             entry_of(self.reward, kind="reward")
-        if not self.pays and self.each is None:
+        if not self.pays and self.each is None and self.criteria is None:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         if EARLIER in self.outcomes and self.each is None:
             raise RecipeError(f"Objective '{self.name}' is given '{EARLIER}', which only objectives with 'each' know.")

@@ -322,7 +322,7 @@ def _beside(written: Any, folder: Path, field: str = "") -> Any:
         return written
     if field in ("reward", "given") and ":" in written:
         return seen_from_here(written, folder)
-    beside = field in ("model", "dataset") and not Path(written).exists() and (folder / written).exists()
+    beside = field in ("model", "dataset", "criteria") and not Path(written).exists() and (folder / written).exists()
     return str(folder / written) if beside else written
 
 
@@ -457,7 +457,7 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
     for key in entry:
         if key not in Objective.__dataclass_fields__:
             raise RecipeError(f"Objective {position}: {unknown('field', str(key), Objective.__dataclass_fields__)}")
-    for key in ("reward", *(() if "each" in entry else ("pays",))):
+    for key in ("reward", *(() if "each" in entry or "criteria" in entry else ("pays",))):
         if key not in entry:
             raise RecipeError(
                 f"Objective {position} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."

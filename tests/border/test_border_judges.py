@@ -1,6 +1,7 @@
 """Judges that cannot answer, or that are asked something else than their author thinks."""
 
 import os
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -37,6 +38,20 @@ def without_a_key(folder):
 
 def unknown_model(*_):
     return web.json_response({"error": {"message": "The model `small` does not exist."}}, status=404)
+
+
+def rubric(criteria, written=None, **fields):
+    """A scheme with a judge by a rubric, whose file or list it is."""
+    if written is not None:
+        (Path.cwd() / "rubric.yaml").write_text(written)
+    options = {"model": "small", "base_url": "http://127.0.0.1:9/v1"}
+    fields = {"reward": "judge", "name": "rubric", "criteria": criteria, "options": options, **fields}
+    return Scheme.preset("bae", LAYOUT, objectives=[Objective(**fields)])
+
+
+def by_column(cell, column="rubric"):
+    scheme = rubric("rubric", pays="*")
+    score_all(scheme.objectives, TEXT, columns={column: [cell] * len(TEXT)})
 
 
 def not_a_cache(folder):
@@ -117,6 +132,73 @@ CASES = [
         "`max_concurrent: 0`",
         lambda folder: asked(max_concurrent=0),
         "The judge's option 'max_concurrent' is 0; write a whole number of at least 1.",
+    ),
+    Case(
+        "A rubric that is about a part which is not there",
+        lambda folder: rubric([{"text": "It is short.", "part": "anser"}]),
+        "Criterion '1' of the rubric of objective 'rubric' is about 'anser'. There is no block 'anser'. Did you mean 'answer'? "
+        "Known: answer, plan.",
+    ),
+    Case(
+        "Two criteria of one name",
+        lambda folder: rubric("rubric.yaml", "[{name: a, text: It is.}, {name: a, text: It is not.}]", pays="plan"),
+        "The rubric 'rubric.yaml' has two criteria called 'a'; give one of them another name.",
+    ),
+    Case(
+        "A rubric's file that is not there",
+        lambda folder: rubric("rubrik.yaml", pays="plan"),
+        "The rubric 'rubrik.yaml' cannot be read: No such file or directory. Write a list of criteria: [{text: 'It names a "
+        "figure.', weight: 1, part: plan}].",
+    ),
+    Case(
+        "A rubric with a question that is not in quotes",
+        lambda folder: rubric("rubric.yaml", "- {text: Is it short?, part: plan}"),
+        "The rubric 'rubric.yaml' is not valid YAML in line 1. Put the texts in quotes: [{text: 'It names a figure.', weight: 1, "
+        "part: plan}].",
+    ),
+    Case(
+        "A criterion that pays nothing",
+        lambda folder: rubric(["It is short."]),
+        "Criterion '1' of the rubric of objective 'rubric' names no part, and its objective pays no block; write part: NAME or "
+        "pays: [NAME].",
+    ),
+    Case(
+        "A criterion without text",
+        lambda folder: rubric([{"weight": 2}], pays="plan"),
+        "Criterion 1 of the rubric of objective 'rubric' has no text; write {text: 'It names a figure.', weight: 1, part: plan}.",
+    ),
+    Case(
+        "A criterion's weight in words",
+        lambda folder: rubric([{"text": "It is short.", "weight": "high"}], pays="plan"),
+        "Criterion 1 of the rubric of objective 'rubric' has the weight 'high'; write a finite number.",
+    ),
+    Case(
+        "A rubric for a reward that sees none",
+        lambda folder: rubric(["It is short."], reward="correct", options={}, pays="answer"),
+        "Objective 'rubric' has criteria, which its reward would not see: use judge, or a function with a parameter 'criterion'.",
+    ),
+    Case(
+        "A rubric by part for each step",
+        lambda folder: rubric([{"text": "It is short.", "part": "plan"}], each="*"),
+        "Criterion '1' of the rubric of objective 'rubric' is about 'plan', but its objective is for each '*'; leave one "
+        "of them out.",
+    ),
+    Case(
+        "A column of rubrics that is not there",
+        lambda folder: by_column([], column="rubrics"),
+        "The judge's rubric: There is no column 'rubric'. Did you mean 'rubrics'? Known: rubrics.",
+    ),
+    Case(
+        "A prompt's rubric about a part which is not there",
+        lambda folder: by_column([{"text": "It is short.", "part": "plans"}]),
+        "Criterion 1 of the rubric of completion 0 is about 'plans'. There is no block 'plans'. Did you mean 'plan'? Known: "
+        "answer, plan.",
+    ),
+    Case(
+        "A prompt's rubric that is no list",
+        lambda folder: by_column("It is short."),
+        "The rubric of completion 0 is no JSON: Expecting value: line 1 column 1 (char 0). Write a list of criteria: [{text: "
+        "'It names a figure.', weight: 1, part: plan}].",
     ),
 ]
 test = check(CASES)

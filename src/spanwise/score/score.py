@@ -17,6 +17,7 @@ from spanwise.errors import RecipeError, RewardError, check_known, unknown
 from spanwise.layout import Layout
 from spanwise.objective import EARLIER, HIDDEN, OWN, Objective, Rubric, hidden_names, is_async
 from spanwise.registry import is_registered
+from spanwise.score.criteria import with_criteria
 from spanwise.score.custom import (
     await_reward,
     call_reward,
@@ -326,7 +327,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Write out objectives: without `each`, and with plain names of paid blocks.
+    """Write out objectives: without `criteria` and `each`, and with plain names of paid blocks.
 
     Args:
         objectives: in order.
@@ -341,7 +342,8 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
         >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
         [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
     """
-    single = chain.from_iterable(_of_rubric(objective) for objective in objectives)
+    functions = chain.from_iterable(_of_rubric(objective) for objective in objectives)
+    single = chain.from_iterable(with_criteria(objective, layout) for objective in functions)
     plain = (
         [_with_blocks(objective, layout)] if objective.each is None else _each(objective, layout) for objective in single
     )

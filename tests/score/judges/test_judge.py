@@ -75,8 +75,9 @@ def test_a_template_sees_columns_and_choices_have_their_numbers(tmp_path):
         }
         scores = judged(server, columns=columns, **options)
     assert scores.reward_nm[0, 0] == 0.25
-    assert server.requests[0]["messages"][-1]["content"].startswith(f"a of step: {fenced('step 0', 'part')}")
-    assert "response_format" not in server.requests[0]
+    request = next(one for one in server.requests if part_of(one) == "step 0")
+    assert request["messages"][-1]["content"].startswith(f"a of step: {fenced('step 0', 'part')}")
+    assert "response_format" not in request
 
 
 def token(text, **likely):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
-from spanwise.errors import RecipeError, RewardError, check_known
+from spanwise.errors import DataError, RecipeError, RewardError, check_known, unknown
 from spanwise.objective import is_number
 from spanwise.registry import register
+from spanwise.score.criteria import Criterion, criteria_of
 from spanwise.score.event_loop import of_this_loop
 from spanwise.score.items import CallResult, failure_of, gathered, own_share, part_text, rows_of, semaphore, without_end
 from spanwise.score.judges.cache import Cache, digest
@@ -75,6 +76,7 @@ async def ask_judge(
     base_url: str | None = None,
     prompt: str | None = None,
     criterion: str = "",
+    criteria: str | None = None,
     choices: Mapping[str, float | int] = CHOICES,
     reasons: bool = True,
     expected: bool = False,
@@ -92,9 +94,9 @@ async def ask_judge(
     """The number of the choice that a model makes about a part of the completion.
 
     Rule: each completion with a paid block is one question, asked through the chat completions API; equal questions are asked once.
-    No paid block: ABSENT. No answer before `deadline`: TIMEOUT. Any other failure, a reply without one of the choices
-    among them: ERROR, with the reason as its note. A failure is never 0. What the completion says stands in a fence that it cannot
-    close (`spanwise.score.judges.prompt`).
+    No paid block: ABSENT. A rubric without a criterion about the block: UNSCORED. No answer before `deadline`: TIMEOUT. Any other
+    failure, a reply without one of the choices among them: ERROR, with the reason as its note. A failure is never 0. What the
+    completion says stands in a fence that it cannot close (`spanwise.score.judges.prompt`).
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.
@@ -103,6 +105,8 @@ async def ask_judge(
         prompt: a file with a Jinja template, or a template; it sees question, completion, part, name, criterion and the dataset's
             columns. None: `spanwise.score.judges.prompt.DEFAULT`.
         criterion: what is asked about the part.
+        criteria: the column with the rubric of each prompt: a list of {text, weight, part}, or the same as JSON. The reward is the
+            sum of weight times verdict; with a `block` it is that of the criteria about this block. `Objective.criteria` sets it.
         choices: word -> number.
         reasons: ask for a sentence of evidence before the verdict; it stands beside the part in the token view.
         expected: the mean of the numbers under the probabilities of the choices, in place of the number of the word.
@@ -127,14 +131,17 @@ async def ask_judge(
         template := Prompt.of(prompt), criterion, dict(choices), reasons, expected, constrain, model, temperature, max_tokens
     )
     template.check_columns(columns)
-    questions: dict[int, str] = {}
+    if criteria is not None and criteria not in columns:
+        raise DataError(f"The judge's rubric: {unknown('column', criteria, columns)}")
+    questions: dict[int, list[_Question]] = {}
     requests: dict[str, dict[str, Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         names = [name for name in pays if blocks.get(name) is not None]
         if names:
-            request = ask.request(blocks, row, names, block)
-            questions[n] = digest(request)
-            requests.setdefault(questions[n], request)
+            about = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
+            built = [(one, ask.request(blocks, row, names, one.part or block, one.text)) for one in about]
+            questions[n] = [_Question(one, digest(request)) for one, request in built]
+            requests |= {question.name: request for question, (_, request) in zip(questions[n], built, strict=True)}
     kept = None if cache is None else opened(os.path.abspath(cache), cache, ask.digest)
     answers: dict[str, Judgement] = {}
     if kept is not None:
@@ -165,6 +172,24 @@ async def ask_judge(
     return _as_reward(len(text), questions, answers, failed, known, seconds)
 
 
+class _Question(NamedTuple):
+    """A criterion, and the name of the request that asks about it."""
+
+    criterion: Criterion
+    name: str
+
+
+def _criteria_for(block: str | None, cell: Any, blocks: BlockText, n: int) -> list[Criterion]:
+    """Return the criteria of a prompt's rubric about a block, or all of them if no block is named."""
+    where = f"of completion {n}"
+    criteria = criteria_of(cell, where)
+    for position, one in enumerate(criteria, start=1):
+        if one.part is not None and one.part not in blocks:
+            fault = unknown("block", one.part, blocks)
+            raise DataError(f"Criterion {position} of the rubric {where} is about '{one.part}'. {fault}")
+    return [one for one in criteria if block is None or one.part in (None, block)]
+
+
 @dataclass(frozen=True)
 class _Questions:
     """How a question is put: all that two runs must share for a verdict of one to be true in the other."""
@@ -183,10 +208,12 @@ class _Questions:
     def digest(self) -> str:
         return digest({**vars(self), "template": self.template.source})
 
-    def request(self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None) -> dict[str, Any]:
+    def request(
+        self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: str
+    ) -> dict[str, Any]:
         """Return the arguments of the request about one block of a completion, or about these blocks."""
         part, name = part_text(blocks, names, block), block or ", ".join(names)
-        seen = {"part": part, "row": row, "name": name, "criterion": self.criterion}
+        seen = {"part": part, "row": row, "name": name, "criterion": criterion}
         messages = self.template.messages(completion=without_end(whole_text(blocks)), **seen)
         messages[-1]["content"] += "\n" + asked_for(list(self.choices), self.constrain, reasons=self.reasons)
         logprobs = {"logprobs": True, "top_logprobs": 20} if self.expected else {}
@@ -220,7 +247,7 @@ class _Questions:
 
 def _as_reward(
     size: int,
-    questions: Mapping[int, str],
+    questions: Mapping[int, Sequence[_Question]],
     answers: Mapping[str, Judgement],
     failed: Mapping[str, CallResult],
     known: frozenset[str],
@@ -230,18 +257,34 @@ def _as_reward(
     status = [Status.ABSENT] * size
     table = [[0.0] * len(MEASURES) for _ in range(size)]
     counted: set[str] = set()
-    for n, name in questions.items():
-        answer, failure = answers.get(name), failed.get(name)
-        if answer is not None:
-            values[n], notes[n] = answer.value, answer.reason
-        elif failure is not None:
+    for n, asked in questions.items():
+        failure = next((failed[one.name] for one in asked if one.name in failed), None)
+        if failure is not None:
             status[n], notes[n] = failure.status, failure_of(failure)
-        if name not in counted:  # equal questions cost what one costs
-            asked = name not in known
-            tokens = answer.tokens if asked and answer is not None else 0
-            table[n] = [float(asked), float(not asked), float(failure is not None), float(tokens), seconds.get(name, 0.0)]
-        counted.add(name)
+        elif not asked:
+            status[n], notes[n] = Status.UNSCORED, "the prompt's rubric asks nothing about it"
+        else:
+            verdicts = [(one.criterion, answers[one.name]) for one in asked]
+            values[n] = sum(criterion.weight * answer.value for criterion, answer in verdicts)
+            notes[n] = _note(verdicts)
+        for name in {one.name: None for one in asked if one.name not in counted}:  # equal questions cost what one costs
+            is_new, answer = name not in known, answers.get(name)
+            tokens = answer.tokens if is_new and answer is not None else 0
+            costs = (is_new, not is_new, name in failed, tokens, seconds.get(name, 0.0))
+            table[n] = [total + float(cost) for total, cost in zip(table[n], costs, strict=True)]
+            counted.add(name)
     return Reward.of(values, status=status, notes=notes, measured=table)
+
+
+def _note(verdicts: Sequence[tuple[Criterion, Judgement]]) -> str | None:
+    """Return the judge's reason, or of several criteria each with what its verdict adds."""
+    if len(verdicts) == 1:
+        return verdicts[0][1].reason
+    lines = (
+        f"{criterion.weight * answer.value:+g} {criterion.name or criterion.text}: {answer.reason or answer.value}"
+        for criterion, answer in verdicts
+    )
+    return "\n".join(lines)
 
 
 @lru_cache(maxsize=64)
