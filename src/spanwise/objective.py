@@ -41,6 +41,8 @@ class Objective:
             per criterion, called `<name>.<criterion>`, which pays that part (else `pays`), for a reward that has an option
             `criterion`, such as `judge`. A column with a rubric for each prompt: one objective per paid block, `<name>.<block>`,
             whose reward adds up the weighted verdicts about that block; a criterion without a part is asked of each paid block.
+        only: an objective earlier in the list: the reward is kept where that one is 1, and is UNSCORED elsewhere, so that right
+            completions are compared with right ones and the others get nothing (PAPO, arXiv 2603.26535).
         key: of a function that returns a dict for each completion, the entry that is the reward. None: verl's `score`.
         pays: the blocks whose tokens this reward moves; one string is one name. `items[*]` is all blocks of that name with any
             index, `*` every block.
@@ -92,6 +94,7 @@ class Objective:
     each: str | None
     key: str | None
     criteria: str | Sequence[Any] | None
+    only: str | None
 
     # Written out, because an argument may be one name or a list, and the field holds a tuple.
     def __init__(
@@ -110,6 +113,7 @@ class Objective:
         each: str | None = None,
         key: str | None = None,
         criteria: str | Sequence[Any] | None = None,
+        only: str | None = None,
     ) -> None:
         values = {key: value for key, value in locals().items() if key != "self"}
         values |= {"pays": _several(pays), "given": _several(given), "options": {} if options is None else options}
@@ -147,6 +151,10 @@ class Objective:
             "criteria": (
                 self.criteria is None or (isinstance(self.criteria, (str, list, tuple)) and len(self.criteria) > 0),
                 "name a file or a column, or write a list: [{text: It names a figure., part: plan}]",
+            ),
+            "only": (
+                self.only is None or isinstance(self.only, str),
+                "name an earlier objective: 'correct'",
             ),
             "weight": (is_number(self.weight), "write a finite number"),
             "if_missing": (self.if_missing is None or is_number(self.if_missing), "write a finite number, or leave it out"),

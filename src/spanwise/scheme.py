@@ -353,6 +353,13 @@ def _check_objectives_used(scheme: Scheme) -> None:
                 f"Method '{entry.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
                 f"'{other.name}' pays {', '.join(other.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
             )
+    if entry.kind != "block" and "reward_nm" not in entry.inputs:
+        _refuse(
+            objectives,
+            lambda o: o.only,
+            f"has only: {{o.only}}, but {method_name} adds all rewards up, so that a completion without this one would get "
+            f"nothing at all. Leave it out, or use method 'bae'.",
+        )
     reasons = {
         "token": "runs over the tokens of whole rollouts, with one reward at the end. Leave it out, or use method 'gigpo'.",
         "block": "does not know whose rows it compares: a rollout of many turns would have many votes. Leave it out, or use method "

@@ -102,7 +102,7 @@ class Status(IntEnum):
     UNPARSABLE = 2  # the part exists and cannot be read (a confidence of "high")
     TIMEOUT = 3  # the check was stopped at its deadline
     ERROR = 4  # the check raised or its process died
-    UNSCORED = 5  # a file holds no number and no reason; the completion is not at fault
+    UNSCORED = 5  # nobody scored it: a file holds no number, no criterion is about it, it is not compared (`only`)
     BROKE = 6  # the completion made its own check fail, twice: it is wrong
 
     @property
@@ -143,7 +143,7 @@ class Zero(IntEnum):
     UNPAID = 4, "no objective pays the block"
     TIMEOUT = 5, "timeout: the check was stopped at its deadline"
     ERROR = 6, "error: the check raised or its process died"
-    UNSCORED = 7, "unscored: the file holds no number"
+    UNSCORED = 7, "unscored: nobody scored it, and that is not the completion's doing"
     TRUNCATED = 8, "truncated: the part that the reward reads never closes"
     UNPARSABLE = 9, "unparsable: the part that the reward reads has no readable value"
     ABSENT = 10, "absent: the part that the reward reads is missing"

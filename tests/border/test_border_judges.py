@@ -134,6 +134,32 @@ CASES = [
         "The judge's option 'max_concurrent' is 0; write a whole number of at least 1.",
     ),
     Case(
+        "`only` with an objective that is not there",
+        lambda folder: rubric(["It is short."], pays="plan", only="correct"),
+        "Objective 'rubric.1' has only: correct, which is not an objective before it; those are: none.",
+    ),
+    Case(
+        "`only` under a method that adds all rewards up",
+        lambda folder: Scheme.preset(
+            "grpo",
+            LAYOUT,
+            objectives=[Objective("correct", pays="answer"), Objective("format", pays="answer", only="correct")],
+        ),
+        "Objective 'format' has only: correct, but method 'grpo' adds all rewards up, so that a completion without this one would "
+        "get nothing at all. Leave it out, or use method 'bae'.",
+    ),
+    Case(
+        "A judge that is to locate its verdict with one word",
+        lambda folder: asked(locate=True, constrain="choice"),
+        "The judge can locate a verdict only in a reply of several fields; leave constrain: choice out.",
+    ),
+    Case(
+        "A judge that locates its verdict nowhere",
+        lambda folder: asked(lambda *_: verdict("yes"), locate=True),
+        'The judge failed for all 3 questions. The first: the judge answered \'{"reason": "it says so", "verdict": "yes"}\', '
+        "with none of the parts plan.",
+    ),
+    Case(
         "A rubric that is about a part which is not there",
         lambda folder: rubric([{"text": "It is short.", "part": "anser"}]),
         "Criterion '1' of the rubric of objective 'rubric' is about 'anser'. There is no block 'anser'. Did you mean 'answer'? "

@@ -79,13 +79,21 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
             reward = _score_one(objective, text, columns, scored, early)
         else:
             reward = taken_as_recorded(objective, recorded_reward, text, columns=columns, scored=scored)
-        scored[objective.name] = reward
+        scored[objective.name] = reward if objective.only is None else _only_right(reward, scored[objective.only])
     scores = as_scores(scored, *read_outcomes(objectives, text, columns=columns))
     measures = measures_of(objectives)
     if not measures:
         return scores
     tables = [_measured(scored[objective.name], len(measures_of([objective]))) for objective in objectives]
     return replace(scores, measured_nc=torch.cat(tables, dim=1), measures=measures)
+
+
+def _only_right(reward: Reward, other: Reward) -> Reward:
+    """Leave out the reward of every completion whose other reward is not 1."""
+    out_n = other.value_n != 1.0
+    status_n = torch.where(out_n, int(Status.UNSCORED), reward.status_n)
+    by_outcome_n2 = reward.by_outcome_n2.masked_fill(out_n[:, None], NAN)
+    return replace(reward, value_n=reward.value_n.masked_fill(out_n, NAN), status_n=status_n, by_outcome_n2=by_outcome_n2)
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
@@ -416,6 +424,11 @@ def _check_order(objectives: Sequence[Objective]) -> None:
         if objective.name in names[:position]:
             raise RecipeError(f"Two objectives are called '{objective.name}'; give one of them another 'name'.")
         _check_given(objective, names[:position])
+        if objective.only is not None and objective.only not in names[:position]:
+            raise RecipeError(
+                f"Objective '{objective.name}' has only: {objective.only}, which is not an objective before it; those are: "
+                f"{', '.join(names[:position]) or 'none'}."
+            )
         both = next((name for name in objective.outcomes if name in names and name in OUTCOMES), None)
         if both is not None:
             raise RecipeError(f"'{both}' is an objective and a registered outcome too; give the objective another 'name'.")

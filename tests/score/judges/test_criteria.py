@@ -2,12 +2,16 @@
 
 import json
 import math
+import re
+from statistics import mean, stdev
 
 import pytest
+import torch
 
-from judge_server import Server, reply, verdict
+from judge_server import Server, part_of, reply, verdict
 from score_small import ABSENT, ERROR, OK, UNSCORED
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, read, score_all
+from spanwise.errors import RewardError
 
 LAYOUT = Layout(["plan", "answer"])
 TEXT = [
@@ -135,3 +139,119 @@ def test_criteria_go_to_functions_that_have_a_parameter_for_them():
     one = Objective(mentions, name="has", pays="answer", criteria=["4", "may"])
     scheme = Scheme.preset("bae", LAYOUT, objectives=[one])
     assert score_all(scheme.objectives, TEXT, columns={}).reward_nm.tolist() == [[1, 0], [1, 0], [1, 1], [1, 0]]
+
+
+STEPS = [
+    {"step[0]": {"": "so 3"}, "step[1]": {"": "so 4"}, "end": {"": "4"}},
+    {"step[0]": {"": "so 5"}, "step[1]": {"": "so 4"}, "end": {"": "4"}},
+    {"step[0]": {"": "so 4"}, "step[1]": None, "end": {"": "5"}},
+]
+
+
+def located(server, **options):
+    options = {"model": "m", "base_url": server.url, "locate": True, "criteria": "rubric", **options}
+    each = Objective("judge", name="rubric", each="step[*]", options=options)
+    whole = Objective("judge", name="rest", pays="step[*]", options=options)
+    layout = Layout({"step[*]": ["step"], "end": ["end"]}, most=2)
+    scheme = Scheme.preset("bae", layout, objectives=[each, whole])
+    rubric = [{"text": "It mentions 3.", "weight": 2}, {"text": "It mentions 4.", "weight": -1}]
+    return score_all(scheme.objectives, STEPS, columns={"rubric": [rubric] * 3})
+
+
+def by_place(part, request, times):
+    """Yes, and the first step that has the word; else no, about the whole."""
+    word = request["messages"][-1]["content"].rpartition("mentions ")[2][0]
+    steps = re.findall(r"<(step\[\d\]) \w+>\n(.*)\n", part)
+    place = next((name for name, text in steps if word in text), None)
+    return reply(json.dumps({"reason": "r", "verdict": "yes" if place else "no", "part": place or "whole"}))
+
+
+def test_a_located_verdict_pays_the_step_it_is_about_and_is_asked_once():
+    with Server(by_place).serving() as server:
+        scores = located(server)
+    # 3 is in step 0 of the first. 4 is in step 1 of the first two and in step 0 of the last. Else the verdict is no, of the whole.
+    assert scores.reward_nm[:, 0].tolist() == pytest.approx([2, math.nan, -1], nan_ok=True)
+    assert scores.reward_nm[:, 1].tolist() == pytest.approx([-1, -1, math.nan], nan_ok=True)
+    assert scores.status_nm[:, :2].tolist() == [[OK, OK], [UNSCORED, OK], [OK, ABSENT]]
+    assert scores.reward_nm[1:, 2].tolist() == [0, 0]
+    # Two criteria for each of three completions, asked by three objectives at once.
+    assert len(server.requests) == 6
+    assert scores.measured_nc[:, [0, 5, 10]].sum().item() == 6
+    request = next(one for one in server.requests if "so 5" in part_of(one))
+    properties = request["response_format"]["json_schema"]["schema"]["properties"]
+    assert properties["part"]["enum"] == ["step[0]", "step[1]", "whole", "none"]
+
+
+def test_srar_adds_each_steps_standardised_verdicts_to_the_outcome():
+    """After Algorithm 1 as the authors' code has it: loops over the steps of one prompt."""
+    options = {"model": "m", "locate": True, "criteria": "rubric"}
+    fields = {"baseline": "group", "scale": "std"}
+    layout = Layout({"step[*]": ["step"]}, most=2)
+    steps = [("a 3", "b 4"), ("a 4", "b"), ("a 3 4", "b"), ("a", "b 4")]
+    texts = [[f"<step>{one}</step>" for one in pair] for pair in steps]
+    words = sorted({word for row in texts for word in row})
+    rubric = [{"text": "It mentions 3.", "weight": 2}, {"text": "It mentions 4.", "weight": -1}]
+    right = [1.0, 0.0, 0.0, 1.0]
+    batch = Batch.jagged([[words.index(word) for word in row] for row in texts], [0] * 4, columns={"rubric": [rubric] * 4})
+
+    def correct(blocks):
+        return right
+
+    with Server(by_place).serving() as server:
+        options["base_url"] = server.url
+        objectives = [
+            Objective(correct, pays="step[*]", **fields),
+            Objective("judge", name="rubric", each="step[*]", options=options, **fields),
+            Objective("judge", name="rest", pays="step[*]", options=options, **fields),
+        ]
+        scheme = Scheme.preset("bae_paper", layout, objectives=objectives)
+        reading = read(batch, scheme, Vocabulary(tuple(word.encode() for word in words)))
+    deltas = [{}, {}, {}, {}]  # place -> the sum of the weights of its satisfied criteria
+    for n, pair in enumerate(steps):
+        for word, weight in (("3", 2.0), ("4", -1.0)):
+            place = next((k for k in (0, 1) if word in pair[k]), "whole")
+            deltas[n][place] = deltas[n].get(place, 0.0) + (weight if place != "whole" else 0.0)
+
+    def standardised(values):
+        spread = stdev(values.values()) if len(values) > 1 else 0.0
+        return {
+            n: (value - mean(values.values())) / (spread + 1e-6) if spread > 1e-6 else 0.0 for n, value in values.items()
+        }
+
+    expected = [[standardised(dict(enumerate(right)))[n]] * 2 for n in range(4)]
+    for place in (0, 1, "whole"):
+        for n, offset in standardised({n: delta[place] for n, delta in enumerate(deltas) if place in delta}).items():
+            for k in (0, 1) if place == "whole" else (place,):
+                expected[n][k] += offset
+    credit_nk = credit_batch(reading, batch, scheme).block_nk
+    assert credit_nk.tolist() == [pytest.approx(row) for row in expected]
+    assert len({round(value, 6) for row in expected for value in row}) > 4
+
+
+def test_papo_compares_the_rubric_among_right_completions_alone():
+    rewards = {"correct": [1.0, 1.0, 1.0, 0.0, 0.0], "rubric": [0.5, 0.7, 0.9, 1.0, 0.0]}
+    fields = {"pays": "all", "baseline": "group", "scale": "std"}
+    objectives = [
+        Objective(lambda blocks: rewards["correct"], name="correct", **fields),
+        Objective(lambda blocks: rewards["rubric"], name="rubric", only="correct", if_missing=-9.0, **fields),
+    ]
+    scheme = Scheme.preset("bae_paper", Layout({"all": []}), objectives=objectives)
+    batch = Batch.jagged([[0]] * 5, [0] * 5)
+    reading = read(batch, scheme, Vocabulary((b"x",)))
+    assert reading.scores.status_nm[:, 1].tolist() == [OK, OK, OK, UNSCORED, UNSCORED]
+    # Outcome: (1 - .6) / .5477 and -.6 / .5477. Rubric of the right ones: mean .7, deviation .2.
+    expected = [0.7303 - 1, 0.7303, 0.7303 + 1, -1.0954, -1.0954]
+    assert credit_batch(reading, batch, scheme).block_nk[:, 0].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_located_verdicts_are_kept_with_their_place(tmp_path):
+    with Server(by_place).serving() as server:
+        first, second = (located(server, cache=str(tmp_path / "c.sqlite")) for _ in range(2))
+        assert len(server.requests) == 6
+    assert torch.equal(first.reward_nm.nan_to_num(9), second.reward_nm.nan_to_num(9))
+
+
+def test_a_place_that_is_no_part_is_an_error():
+    misplaced = Server(lambda *_: reply('{"verdict": "yes", "part": "step 7"}'))
+    with misplaced.serving() as server, pytest.raises(RewardError):
+        located(server)

@@ -14,7 +14,8 @@ from typing import Any
 from spanwise.errors import RecipeError
 
 _TABLE = (
-    "CREATE TABLE IF NOT EXISTS verdicts (question TEXT PRIMARY KEY, prompt TEXT, value REAL, reason TEXT, tokens INTEGER)"
+    "CREATE TABLE IF NOT EXISTS judgements "
+    "(question TEXT PRIMARY KEY, prompt TEXT, value REAL, reason TEXT, tokens INTEGER, place TEXT)"
 )
 
 
@@ -29,7 +30,7 @@ class Cache:
     >>> cache = Cache(":memory:", "memory", prompt="a")
     >>> cache.put("q", 1.0, "because", 12)
     >>> cache.get(["q", "r"])
-    {'q': (1.0, 'because', 12)}
+    {'q': (1.0, 'because', 12, None)}
     """
 
     def __init__(self, path: str, name: str, prompt: str) -> None:
@@ -41,7 +42,7 @@ class Cache:
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.execute(_TABLE)
-            counts = self._file.execute("SELECT prompt, COUNT(*) FROM verdicts GROUP BY prompt").fetchall()
+            counts = self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt").fetchall()
         except (OSError, sqlite3.Error) as error:
             raise RecipeError(f"The judge's cache '{name}' is no cache of verdicts: {error}. Name another file.") from error
         prompts: Mapping[str, int] = dict(counts)
@@ -53,16 +54,16 @@ class Cache:
                 stacklevel=2,
             )
 
-    def get(self, questions: Collection[str]) -> dict[str, tuple[float, str | None, int]]:
+    def get(self, questions: Collection[str]) -> dict[str, tuple[float, str | None, int, str | None]]:
         """Return what is known of these questions."""
         with self._lock:
             rows = (
-                self._file.execute("SELECT * FROM verdicts WHERE question = ?", (name,)).fetchone() for name in questions
+                self._file.execute("SELECT * FROM judgements WHERE question = ?", (name,)).fetchone() for name in questions
             )
-            return {row[0]: (row[2], row[3], row[4]) for row in rows if row is not None}
+            return {row[0]: row[2:] for row in rows if row is not None}
 
-    def put(self, question: str, value: float, reason: str | None, tokens: int) -> None:
+    def put(self, question: str, value: float, reason: str | None, tokens: int, place: str | None = None) -> None:
         """Keep one verdict."""
         with self._lock:
-            row = (question, self.prompt, value, reason, tokens)
-            self._file.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?)", row)
+            row = (question, self.prompt, value, reason, tokens, place)
+            self._file.execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", row)

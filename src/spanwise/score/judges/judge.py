@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -19,8 +20,8 @@ from spanwise.score.criteria import Criterion, criteria_of
 from spanwise.score.event_loop import of_this_loop
 from spanwise.score.items import CallResult, failure_of, gathered, own_share, part_text, rows_of, semaphore, without_end
 from spanwise.score.judges.cache import Cache, digest
-from spanwise.score.judges.prompt import Prompt
-from spanwise.score.judges.verdict import Judgement, asked_for, form_of, read_verdict
+from spanwise.score.judges.prompt import Prompt, fenced
+from spanwise.score.judges.verdict import WHOLE, Judgement, asked_for, form_of, read_verdict
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
 from spanwise.types import BlockText, Status, whole_text
 
@@ -48,6 +49,8 @@ def _check(options: Mapping[str, Any]) -> None:
         raise RecipeError(
             f"The judge's choices are {list(choices)}; write different words, in quotes where YAML reads no or yes."
         )
+    if options["locate"] and options["constrain"] == "choice":
+        raise RecipeError("The judge can locate a verdict only in a reply of several fields; leave constrain: choice out.")
     check_known("value of the judge's option 'constrain'", options["constrain"], ("schema", "choice", "none"))
     for name, least in (("max_concurrent", 1), ("retries", 0), ("max_tokens", 1)):
         if not isinstance(options[name], int) or isinstance(options[name], bool) or options[name] < least:
@@ -77,6 +80,7 @@ async def ask_judge(
     prompt: str | None = None,
     criterion: str = "",
     criteria: str | None = None,
+    locate: bool = False,
     choices: Mapping[str, float | int] = CHOICES,
     reasons: bool = True,
     expected: bool = False,
@@ -107,6 +111,9 @@ async def ask_judge(
         criterion: what is asked about the part.
         criteria: the column with the rubric of each prompt: a list of {text, weight, part}, or the same as JSON. The reward is the
             sum of weight times verdict; with a `block` it is that of the criteria about this block. `Objective.criteria` sets it.
+        locate: the judge sees the parts one by one and says which of them its verdict is about (SRaR, arXiv 2605.17291). The reward
+            of a `block` comes from the verdicts about it, and without a `block` from those about the whole; a block that no verdict
+            is about is UNSCORED. The parts are the blocks of that name with any index; without a `block` all paid ones.
         choices: word -> number.
         reasons: ask for a sentence of evidence before the verdict; it stands beside the part in the token view.
         expected: the mean of the numbers under the probabilities of the choices, in place of the number of the word.
@@ -128,40 +135,60 @@ async def ask_judge(
     Source: chat completions as OpenAI and vLLM serve them.
     """
     ask = _Questions(
-        template := Prompt.of(prompt), criterion, dict(choices), reasons, expected, constrain, model, temperature, max_tokens
+        template := Prompt.of(prompt),
+        criterion,
+        locate,
+        dict(choices),
+        reasons,
+        expected,
+        constrain,
+        model,
+        temperature,
+        max_tokens,
     )
     template.check_columns(columns)
     if criteria is not None and criteria not in columns:
         raise DataError(f"The judge's rubric: {unknown('column', criteria, columns)}")
     questions: dict[int, list[_Question]] = {}
-    requests: dict[str, dict[str, Any]] = {}
+    requests: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         names = [name for name in pays if blocks.get(name) is not None]
         if names:
             about = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
-            built = [(one, ask.request(blocks, row, names, one.part or block, one.text)) for one in about]
-            questions[n] = [_Question(one, digest(request)) for one, request in built]
-            requests |= {question.name: request for question, (_, request) in zip(questions[n], built, strict=True)}
+            parts = _parts(blocks, names, block) if locate else []
+            built = [ask.request(blocks, row, names, one.part or block, one.text, parts) for one in about]
+            questions[n] = [_Question(one, digest(request)) for one, request in zip(about, built, strict=True)]
+            requests |= {one.name: (request, parts) for one, request in zip(questions[n], built, strict=True)}
     kept = None if cache is None else opened(os.path.abspath(cache), cache, ask.digest)
     answers: dict[str, Judgement] = {}
+    flights: dict[Any, asyncio.Future[CallResult]] = of_this_loop().setdefault(("questions", base_url), {})
     if kept is not None:
         answers = {name: Judgement(*row) for name, row in kept.get(requests).items()}
-    known, asked = frozenset(answers), [name for name in requests if name not in answers]
+    known, elsewhere = frozenset(answers), {name: flights[name] for name in requests if name in flights}
+    asked = [name for name in requests if name not in answers and name not in elsewhere]
     limit, seconds = own_share(max_concurrent), dict[str, float]()
     clients = cycle(_clients_of(base_url, key, timeout, retries, -(-limit // _CONNECTIONS)))
 
     async def one(name: str) -> Judgement:
         started = time.monotonic()
         try:
-            answer = await ask.judgement(next(clients), requests[name], base_url)
+            answer = await ask.judgement(next(clients), *requests[name], base_url)
         finally:
             seconds[name] = time.monotonic() - started
         if kept is not None:
-            kept.put(name, answer.value, answer.reason, answer.tokens)
+            kept.put(name, answer.value, answer.reason, answer.tokens, answer.place)
         return answer
 
     free = semaphore((base_url, model), limit)
-    outcomes = dict(zip(asked, await gathered([partial(one, name) for name in asked], free, deadline), strict=True))
+    flights |= {name: asyncio.get_running_loop().create_future() for name in asked}
+    try:
+        outcomes = dict(zip(asked, await gathered([partial(one, name) for name in asked], free, deadline), strict=True))
+        for name, outcome in outcomes.items():
+            flights[name].set_result(outcome)
+    finally:
+        for name in asked:
+            flights.pop(name).cancel()
+    outcomes |= {name: await _outcome(flight) for name, flight in elsewhere.items() if name not in answers}
     failed = {name: outcome for name, outcome in outcomes.items() if outcome.error is not None}
     if len(failed) > 1 and len(failed) == len(requests):
         first = next(iter(failed.values()))
@@ -169,7 +196,24 @@ async def ask_judge(
             f"The judge failed for all {len(failed)} questions. The first: {failure_of(first)}."
         ) from first.error
     answers |= {name: outcome.value for name, outcome in outcomes.items() if outcome.error is None}
-    return _as_reward(len(text), questions, answers, failed, known, seconds)
+    measured = _costs(len(text), questions, answers, known, seconds)
+    if locate:
+        questions = {n: [one for one in asked_of if _is_about(one, block, answers)] for n, asked_of in questions.items()}
+    return _as_reward(len(text), questions, answers, failed, measured)
+
+
+async def _outcome(flight: asyncio.Future[CallResult]) -> CallResult:
+    """Await the answer to a question that another objective has asked."""
+    await asyncio.wait([flight])
+    if flight.cancelled():
+        return CallResult(status=Status.ERROR, error=RuntimeError("another objective asked, and was stopped"))
+    return flight.result()
+
+
+def _is_about(question: _Question, block: str | None, answers: Mapping[str, Judgement]) -> bool:
+    """Return whether a verdict is about a block, or about the whole if no block is named; a failure may be about any."""
+    answer = answers.get(question.name)
+    return answer is None or answer.place == (block or WHOLE)
 
 
 class _Question(NamedTuple):
@@ -196,6 +240,7 @@ class _Questions:
 
     template: Prompt
     criterion: str
+    locate: bool
     choices: dict[str, float | int]
     reasons: bool
     expected: bool
@@ -209,19 +254,27 @@ class _Questions:
         return digest({**vars(self), "template": self.template.source})
 
     def request(
-        self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: str
+        self,
+        blocks: BlockText,
+        row: Mapping[str, Any],
+        names: list[str],
+        block: str | None,
+        criterion: str,
+        parts: Sequence[str],
     ) -> dict[str, Any]:
         """Return the arguments of the request about one block of a completion, or about these blocks."""
         part, name = part_text(blocks, names, block), block or ", ".join(names)
+        if parts:
+            part, name = "\n".join(fenced(part_text(blocks, [one], one), one) for one in parts), ", ".join(parts)
         seen = {"part": part, "row": row, "name": name, "criterion": criterion}
         messages = self.template.messages(completion=without_end(whole_text(blocks)), **seen)
-        messages[-1]["content"] += "\n" + asked_for(list(self.choices), self.constrain, reasons=self.reasons)
+        messages[-1]["content"] += "\n" + asked_for(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)
         logprobs = {"logprobs": True, "top_logprobs": 20} if self.expected else {}
-        form = form_of(list(self.choices), self.constrain, reasons=self.reasons)
+        form = form_of(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)
         sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         return {"model": self.model, "messages": messages, **sampling, **logprobs, **form}
 
-    async def judgement(self, client: Any, request: dict[str, Any], base_url: str | None) -> Judgement:
+    async def judgement(self, client: Any, request: dict[str, Any], parts: Sequence[str], base_url: str | None) -> Judgement:
         """Send one request; end the run if the server can answer none."""
         import openai
 
@@ -242,7 +295,17 @@ class _Questions:
                 ) from error
             raise
         _answered.add(server)
-        return read_verdict(reply, self.choices, expected=self.expected)
+        return read_verdict(reply, self.choices, expected=self.expected, parts=parts)
+
+
+def _parts(blocks: BlockText, names: list[str], block: str | None) -> list[str]:
+    """Return the present blocks that a verdict may be about: the paid ones, or all that share the block's name with any index."""
+    stem, index, _ = (block or "").partition("[")
+    return (
+        names
+        if block is None
+        else [name for name in blocks if blocks[name] is not None and f"{stem}{index}" in (name, name[: len(stem) + 1])]
+    )
 
 
 def _as_reward(
@@ -250,30 +313,40 @@ def _as_reward(
     questions: Mapping[int, Sequence[_Question]],
     answers: Mapping[str, Judgement],
     failed: Mapping[str, CallResult],
-    known: frozenset[str],
-    seconds: Mapping[str, float],
+    measured: Sequence[Sequence[float]],
 ) -> Reward:
     values, notes = list[float | None]([None] * size), list[str | None]([None] * size)
     status = [Status.ABSENT] * size
-    table = [[0.0] * len(MEASURES) for _ in range(size)]
-    counted: set[str] = set()
     for n, asked in questions.items():
         failure = next((failed[one.name] for one in asked if one.name in failed), None)
         if failure is not None:
             status[n], notes[n] = failure.status, failure_of(failure)
         elif not asked:
-            status[n], notes[n] = Status.UNSCORED, "the prompt's rubric asks nothing about it"
+            status[n], notes[n] = Status.UNSCORED, "no criterion is about it"
         else:
             verdicts = [(one.criterion, answers[one.name]) for one in asked]
             values[n] = sum(criterion.weight * answer.value for criterion, answer in verdicts)
             notes[n] = _note(verdicts)
-        for name in {one.name: None for one in asked if one.name not in counted}:  # equal questions cost what one costs
-            is_new, answer = name not in known, answers.get(name)
-            tokens = answer.tokens if is_new and answer is not None else 0
-            costs = (is_new, not is_new, name in failed, tokens, seconds.get(name, 0.0))
-            table[n] = [total + float(cost) for total, cost in zip(table[n], costs, strict=True)]
+    return Reward.of(values, status=status, notes=notes, measured=measured)
+
+
+def _costs(
+    size: int,
+    questions: Mapping[int, Sequence[_Question]],
+    answers: Mapping[str, Judgement],
+    known: Collection[str],
+    seconds: Mapping[str, float],
+) -> list[list[float]]:
+    """Count what each completion cost; equal questions cost what one costs, and one that another objective asked costs nothing."""
+    table, counted = [[0.0] * len(MEASURES) for _ in range(size)], set[str]()
+    for n, asked in questions.items():
+        for name in {one.name: None for one in asked if one.name not in counted}:
             counted.add(name)
-    return Reward.of(values, status=status, notes=notes, measured=table)
+            is_new, answer = name in seconds, answers.get(name)
+            tokens = answer.tokens if is_new and answer is not None else 0
+            costs = (is_new, name in known, is_new and answer is None, tokens, seconds.get(name, 0.0))
+            table[n] = [total + float(cost) for total, cost in zip(table[n], costs, strict=True)]
+    return table
 
 
 def _note(verdicts: Sequence[tuple[Criterion, Judgement]]) -> str | None:
