@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective, is_number
@@ -112,16 +110,19 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
 
 def _loaded(path: str, where: str) -> Any:
     try:
+        import yaml  # no part of the bare install
+    except ImportError as error:
+        raise RecipeError(
+            f"The rubric {where} is YAML, which is read by the package pyyaml: install 'spanwise[cli]'."
+        ) from error
+    try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         fault = getattr(error, "strerror", None) or error
         raise RecipeError(f"The rubric {where} cannot be read: {fault}. Write a list of criteria: {_EXAMPLE}.") from error
     except yaml.YAMLError as error:
-        place = (
-            f" in line {error.problem_mark.line + 1}"
-            if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark
-            else ""
-        )
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" in line {mark.line + 1}"
         raise RecipeError(f"The rubric {where} is not valid YAML{place}. Put the texts in quotes: {_EXAMPLE}.") from error
 
 
