@@ -150,7 +150,7 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 # verl 0.9 runs on Python 3.10 to 3.12.
 .venv-verl/deps.stamp: pyproject.toml constraints-verl.txt
 	$(PYTHON) -m venv .venv-verl
-	.venv-verl/bin/python -m pip install -q --disable-pip-version-check -c constraints-verl.txt ".[verl,report]" pytest pytest-timeout hypothesis beartype
+	.venv-verl/bin/python -m pip install -q --disable-pip-version-check -c constraints-verl.txt ".[verl,report,judge]" pytest pytest-timeout hypothesis beartype
 	touch $@
 
 # Our own wheel, not an editable install: what registers with verl is the entry point that users get.

@@ -22,6 +22,10 @@ RECIPES = {
     "fields": "layout: {rest: [], a: a, 'n[*]': 'n[*]'}\nsegmenter: json\nmost: 2\nmethod: bae\nobjectives:\n"
     "  - {reward: equals, each: a, if_missing: 0.0}\n"
     "  - {reward: equals, each: 'n[*]', given: earlier, baseline: outcome, name: n}\n",
+    # The same verdicts from a function that is awaited.
+    "waits": LAYOUT + "method: bae\nobjectives:\n"
+    "  - {reward: 'conformance:right', name: correct, pays: [solution]}\n"
+    "  - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}\n",
     "gigpo": LAYOUT + "method: gigpo\nper: completion\nobjectives:\n"
     "  - {reward: environment, pays: [solution, confidence], options: {column: paid}}\n",
 }
@@ -31,7 +35,15 @@ GOLD = '{"a":4,"n":[1,2]}'
 
 
 #: The rollouts of each recipe; those of turns have several rows each.
-ROWS = {"blocks": "flat", "fields": "fields", "turns": "turns", "gigpo": "turns"}
+ROWS = {"blocks": "flat", "waits": "flat", "fields": "fields", "turns": "turns", "gigpo": "turns"}
+
+
+async def right(blocks, answer):
+    """Whether each completion has the answer, said after a while."""
+    import asyncio
+
+    await asyncio.sleep(0.001)
+    return [float(one["solution"]["answer"] == gold) for one, gold in zip(blocks, answer, strict=True)]
 
 
 def ids(pieces):
@@ -264,6 +276,7 @@ def written():
     made = rollouts()
     functions = {
         "blocks": blocks_advantages,
+        "waits": blocks_advantages,
         "fields": fields_advantages,
         "turns": turns_advantages,
         "gigpo": gigpo_advantages,
@@ -333,6 +346,29 @@ def scheme(name, folder):
     path = Path(folder) / f"{name}.yaml"
     path.write_text(RECIPES[name])
     return scheme_at(path, longest=64)
+
+
+def judged(folder, rows):
+    """The recipe `blocks` with a judge in the place of `correct`: its server is gone, and its cache knows these rows."""
+    from judge_server import Server, verdict
+    from spanwise.recipe import scheme_at
+
+    def recipe(url):
+        options = (
+            f"{{model: m, base_url: '{url}', cache: {folder}/verdicts.sqlite, prompt: '{{{{ answer }}}} {{{{ part }}}}'}}"
+        )
+        judge = f"{{reward: judge, name: correct, pays: [solution], options: {options}}}"
+        return RECIPES["waits"].replace("{reward: 'conformance:right', name: correct, pays: [solution]}", judge)
+
+    def answer(part, request, times):
+        gold = request["messages"][-1]["content"].partition(" <part")[0]
+        return verdict("yes" if f"<answer>{gold}</answer>" in part else "no")
+
+    with Server(answer).serving() as server:
+        path = Path(folder) / "judged.yaml"
+        path.write_text(recipe(server.url))
+        by_pipeline(rows, scheme_at(path, longest=64))
+    return recipe("http://127.0.0.1:9/v1")
 
 
 def by_pipeline(rows, rule):

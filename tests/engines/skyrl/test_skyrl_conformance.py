@@ -60,7 +60,7 @@ def generated(rows, uid):
 )  # a turn is paid for a confidence that it does not state
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("layout", ["stepwise", "merged"])
-@pytest.mark.parametrize("name", ["blocks", "fields", "turns", "gigpo"])
+@pytest.mark.parametrize("name", ["blocks", "waits", "fields", "turns", "gigpo"])
 def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtype):
     rows = CASES["rollouts"][conformance.ROWS[name]]
     dataset = Prompts(rows)
@@ -113,7 +113,7 @@ def flat(data, recipe, rows, dtype, logps=None):
 @pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")
 @pytest.mark.filterwarnings("ignore:Step 0. Objective 'environment'")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", ["blocks", "fields", "turns", "gigpo"])
+@pytest.mark.parametrize("name", ["blocks", "waits", "fields", "turns", "gigpo"])
 def test_whole_conversations(data, name, dtype):
     rows, expected = CASES["rollouts"][conformance.ROWS[name]], CASES["advantages"][name]
     if conformance.ROWS[name] == "turns":
@@ -123,6 +123,15 @@ def test_whole_conversations(data, name, dtype):
         found = flat(data, CASES["recipes"][name], [row for row, _ in pairs], dtype)
         for row, (_, values) in zip(found, pairs, strict=True):
             assert row == pytest.approx(values, abs=1e-12 if dtype == torch.float64 else 1e-6)
+
+
+def test_a_judge_from_its_cache(data, tmp_path):
+    rows, expected = CASES["rollouts"]["flat"], CASES["advantages"]["blocks"]
+    recipe = conformance.judged(tmp_path, rows)
+    for group in dict.fromkeys(row["group"] for row in rows):
+        pairs = [(row, values) for row, values in zip(rows, expected, strict=True) if row["group"] == group]
+        found = flat(data, recipe, [row for row, _ in pairs], torch.float64)
+        assert found == [pytest.approx(values, abs=1e-12) for _, values in pairs]
 
 
 @pytest.mark.parametrize("name", ["ktae", "oar"])

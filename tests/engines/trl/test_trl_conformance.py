@@ -27,7 +27,7 @@ def groups(rows, advantages):
 CASES = [
     *(
         (name, group)
-        for name in ("blocks", "fields")
+        for name in ("blocks", "waits", "fields")
         for group in groups(SAID["rollouts"][conformance.ROWS[name]], SAID["advantages"][name])
     ),
     *(

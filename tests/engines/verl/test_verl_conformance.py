@@ -11,10 +11,10 @@ from spanwise.engines.verl.settings import prepare
 SAVED = conformance.load()
 
 
-def carried(folder, name, rollouts):
+def carried(folder, recipe, rollouts):
     """Score each rollout, a list of rows, as verl does; the rows it trains on, and our numbers for them."""
     conformance.tokenizer().save_pretrained(folder / "model")
-    config = config_of(folder, recipe=conformance.RECIPES[name])
+    config = config_of(folder, recipe=recipe)
     prepare(config)
     manager = manager_of(config)
     rows, packed, session, step = [], [], [], []
@@ -48,10 +48,18 @@ def check(found, expected, exact=None):
         assert found[torch.float64] == exact
 
 
-@pytest.mark.parametrize("name", ["blocks", "fields"])
+@pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
 def test_blocks(tmp_path, name):
-    rows, found, rule = carried(tmp_path, name, [[row] for row in SAVED["rollouts"][conformance.ROWS[name]]])
+    rows, found, rule = carried(
+        tmp_path, conformance.RECIPES[name], [[row] for row in SAVED["rollouts"][conformance.ROWS[name]]]
+    )
     check(found, SAVED["advantages"][name], conformance.by_pipeline(rows, rule))
+
+
+def test_a_judge_from_its_cache(tmp_path):
+    saved = SAVED["rollouts"]["flat"]
+    rows, found, rule = carried(tmp_path, conformance.judged(tmp_path, saved), [[row] for row in saved])
+    check(found, SAVED["advantages"]["blocks"], conformance.by_pipeline(rows, rule))
 
 
 @pytest.mark.parametrize("name", ["turns", "gigpo"])
@@ -59,7 +67,7 @@ def test_turns_as_outputs_of_one_rollout(tmp_path, name):
     by_rollout = {}
     for row in SAVED["rollouts"]["turns"]:
         by_rollout.setdefault(row["rollout"], []).append(row)
-    rows, found, rule = carried(tmp_path, name, list(by_rollout.values()))
+    rows, found, rule = carried(tmp_path, conformance.RECIPES[name], list(by_rollout.values()))
     check(found, SAVED["advantages"][name], conformance.by_pipeline(rows, rule))
 
 
@@ -67,7 +75,7 @@ def test_turns_as_outputs_of_one_rollout(tmp_path, name):
 def test_turns_in_one_conversation(tmp_path, name):
     """verl's own layout of several turns: one response, in which the environment's tokens are masked."""
     whole = conformance.sequences(SAVED["rollouts"]["turns"])
-    _, found, rule = carried(tmp_path, name, [[one] for one in whole])
+    _, found, rule = carried(tmp_path, conformance.RECIPES[name], [[one] for one in whole])
     rows = SAVED["rollouts"]["turns"]
     exact = conformance.of_sequences(rows, conformance.by_pipeline(rows, rule))
     check(found, conformance.of_sequences(rows, SAVED["advantages"][name]), exact)
