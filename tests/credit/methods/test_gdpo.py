@@ -1,6 +1,5 @@
 """GDPO: worked numbers, a slow oracle, and rewards that cancel."""
 
-import math
 from statistics import mean, stdev
 
 import pytest
@@ -49,6 +48,9 @@ def test_gd2po_leaves_out_whoever_contradicts_itself():
     rewards = torch.tensor([[1.0, 0], [1, 0], [0, 0], [0, 1]], dtype=torch.float64)
     assert_close(gdpo(rewards, one_group, conflict=0.2), gdpo(rewards, one_group))
     assert gdpo(rewards, one_group, conflict=0.3).tolist() == [0, 0, 0, 0]
+    # z is 1.5, -.5, -.5 in three rows: exactly .2 of their sizes, which the authors' code leaves out.
+    rewards = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]], dtype=torch.float64)
+    assert gdpo(rewards, one_group, conflict=0.2).tolist() == [0, 0, 0, 0]
 
 
 def slow_gd2po(rewards, groups, lengths, conflict):
@@ -61,14 +63,14 @@ def slow_gd2po(rewards, groups, lengths, conflict):
             for i in members:
                 z[i][m] = 0.0 if len(set(values)) == 1 else (rewards[i][m] - mean(values)) / (stdev(values) + 1e-6)
     keep = [
-        not (max(row) > 1e-8 and min(row) < -1e-8 and abs(sum(row)) / (sum(map(abs, row)) + 1e-12) < conflict) for row in z
+        not (max(row) > 1e-8 and min(row) < -1e-8 and abs(sum(row)) / (sum(map(abs, row)) + 1e-6) < conflict) for row in z
     ]
     share = {group: mean(k for k, other in zip(keep, groups, strict=True) if other == group) for group in set(groups)}
     sums = [sum(row) * share[group] for row, group in zip(z, groups, strict=True)]
     tokens = [value for value, kept, length in zip(sums, keep, lengths, strict=True) if kept for _ in range(length)]
     if len(tokens) < 2 or max(tokens) - min(tokens) < 1e-12:
         return [0.0] * len(rewards)
-    centre, spread = mean(tokens), math.sqrt(stdev(tokens) ** 2 + 1e-8)
+    centre, spread = mean(tokens), stdev(tokens) + 1e-6  # theirs is sqrt(variance + 1e-8)
     return [(value - centre) / spread if kept else 0.0 for value, kept in zip(sums, keep, strict=True)]
 
 
@@ -80,4 +82,4 @@ def test_gd2po_equals_the_authors_code(data, conflict):
     groups, lengths = ([data.draw(st.integers(1, high)) for _ in range(n)] for high in (3, 9))
     tensors = torch.tensor(rewards).double(), torch.tensor(groups)
     credit = gdpo(*tensors, length_n=torch.tensor(lengths), eps_at="std", eps=1e-6, conflict=conflict)
-    assert credit.tolist() == pytest.approx(slow_gd2po(rewards, groups, lengths, conflict), abs=1e-4)
+    assert credit.tolist() == pytest.approx(slow_gd2po(rewards, groups, lengths, conflict), abs=1e-6)

@@ -55,7 +55,8 @@ def gdpo(
         S[i] = sum_m w_m (r[i, m] - mean_g r[:, m]) / (std_g r[:, m] + eps)
         A[i] = (S[i] - mean S) / (std S + eps), mean and std over the batch
         with `conflict`, z[i, m] the terms of S[i]: i is left out, A[i] = 0, if some z[i, m] > 0, some z[i, m] < 0 and
-        |sum_m z[i, m]| < conflict * sum_m |z[i, m]|; every other S[i] is multiplied by the share of its group that is not left out
+        |sum_m z[i, m]| < conflict * (sum_m |z[i, m]| + 1e-6); every other S[i] is multiplied by the share of its group that is
+        not left out
 
     Args:
         reward_nm: M rewards per completion; an absent one (NaN) adds nothing, a completion without any joins nothing, gets 0.
@@ -93,7 +94,9 @@ def gdpo(
     summed_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, summed_n)
     if conflict is not None and len(weight_m) > 1:
         disagrees_n = (part_nm > 1e-8).any(dim=1) & (part_nm < -1e-8).any(dim=1)
-        kept_n = ~(disagrees_n & (summed_n.abs() < conflict * size_n))
+        kept_n = ~(
+            disagrees_n & (summed_n.abs() < conflict * (size_n + 1e-6))
+        )  # so that ties are left out, as by the authors
         share_n = moments(kept_n.double().where(~summed_n.isnan(), torch.nan), group_index(group_n)).mean_n()
         summed_n = torch.where(kept_n, summed_n * share_n, torch.nan)
     weight_n = None if length_n is None else length_n.double()
