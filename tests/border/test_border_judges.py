@@ -204,6 +204,16 @@ CASES = [
         "Objective 'rubric' has criteria, which its reward would not see: use judge, or a function with a parameter 'criterion'.",
     ),
     Case(
+        "A rubric beside a criterion",
+        lambda folder: rubric(["It is short."], pays="plan", options={"model": "small", "criterion": "It is long."}),
+        "Objective 'rubric' has criteria and the option 'criterion' too; write one of them.",
+    ),
+    Case(
+        "A column of rubrics that pays nothing",
+        lambda folder: rubric("rubric"),
+        "Objective 'rubric' pays no block; name at least one in 'pays'.",
+    ),
+    Case(
         "A rubric by part for each step",
         lambda folder: rubric([{"text": "It is short.", "part": "plan"}], each="*"),
         "Criterion '1' of the rubric of objective 'rubric' is about 'plan', but its objective is for each '*'; leave one "

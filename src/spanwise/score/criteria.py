@@ -82,6 +82,8 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
         return [objective]
     _check_taken(objective, "criteria" if is_column(written) else "criterion")
     if is_column(written):
+        if not objective.pays and objective.each is None:
+            raise RecipeError(f"Objective '{objective.name}' pays no block; name at least one in 'pays'.")
         reading = replace(objective, criteria=None, options={"criteria": written, **objective.options})
         blocks = [name for pattern in objective.pays for name in layout.matching(pattern)]
         if objective.each is not None:
@@ -138,6 +140,8 @@ def _check_taken(objective: Objective, option: str) -> None:
             f"Objective '{objective.name}' has criteria, which its reward would not see: use judge, or a function with a "
             f"parameter '{option}'."
         )
+    if option in objective.options:
+        raise RecipeError(f"Objective '{objective.name}' has criteria and the option '{option}' too; write one of them.")
 
 
 def _check_names(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:

@@ -244,6 +244,13 @@ def test_papo_compares_the_rubric_among_right_completions_alone():
     assert credit_batch(reading, batch, scheme).block_nk[:, 0].tolist() == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_judge_that_writes_freely_and_gives_no_reason_is_asked_for_the_part():
+    with Server(by_place).serving() as server:
+        scores = located(server, constrain="none", reasons=False)
+        assert '"part"' in server.requests[0]["messages"][-1]["content"]
+    assert scores.reward_nm[0, :2].tolist() == [2, -1]
+
+
 def test_located_verdicts_are_kept_with_their_place(tmp_path):
     with Server(by_place).serving() as server:
         first, second = (located(server, cache=str(tmp_path / "c.sqlite")) for _ in range(2))

@@ -92,15 +92,15 @@ def gdpo(
     summed_n, size_n = part_nm.sum(dim=1), part_nm.abs().sum(dim=1)
     summed_n = torch.where(summed_n.abs() > 1e-12 * size_n, summed_n, 0.0)  # no rounding error if rewards cancel
     summed_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, summed_n)
-    if conflict is not None and len(weight_m) > 1:
+    conflict = conflict if len(weight_m) > 1 else None  # one reward contradicts nothing
+    if conflict is not None:
         disagrees_n = (part_nm > 1e-8).any(dim=1) & (part_nm < -1e-8).any(dim=1)
-        kept_n = ~(
-            disagrees_n & (summed_n.abs() < conflict * (size_n + 1e-6))
-        )  # so that ties are left out, as by the authors
+        nearly_cancels_n = summed_n.abs() < conflict * (size_n + 1e-6)  # at the bound too, as in the authors' code
+        kept_n = ~(disagrees_n & nearly_cancels_n)
         share_n = moments(kept_n.double().where(~summed_n.isnan(), torch.nan), group_index(group_n)).mean_n()
         summed_n = torch.where(kept_n, summed_n * share_n, torch.nan)
     weight_n = None if length_n is None else length_n.double()
-    shift = length_n is not None or (conflict is not None and len(weight_m) > 1)
+    shift = length_n is not None or conflict is not None
     options: dict[str, Any] = {"shift": shift, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, divisor = standardised(summed_n, weight_n=weight_n, **options)
     if len(weight_m) == 1 and divisor > 0 and length_n is None:  # a sum of one reward is the weighted reward

@@ -14,6 +14,7 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from spanwise.errors import DataError, RecipeError, RewardError, check_known, unknown
+from spanwise.layout import any_index
 from spanwise.objective import is_number
 from spanwise.registry import register
 from spanwise.score.criteria import Criterion, criteria_of
@@ -134,7 +135,7 @@ async def ask_judge(
 
     Source: chat completions as OpenAI and vLLM serve them.
     """
-    ask = _Questions(
+    ask = _RequestForm(
         template := Prompt.of(prompt),
         criterion,
         locate,
@@ -164,8 +165,9 @@ async def ask_judge(
     flights: dict[Any, asyncio.Future[CallResult]] = of_this_loop().setdefault(("questions", base_url), {})
     if kept is not None:
         answers = {name: Judgement(*row) for name, row in kept.get(requests).items()}
-    known, elsewhere = frozenset(answers), {name: flights[name] for name in requests if name in flights}
-    asked = [name for name in requests if name not in answers and name not in elsewhere]
+    known = frozenset(answers)
+    elsewhere = {name: flights[name] for name in requests if name in flights and name not in known}
+    asked = [name for name in requests if name not in known and name not in elsewhere]
     limit, seconds = own_share(max_concurrent), dict[str, float]()
     clients = cycle(_clients_of(base_url, key, timeout, retries, -(-limit // _CONNECTIONS)))
 
@@ -188,7 +190,7 @@ async def ask_judge(
     finally:
         for name in asked:
             flights.pop(name).cancel()
-    outcomes |= {name: await _outcome(flight) for name, flight in elsewhere.items() if name not in answers}
+    outcomes |= {name: await _outcome(flight) for name, flight in elsewhere.items()}
     failed = {name: outcome for name, outcome in outcomes.items() if outcome.error is not None}
     if len(failed) > 1 and len(failed) == len(requests):
         first = next(iter(failed.values()))
@@ -235,7 +237,7 @@ def _criteria_for(block: str | None, cell: Any, blocks: BlockText, n: int) -> li
 
 
 @dataclass(frozen=True)
-class _Questions:
+class _RequestForm:
     """How a question is put: all that two runs must share for a verdict of one to be true in the other."""
 
     template: Prompt
@@ -300,12 +302,9 @@ class _Questions:
 
 def _parts(blocks: BlockText, names: list[str], block: str | None) -> list[str]:
     """Return the present blocks that a verdict may be about: the paid ones, or all that share the block's name with any index."""
-    stem, index, _ = (block or "").partition("[")
-    return (
-        names
-        if block is None
-        else [name for name in blocks if blocks[name] is not None and f"{stem}{index}" in (name, name[: len(stem) + 1])]
-    )
+    if block is None:
+        return names
+    return [name for name in blocks if blocks[name] is not None and any_index(name) == any_index(block)]
 
 
 def _as_reward(
@@ -340,7 +339,9 @@ def _costs(
     """Count what each completion cost; equal questions cost what one costs, and one that another objective asked costs nothing."""
     table, counted = [[0.0] * len(MEASURES) for _ in range(size)], set[str]()
     for n, asked in questions.items():
-        for name in {one.name: None for one in asked if one.name not in counted}:
+        for name in (one.name for one in asked):
+            if name in counted:
+                continue
             counted.add(name)
             is_new, answer = name in seconds, answers.get(name)
             tokens = answer.tokens if is_new and answer is not None else 0

@@ -47,7 +47,7 @@ def form_of(choices: Sequence[str], constrain: str, *, reasons: bool, parts: Seq
 def asked_for(choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()) -> str:
     """Say in words what the judge is to write."""
     words = " or ".join(f'"{choice}"' for choice in choices)
-    if constrain == "choice" or (constrain == "none" and not reasons):
+    if constrain == "choice" or (constrain == "none" and not reasons and not parts):
         return f"Answer with {words} and nothing else."
     reason = '"reason": one sentence of evidence, and then ' if reasons else ""
     named = ", ".join(f'"{part}"' for part in parts)
