@@ -59,6 +59,7 @@ def test_every_public_name_is_in_the_reference_once(room):
 ELSEWHERE = {
     "spanwise.engines.trl.SpanGRPOTrainer": "tests/engines/trl/test_trl_trainer.py",
     "spanwise.score.ask_judge": "tests/score/judges/test_judge.py",
+    "spanwise.score.score_by_model": "tests/score/judges/test_reward_model.py",
     "spanwise.rollouts.Rollouts": "tests/engines/trl/test_trl_trainer.py",
     "spanwise.tasks.digits_task": "tests/tasks/test_tasks_warm_start.py",
     "spanwise.tasks.load_task": "tests/tasks/test_tasks_hub.py",

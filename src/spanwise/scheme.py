@@ -16,7 +16,7 @@ from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
 from spanwise.objective import BaselineName, Objective, function_name
 from spanwise.score import check_objectives, judge_of, written_out
-from spanwise.score.score import measures_of
+from spanwise.score.score import loads_model, measures_of
 from spanwise.segment import SEGMENTERS
 
 #: The task in the `recipe.yaml` of a run that a user's script drives: the file holds the scheme (`Scheme.plain`) and no prompts.
@@ -252,6 +252,15 @@ class Scheme:
             raise RecipeError(
                 f"Method '{self.method}' remembers earlier batches, and the checkpoints of {engine} do not keep this memory: "
                 f"a resumed run would start without it. Train with TRL or verl, or use a method without a memory."
+            )
+
+    def check_loads(self, engine: str) -> None:
+        """Refuse a reward that loads a model (`RecipeError`), for engines whose reward workers have no device for it."""
+        loading = next((one for one in self.objectives if loads_model(one)), None)
+        if loading is not None:
+            raise RecipeError(
+                f"Objective '{loading.name}' loads a reward model, and the reward workers of {engine} have no device for it. Serve "
+                f"the model, and ask the server in an `async def` of your own; or train with TRL."
             )
 
     @property

@@ -2,7 +2,7 @@
 
 from spanwise.score.answers import MathVerifier, judge, shared_verifier
 from spanwise.score.fields import count, equals, json_schema, listed, near, one_of
-from spanwise.score.judges import ask_judge
+from spanwise.score.judges import ask_judge, score_by_model
 from spanwise.score.outcomes import (
     OUTCOMES,
     Outcome,
@@ -51,6 +51,7 @@ __all__ = [
     "read_outcomes",
     "runs",
     "score_all",
+    "score_by_model",
     "score_one",
     "second_attempt",
     "shared_verifier",

@@ -102,6 +102,11 @@ def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
     return tuple(f"{name}/{measure}" for name, measures in named for measure in measures)
 
 
+def loads_model(objective: Objective) -> bool:
+    """Return whether an objective's reward loads a model of its own."""
+    return isinstance(objective.reward, str) and REWARDS.find(objective.reward).loads_model
+
+
 def _measured(reward: Reward, size: int) -> Float[Tensor, "n c"]:
     """Return what a reward measured; nothing for a recorded one."""
     nothing_nc = torch.zeros(len(reward.value_n), size, dtype=torch.float64)

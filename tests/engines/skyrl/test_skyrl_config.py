@@ -44,6 +44,14 @@ def test_every_reduction_of_rows_fits(data, name):
     assert check(small.config(data, recipe=small.BROADCAST, **{ALGORITHM + "loss_reduction": name})).method == "rloo"
 
 
+def test_a_reward_that_loads_a_model_is_refused(data):
+    recipe = (
+        "{layout: {all: [answer]}, method: bae, objectives: [{reward: reward_model, pays: [all], options: {model: some}}]}"
+    )
+    with pytest.raises(RecipeError, match="'reward_model' loads a reward model, and the reward workers of SkyRL"):
+        check(small.config(data, recipe=recipe))
+
+
 def test_dynamic_sampling_fits_where_it_looks_at_what_is_trained(data):
     sampling = {ALGORITHM + "dynamic_sampling.type": "filter"}
     check(small.config(data, recipe=small.BROADCAST, **sampling))

@@ -215,3 +215,11 @@ def test_verls_own_score_of_gsm8k():
         default_compute_score("openai/gsm8k", f"so #### {said}", gold) for said, gold in zip("44n", "454", strict=True)
     ]
     assert score_all([objective], text, columns=columns).reward_nm.flatten().tolist() == theirs == [1.0, 0.0, 0.0]
+
+
+def test_a_reward_that_loads_a_model_is_refused(tmp_path):
+    recipe = (
+        "{layout: {all: [answer]}, method: bae, objectives: [{reward: reward_model, pays: [all], options: {model: some}}]}"
+    )
+    with pytest.raises(RecipeError, match="'reward_model' loads a reward model, and the reward workers of verl"):
+        prepared(tmp_path, recipe=recipe)

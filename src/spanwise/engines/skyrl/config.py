@@ -106,6 +106,7 @@ def check(cfg: Any) -> Scheme:
         }
     )
     scheme.check_forgets("SkyRL")
+    scheme.check_loads("SkyRL")
     for mode in modes:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
     fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", *added_by(scheme.modes, "skyrl")}

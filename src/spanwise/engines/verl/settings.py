@@ -109,6 +109,7 @@ def prepare(config: Any) -> VerlRun:
         fields |= added_by(scheme.modes, "verl")
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
     scheme.check(fields if has_critic else fields - {"value_nt"}, at_read=fields - {*TOKENS})
+    scheme.check_loads("verl")
     refuse(_faults(config))
     parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     run = VerlRun(config, scheme, value_lam=critic.gae_lambda_value, parts=parts)

@@ -103,7 +103,7 @@ class Prompt:
         """Write the messages for one part of one completion."""
         values = {
             **row,
-            "question": _question(row),
+            "question": question_of(row),
             "completion": fenced(completion, "answer"),
             "part": fenced(part, "part"),
             "name": name,
@@ -112,11 +112,16 @@ class Prompt:
         return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": self._compiled[0].render(values)}]
 
 
-def _question(row: Mapping[str, Any]) -> str:
+def prompt_of(row: Mapping[str, Any]) -> Any:
+    """Return the prompt of a completion: a text, a conversation, or None if no column holds it."""
+    return next((row[name] for name in ("prompts", "prompt", "question") if row.get(name) is not None), None)
+
+
+def question_of(row: Mapping[str, Any]) -> str:
     """Return the prompt of a completion as text: of a conversation what each side said."""
-    prompt = next((row[name] for name in ("prompts", "prompt", "question") if row.get(name) is not None), "")
+    prompt = prompt_of(row)
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         return "\n\n".join(
             f"{turn['role']}: {turn['content']}" if isinstance(turn, Mapping) else f"{turn}" for turn in prompt
         )
-    return str(prompt)
+    return "" if prompt is None else str(prompt)

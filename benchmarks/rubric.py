@@ -1,0 +1,220 @@
+"""What a judge's errors cost: a rubric of eight criteria, each paying its part, against their sum on the whole completion.
+
+    python benchmarks/rubric.py [--judges exact,flips10,flips20,biased] [--arms by_part,sum] [--output runs/rubric]
+    python benchmarks/rubric.py --table        # trains nothing
+
+The task is `fields` with K = 8 (benchmarks/fields.py). Criterion k asks whether field k is right.
+Another objective pays the form: the share of the fields that are there.
+
+    by_part    `bae`: each verdict minus the group's mean pays the part that the criterion names
+    sum        `grpo`: the same verdicts added up, minus the group's mean, over its standard deviation
+
+    exact      every verdict is right
+    flips10    each verdict is turned round with a probability of .1, for each completion and criterion by itself
+    flips20    with .2
+    biased     the verdicts about field c are yes for a right value and for every 0; the others are right
+
+An arm has, for each judge, the learning rate that was best on two other seeds and on other held-out prompts.
+What is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from fields import (
+    EVERY,
+    GOALS,
+    GROUP,
+    MOST_STEPS,
+    PROMPTS,
+    RATES,
+    SEEDS,
+    TUNING_SEEDS,
+    Run,
+    interval_of,
+    samples_to,
+    train,
+)
+
+from spanwise import Objective, Scheme
+from spanwise.commands.shared.display import quiet
+from spanwise.measure import mean_interval
+from spanwise.tasks import Fields
+from spanwise.tasks.fields import FORM
+
+FIELDS = Fields(8)
+ARMS = ("by_part", "sum")
+JUDGES = {"exact": 0.0, "flips10": 0.1, "flips20": 0.2, "biased": 0.0}
+BIASED = "c"
+GOAL = GOALS[0]
+RUBRIC = [{"name": name, "part": name, "text": f"The value of {name} follows from the digits."} for name in FIELDS.names]
+
+
+def simulated_judge(blocks: Any, answer: Any, criterion: str, judge: str) -> list[float | None]:
+    """Give a verdict of known error on one criterion; what it says of a completion does not depend on the rest of the batch."""
+    name = criterion.split()[3]
+    verdicts = list[float | None]()
+    for parts, gold in zip(blocks, answer, strict=True):
+        if parts[name] is None:
+            verdicts.append(None)
+            continue
+        value, right = parts[name][""].strip(), str(json.loads(gold)[name])
+        is_yes = value == right or (judge == "biased" and name == BIASED and value == "0")
+        read = "".join(part[""] or "" for part in parts.values() if part is not None) + gold
+        flips = crc32(f"{criterion}{read}".encode()) / 2**32 < JUDGES[judge]
+        verdicts.append(float(is_yes != flips))
+    return verdicts
+
+
+def fields_there(blocks: Any) -> list[float]:
+    """Return the share of the fields that a completion has."""
+    return [sum(parts[name] is not None for name in FIELDS.names) / FIELDS.count for parts in blocks]
+
+
+def scheme_of(arm: str, judge: str) -> Scheme:
+    """The rule of credit of an arm."""
+    if arm == "by_part":
+        method, rubric, how = "bae", RUBRIC, {"baseline": "group"}
+    else:
+        method, rubric, how = "grpo", [{key: one[key] for key in ("name", "text")} for one in RUBRIC], {"pays": "*"}
+    judged: dict[str, Any] = {"criteria": rubric, "if_missing": 0.0, "options": {"judge": judge}, **how}
+    form: dict[str, Any] = {"pays": FORM, **how}
+    objectives = [Objective(simulated_judge, name="rubric", **judged), Objective(fields_there, name="form", **form)]
+    return Scheme.preset(method, FIELDS.layout, objectives=objectives)
+
+
+def run_of(arm: str, judge: str, rate: float, seed: int, folder: Path) -> dict[str, Any]:
+    """A run's curve, read or made."""
+    file = folder / judge / f"{arm}-{rate:g}-{seed}.json"
+    if not file.exists():
+        made = train(Run(arm, FIELDS, rate, seed, tuning=seed in TUNING_SEEDS, scheme=scheme_of(arm, judge)))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps({"arm": arm, "judge": judge, "rate": rate, "seed": seed, **made}))
+        scratch.rename(file)
+        print(f"{time.strftime('%H:%M:%S')} {judge} {file.stem}: {made['seconds']} s", flush=True)
+    return json.loads(file.read_text())
+
+
+def curve_of(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The mean accuracy of the fields that can be known and whose judge is not biased."""
+    kept = [k for k, name in enumerate(FIELDS.names) if name in FIELDS.knowable and not _is_biased(run, name)]
+    return [point | {"accuracy": sum(point["by_field"][k] for k in kept) / len(kept)} for point in run["curve"]]
+
+
+def _is_biased(run: Mapping[str, Any], name: str) -> bool:
+    return run["judge"] == "biased" and name == BIASED
+
+
+def tuned(arm: str, judge: str, folder: Path) -> float:
+    """The learning rate with the smallest area above the curves of the tuning seeds; the grid grows while the best is its last."""
+    rates = list(RATES)
+    while True:
+        shortfall = {
+            rate: sum(_shortfall(run_of(arm, judge, rate, seed, folder)) for seed in TUNING_SEEDS) for rate in rates
+        }
+        best = min(rates, key=shortfall.__getitem__)
+        if best == rates[0] and best > 1e-4:
+            rates.insert(0, best / 2)
+        elif best == rates[-1] and best < 0.02:
+            rates.append(best * 2)
+        else:
+            return best
+
+
+def _shortfall(run: Mapping[str, Any]) -> float:
+    """What is wrong on average over the budget; a run that ended early keeps its last accuracy."""
+    accuracy = [point["accuracy"] for point in curve_of(run)]
+    points = MOST_STEPS // EVERY + 1
+    return 1 - (sum(accuracy) + (points - len(accuracy)) * accuracy[-1]) / points
+
+
+def train_all(judges: Sequence[str], arms: Sequence[str], folder: Path) -> None:
+    """Choose learning rates and train what is missing, one run after the other."""
+    for judge in judges:
+        for arm in arms:
+            rate = tuned(arm, judge, folder)
+            (folder / judge / f"{arm}.json").write_text(json.dumps({"rate": rate}))
+            for seed in SEEDS:
+                run_of(arm, judge, rate, seed, folder)
+
+
+def runs_of(arm: str, judge: str, folder: Path) -> list[dict[str, Any]]:
+    """The runs of an arm at its learning rate, by seed; none before the rate is chosen."""
+    if not (folder / judge / f"{arm}.json").exists():
+        return []
+    rate = json.loads((folder / judge / f"{arm}.json").read_text())["rate"]
+    files = [folder / judge / f"{arm}-{rate:g}-{seed}.json" for seed in SEEDS]
+    return [json.loads(file.read_text()) for file in files if file.exists()]
+
+
+def show(folder: Path) -> None:
+    """Completions to 80 %, the ratio to by_part, accuracy at the end and paired differences, as Markdown."""
+    most = MOST_STEPS * PROMPTS * GROUP
+    print(
+        "| judge | arm | learning rate | seeds | completions to 80 % | ratio | right at the end | by part minus sum | field c |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for judge in JUDGES:
+        table = {arm: runs_of(arm, judge, folder) for arm in ARMS}
+        ends = {arm: torch.tensor([curve_of(run)[-1]["accuracy"] for run in runs]).double() for arm, runs in table.items()}
+        for arm, runs in table.items():
+            if len(runs) < 2:
+                continue
+            reached = [samples_to(curve_of(run), GOAL) for run in runs]
+            there = sum(map(math.isfinite, reached))
+            price = _written(reached, "{:,.0f}") if there == len(runs) else f"{there} of {len(runs)} within {most:,}"
+            ratio, difference = "", ""
+            first = [samples_to(curve_of(run), GOAL) for run in table["by_part"]]
+            if arm == "sum" and len(first) == len(runs):
+                more = "at least " if there < len(runs) else ""
+                is_fit = all(map(math.isfinite, first))
+                ratio = (
+                    more + _written([min(a, most) / b for a, b in zip(reached, first, strict=True)], "{:.1f}")
+                    if is_fit
+                    else "-"
+                )
+                difference = _mean(ends["by_part"] - ends["sum"], "+.3f")
+            biased = torch.tensor([run["curve"][-1]["by_field"][FIELDS.names.index(BIASED)] for run in runs]).double()
+            cells = [judge, f"`{arm}`", f"{runs[0]['rate']:g}", str(len(runs)), price, ratio, _mean(ends[arm], ".3f")]
+            print("| " + " | ".join([*cells, difference, _mean(biased, ".3f")]) + " |")
+
+
+def _mean(values: torch.Tensor, form: str) -> str:
+    interval = mean_interval(values)
+    return f"{interval.value:{form}} ({interval.low:{form}}, {interval.high:{form}})"
+
+
+def _written(values: Sequence[float], form: str) -> str:
+    mean, low, high = (form.format(value) for value in interval_of(values))
+    return f"{mean} ({low}, {high})"
+
+
+def main() -> None:
+    """Run what is missing, then show everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--judges", default=",".join(JUDGES))
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--output", default="runs/rubric")
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    quiet()
+    folder = Path(options.output)
+    if not options.table:
+        train_all(options.judges.split(","), options.arms.split(","), folder)
+    show(folder)
+
+
+if __name__ == "__main__":
+    main()
