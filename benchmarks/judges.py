@@ -1,21 +1,28 @@
 """How long 1,000 questions to a server that takes 200 ms take, beside the bound, and the same again from the cache.
 
-    python benchmarks/judges.py [--items 1000] [--delay 0.2] [--concurrent 64]
+    python benchmarks/judges.py [--where files,trl] [--items 1000] [--delay 0.2] [--concurrent 64]
+    .venv-verl/bin/python benchmarks/judges.py --where verl    # verl's own reward workers, eight processes
 
-The bound is items / concurrent x delay. The server runs in a process of its own. Needs `spanwise[judge]` and aiohttp.
+The bound is items / concurrent x delay. The server runs in a process of its own. In TRL the time is that of a training step with
+the judge minus that of the same step with a function that answers at once; in verl it is that of
+`RewardLoopManager.compute_rm_score`, minus the same. Needs `spanwise[judge]` and aiohttp.
 """
 
 import argparse
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engines" / "verl"))
 
 from judge_server import Server, verdict
-from spanwise import Objective, score_all
+from spanwise import Layout, Objective, Scheme, score_all
+
+GROUP = 4
 
 
 def serve(delay, pipe):
@@ -26,36 +33,143 @@ def serve(delay, pipe):
             pipe.send((len(server.requests), server.most))
 
 
-def ask(url, items, concurrent, cache):
-    """Return the seconds that a batch of different questions takes."""
-    text = [{"part": {"": f"step {n} of a proof"}} for n in range(items)]
+def judge_of(url, concurrent, cache):
+    """The judge as an objective of the block `all`."""
     options = {"model": "judge", "base_url": url, "max_concurrent": concurrent, "cache": cache}
+    return Objective("judge", pays="all", options=options)
+
+
+async def instant(blocks):
+    """Answer at once."""
+    return [1.0 for _ in blocks]
+
+
+def in_files(items, objective):
+    """The seconds that a batch of different completions takes."""
+    text = [{"all": {"": f"step {n} of a proof"}} for n in range(items)]
     started = time.perf_counter()
-    scores = score_all([Objective("judge", pays="part", options=options)], text, columns={})
-    seconds = time.perf_counter() - started
-    assert scores.reward_nm.sum() == items
+    rewards = score_all([objective], text, columns={}).reward_nm
+    assert rewards.sum() == items
+    return time.perf_counter() - started
+
+
+def in_trl(items, objective):
+    """The seconds of a training step of TRL on as many completions, each of a prompt of its own to be different."""
+    from datasets import Dataset
+
+    import trl_small as small
+
+    rows = [{"prompt": f"{n}+{n}=", "answer": "4"} for n in range(items // GROUP)]
+    scripts = [small.say("ab" * (n % GROUP + 1), "4", 0.9, 1.0) for n in range(items)]
+    with tempfile.TemporaryDirectory() as folder:
+        run = small.trainer(
+            folder,
+            said=scripts,
+            extra={"scheme": Scheme.preset("bae", Layout({"all": []}), objectives=[objective]),
+                   "train_dataset": Dataset.from_list(rows)},
+            per_device_train_batch_size=items,
+            num_generations=GROUP,
+        )  # fmt: skip
+        started = time.perf_counter()
+        run.train()
+    return time.perf_counter() - started
+
+
+class InVerl:
+    """verl's reward workers, eight processes of Ray."""
+
+    def __init__(self, items, objective, workers=8):
+        import numpy as np
+        import ray
+        import torch
+        from tensordict import TensorDict
+        from verl import DataProto
+        from verl.experimental.reward_loop.reward_loop import RewardLoopManager
+        from verl_small import config_of
+
+        from spanwise.engines.verl.settings import prepare
+
+        self.folder = tempfile.TemporaryDirectory()
+        plain = {"reward": "judges:instant", "pays": ["all"]} if objective.reward is instant else _plain(objective)
+        recipe = f"{{layout: {{all: []}}, method: bae, objectives: [{plain}]}}"
+        config = config_of(Path(self.folder.name), f"reward.num_workers={workers}", recipe=recipe)
+        prepare(config)
+        if not ray.is_initialized():
+            environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path[:3]), "OMP_NUM_THREADS": "1"}}
+            ray.init(num_cpus=16, include_dashboard=False, logging_level="ERROR", runtime_env=environment)
+        self.manager = RewardLoopManager(config)
+        ids = torch.tensor([[*f"step {n:05} of a proof".encode()] for n in range(items)])
+        tensors = {
+            "prompts": ids[:, :2],
+            "responses": ids,
+            "attention_mask": torch.ones(items, ids.shape[1] + 2, dtype=torch.long),
+        }
+        fields = {
+            "data_source": ["small"] * items,
+            "reward_model": [{"ground_truth": "4"}] * items,
+            "extra_info": [{} for _ in range(items)],
+            "raw_prompt": [f"{n}+{n}=" for n in range(items)],
+        }
+        columns = {name: np.array(values, dtype=object) for name, values in fields.items()}
+        self.data = DataProto(batch=TensorDict(tensors, batch_size=items), non_tensor_batch=columns)
+
+    def seconds(self):
+        """Score the rollouts."""
+        started = time.perf_counter()
+        scores = self.manager.compute_rm_score(self.data).batch["rm_scores"]
+        assert scores.sum() == len(self.data)
+        return time.perf_counter() - started
+
+    def end(self):
+        """Stop the workers."""
+        import ray
+
+        for worker in self.manager.reward_loop_workers:
+            ray.kill(worker)
+
+
+def _plain(objective):
+    return {"reward": "judge", "pays": ["all"], "options": dict(objective.options)}
+
+
+def in_verl(items, objective):
+    """The seconds that verl's reward workers take for as many rollouts, after a first few that load everything."""
+    rewards = InVerl(items, objective)
+    warm = rewards.data
+    rewards.data = warm[:16]
+    rewards.seconds()
+    rewards.data = warm
+    seconds = rewards.seconds()
+    rewards.end()
     return seconds
 
 
 def main():
     """Print the seconds of the first and of the second run."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--where", default="files,trl")
     parser.add_argument("--items", type=int, default=1000)
     parser.add_argument("--delay", type=float, default=0.2)
     parser.add_argument("--concurrent", type=int, default=64)
     given = parser.parse_args()
-    ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(given.delay, theirs), daemon=True)
-    server.start()
-    url, bound = ours.recv(), given.items / given.concurrent * given.delay
-    with tempfile.TemporaryDirectory() as folder:
-        ask(url, 8, 8, None)  # loads the client
-        first, second = (ask(url, given.items, given.concurrent, f"{folder}/judge.sqlite") for _ in range(2))
-    ours.send("count")
-    requests, most = ours.recv()
-    ours.send("end")
-    print(f"bound {bound:.2f} s, first run {first:.2f} s ({first / bound:.2f}), second run from the cache {second:.2f} s")
-    print(f"{requests} requests, at most {most} at a time")
+    bound = given.items / given.concurrent * given.delay
+    for where in given.where.split(","):
+        ours, theirs = multiprocessing.Pipe()
+        server = multiprocessing.get_context("spawn").Process(target=serve, args=(given.delay, theirs), daemon=True)
+        server.start()
+        url, measure = ours.recv(), {"files": in_files, "trl": in_trl, "verl": in_verl}[where]
+        with tempfile.TemporaryDirectory() as folder:
+            in_files(8, judge_of(url, 8, None))  # loads the client
+            objective = judge_of(url, given.concurrent, f"{folder}/judge.sqlite")
+            beside = 0.0 if where == "files" else min(measure(given.items, Objective(instant, pays="all")) for _ in range(2))
+            first, second = (measure(given.items, objective) - beside for _ in range(2))
+        ours.send("count")
+        requests, most = ours.recv()
+        ours.send("end")
+        share = (
+            f"bound {bound:.2f} s, first run {first:.2f} s ({first / bound:.2f}), second run from the cache {second:.2f} s"
+        )
+        print(f"{where}: {share}; {requests} requests, at most {most} at a time, the rest {beside:.2f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a judge's errors cost: a rubric of eight criteria, each paying its part, against their sum on the whole completion.
 
-    python benchmarks/rubric.py [--judges exact,flips10,flips20,biased] [--arms by_part,sum] [--output runs/rubric]
+    python benchmarks/rubric.py [--judges exact,flips10,flips20,lenient,biased] [--arms by_part,sum] [--rate .001]
     python benchmarks/rubric.py --table        # trains nothing
 
 The task is `fields` with K = 8 (benchmarks/fields.py). Criterion k asks whether field k is right.
@@ -12,7 +12,8 @@ Another objective pays the form: the share of the fields that are there.
     exact      every verdict is right
     flips10    each verdict is turned round with a probability of .1, for each completion and criterion by itself
     flips20    with .2
-    biased     the verdicts about field c are yes for a right value and for every 0; the others are right
+    lenient    the verdicts about field c are yes for a right value and for every 0; the others are right
+    biased     the verdicts about field c are yes for every 0, and for another right value one time in two; the others are right
 
 An arm has, for each judge, the learning rate that was best on two other seeds and on other held-out prompts.
 What is there is not run again.
@@ -54,7 +55,7 @@ from spanwise.tasks.fields import FORM
 
 FIELDS = Fields(8)
 ARMS = ("by_part", "sum")
-JUDGES = {"exact": 0.0, "flips10": 0.1, "flips20": 0.2, "biased": 0.0}
+JUDGES = {"exact": 0.0, "flips10": 0.1, "flips20": 0.2, "lenient": 0.0, "biased": 0.0}
 BIASED = "c"
 GOAL = GOALS[0]
 RUBRIC = [{"name": name, "part": name, "text": f"The value of {name} follows from the digits."} for name in FIELDS.names]
@@ -69,10 +70,12 @@ def simulated_judge(blocks: Any, answer: Any, criterion: str, judge: str) -> lis
             verdicts.append(None)
             continue
         value, right = parts[name][""].strip(), str(json.loads(gold)[name])
-        is_yes = value == right or (judge == "biased" and name == BIASED and value == "0")
+        is_yes = value == right
         read = "".join(part[""] or "" for part in parts.values() if part is not None) + gold
-        flips = crc32(f"{criterion}{read}".encode()) / 2**32 < JUDGES[judge]
-        verdicts.append(float(is_yes != flips))
+        chance = crc32(f"{criterion}{read}".encode()) / 2**32
+        if name == BIASED and judge in ("lenient", "biased"):
+            is_yes = value == "0" or (is_yes and (judge == "lenient" or chance < 0.5))
+        verdicts.append(float(is_yes != (chance < JUDGES[judge])))
     return verdicts
 
 
@@ -113,7 +116,7 @@ def curve_of(run: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_biased(run: Mapping[str, Any], name: str) -> bool:
-    return run["judge"] == "biased" and name == BIASED
+    return run["judge"] in ("lenient", "biased") and name == BIASED
 
 
 def tuned(arm: str, judge: str, folder: Path) -> float:
@@ -139,26 +142,27 @@ def _shortfall(run: Mapping[str, Any]) -> float:
     return 1 - (sum(accuracy) + (points - len(accuracy)) * accuracy[-1]) / points
 
 
-def train_all(judges: Sequence[str], arms: Sequence[str], folder: Path) -> None:
-    """Choose learning rates and train what is missing, one run after the other."""
+def train_all(judges: Sequence[str], arms: Sequence[str], folder: Path, given: float | None = None) -> None:
+    """Choose learning rates, if none is given, and train what is missing, one run after the other."""
     for judge in judges:
         for arm in arms:
-            rate = tuned(arm, judge, folder)
-            (folder / judge / f"{arm}.json").write_text(json.dumps({"rate": rate}))
+            rate = given or tuned(arm, judge, folder)
+            if given is None:
+                (folder / judge / f"{arm}.json").write_text(json.dumps({"rate": rate}))
             for seed in SEEDS:
                 run_of(arm, judge, rate, seed, folder)
 
 
-def runs_of(arm: str, judge: str, folder: Path) -> list[dict[str, Any]]:
-    """The runs of an arm at its learning rate, by seed; none before the rate is chosen."""
-    if not (folder / judge / f"{arm}.json").exists():
+def runs_of(arm: str, judge: str, folder: Path, given: float | None = None) -> list[dict[str, Any]]:
+    """The runs of an arm at its learning rate, or at a given one, by seed; none before the rate is chosen."""
+    if given is None and not (folder / judge / f"{arm}.json").exists():
         return []
-    rate = json.loads((folder / judge / f"{arm}.json").read_text())["rate"]
+    rate = given or json.loads((folder / judge / f"{arm}.json").read_text())["rate"]
     files = [folder / judge / f"{arm}-{rate:g}-{seed}.json" for seed in SEEDS]
     return [json.loads(file.read_text()) for file in files if file.exists()]
 
 
-def show(folder: Path) -> None:
+def show(folder: Path, given: float | None = None) -> None:
     """Completions to 80 %, the ratio to by_part, accuracy at the end and paired differences, as Markdown."""
     most = MOST_STEPS * PROMPTS * GROUP
     print(
@@ -166,7 +170,7 @@ def show(folder: Path) -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|")
     for judge in JUDGES:
-        table = {arm: runs_of(arm, judge, folder) for arm in ARMS}
+        table = {arm: runs_of(arm, judge, folder, given) for arm in ARMS}
         ends = {arm: torch.tensor([curve_of(run)[-1]["accuracy"] for run in runs]).double() for arm, runs in table.items()}
         for arm, runs in table.items():
             if len(runs) < 2:
@@ -200,20 +204,46 @@ def _written(values: Sequence[float], form: str) -> str:
     return f"{mean} ({low}, {high})"
 
 
+def draw(folder: Path, place: Path) -> None:
+    """Draw the curves of every seed under the judges that are right, and that flip one verdict in ten and in five."""
+    import altair as alt
+
+    panels = []
+    for judge, title in (("exact", "exact"), ("flips10", "10 % flipped"), ("flips20", "20 % flipped")):
+        runs = [run for arm in ARMS for run in runs_of(arm, judge, folder)]
+        points = [{"arm": run["arm"], "seed": run["seed"], **point} for run in runs for point in curve_of(run)]
+        chart = alt.Chart(alt.InlineData(values=points), title=title, width=200, height=200)
+        panels.append(
+            chart.mark_line(strokeWidth=1.2, opacity=0.8).encode(
+                x=alt.X("samples:Q", title="completions", axis=alt.Axis(grid=False, tickCount=4)),
+                y=alt.Y("accuracy:Q", title="fields right", scale=alt.Scale(domain=[0, 1])),
+                color=alt.Color("arm:N", legend=alt.Legend(orient="bottom", title=None)),
+                detail="seed:N",
+            )
+        )
+    alt.hconcat(*panels).configure(background="white").configure_view(stroke=None).save(
+        str(place / "rubric.png"), scale_factor=2
+    )
+
+
 def main() -> None:
     """Run what is missing, then show everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--judges", default=",".join(JUDGES))
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--output", default="runs/rubric")
+    parser.add_argument("--rate", type=float, help="in place of the one that was best on the other seeds")
     parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--charts", help="folder for the curves as PNG")
     options = parser.parse_args()
     torch.set_num_threads(1)
     quiet()
     folder = Path(options.output)
     if not options.table:
-        train_all(options.judges.split(","), options.arms.split(","), folder)
-    show(folder)
+        train_all(options.judges.split(","), options.arms.split(","), folder, options.rate)
+    show(folder, options.rate)
+    if options.charts:
+        draw(folder, Path(options.charts))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,20 @@ def fenced(text: str, name: str) -> str:
     return f"<{name} {number}>\n{plain}\n</{name} {number}>"
 
 
+@lru_cache(maxsize=64)
+def _compiled(source: str) -> tuple[Any, frozenset[str]]:
+    """Compile a template once in a process: verl's workers ask about one completion at a time."""
+    from jinja2 import StrictUndefined, TemplateError, meta
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    try:
+        names = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        return environment.from_string(source), names
+    except TemplateError as error:
+        raise RecipeError(f"The judge's prompt is no template: {error}.") from error
+
+
 @dataclass(frozen=True)
 class Prompt:
     """A judge's template."""
@@ -72,28 +86,16 @@ class Prompt:
                 f"write a template with {{{{ part }}}} in it."
             ) from error
 
-    @cached_property
-    def _compiled(self) -> tuple[Any, frozenset[str]]:
-        from jinja2 import StrictUndefined, TemplateError, meta
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-        try:
-            names = frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
-            return environment.from_string(self.source), names
-        except TemplateError as error:
-            raise RecipeError(f"The judge's prompt is no template: {error}.") from error
-
     def check(self) -> None:
         """Refuse a template that cannot be read, or that shows nothing of the completion."""
-        if not self._compiled[1] & {"part", "completion"}:
+        if not _compiled(self.source)[1] & {"part", "completion"}:
             raise RecipeError(
                 "The judge's prompt shows it nothing of the completion; write {{ part }} or {{ completion }} in it."
             )
 
     def check_columns(self, columns: Mapping[str, Any]) -> None:
         """Refuse a name that is neither the template's nor a column."""
-        missing = sorted(self._compiled[1] - columns.keys() - set(NAMES))
+        missing = sorted(_compiled(self.source)[1] - columns.keys() - set(NAMES))
         if missing:
             raise DataError(f"The judge's prompt: {unknown('column', missing[0], [*NAMES, *columns])}")
 
@@ -109,7 +111,7 @@ class Prompt:
             "name": name,
             "criterion": criterion,
         }
-        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": self._compiled[0].render(values)}]
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": _compiled(self.source)[0].render(values)}]
 
 
 def prompt_of(row: Mapping[str, Any]) -> Any:

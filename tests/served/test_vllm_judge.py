@@ -1,0 +1,101 @@
+"""A judge behind a real vLLM with constrained choices: on a file, in TRL's training, in a run of verl."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines" / "verl" / "cpu"))
+
+from run_verl import Run, options, run, write_task
+
+from spanwise import Objective, Status, score_all
+from spanwise.rollouts import read_rollouts
+from spanwise.tasks import digits_task
+from trl_small import THIRD_PARTY, trainer
+
+pytestmark = [pytest.mark.timeout(900), *THIRD_PARTY]
+#: What vLLM can be held to: the words themselves, or JSON by a schema; with the word's number or the mean over all.
+WAYS = [{"constrain": kind, "expected": expected} for kind in ("choice", "schema") for expected in (False, True)]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(f"{name}={value}" for name, value in way.items()))
+def test_every_question_gets_one_of_the_choices(judge_url, way):
+    text = [{"part": {"": f"step {n} of a proof"}} for n in range(12)]
+    judge = Objective("judge", pays="part", options={"model": "judge", "base_url": judge_url, "reasons": False, **way})
+    scores = score_all([judge], text, columns={"prompt": ["2+2"] * len(text)})
+    values = scores.reward_nm[:, 0].tolist()
+    if way["expected"]:
+        assert all(0 < value < 1 for value in values)
+    else:
+        assert set(values) <= {0.0, 1.0}
+
+
+def test_a_file_is_credited_by_its_verdicts(judge_url, tmp_path):
+    rows = [{"prompt": f"{n % 3}+2=", "completion": f"<plan>add {n}</plan><answer>{n}</answer>"} for n in range(12)]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"model": "judge", "base_url": judge_url, "constrain": "choice", "reasons": False, "expected": True}
+    objectives = [
+        {"reward": "judge", "name": f"good_{part}", "pays": [part], "options": options} for part in ("plan", "answer")
+    ]
+    recipe = {"method": "bae_paper", "layout": {"plan": ["plan"], "answer": ["answer"]}, "objectives": objectives}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    command = [sys.executable, "-m", "spanwise", "credit", "rollouts.jsonl", "--recipe", "recipe.yaml", "--output", "credit"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rewards = read_rollouts(tmp_path / "credit").rewards
+    assert all(0 < value < 1 for name in ("good_plan", "good_answer") for value in rewards[name].value_n)
+
+
+def test_it_judges_in_a_training_of_trl(judge_url, tmp_path):
+    options = {"model": "judge", "base_url": judge_url, "constrain": "choice", "reasons": False, "expected": True}
+    judge = Objective("judge", pays="confidence", if_missing=-1.0, options=options)
+    right = Objective("correct", pays="solution", options={"verify": "exact"})
+    run_ = trainer(tmp_path, extra={"objectives": [right, judge]})
+    run_.train()
+    rows = run_.last_rollouts
+    status_n = rows.reading.scores.status_nm[:, 1]
+    assert set(status_n.tolist()) == {Status.OK, Status.ABSENT}
+    assert (rows.advantages_nt != 0).any()
+    log = run_.state.log_history[0]
+    assert log["cost/judge/failed"] == 0
+    assert log["cost/judge/calls"] == int((status_n == Status.OK).sum())
+
+
+def test_it_judges_in_a_run_of_verl(judge_url, tmp_path):
+    python = Path(__file__).parents[2] / ".venv-verl" / "bin" / "python"
+    write_task(tmp_path, digits_task("easy", train_size=16, eval_size=8))
+    judge = {"model": "judge", "base_url": judge_url, "constrain": "choice", "reasons": False, "expected": True}
+    objectives = [
+        {"reward": "correct", "pays": ["solution"], "baseline": "group", "if_missing": 0.0},
+        {"reward": "judge", "pays": ["confidence"], "baseline": "group", "options": judge, "if_missing": 0.0},
+    ]
+    layout = {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}
+    (tmp_path / "recipe.yaml").write_text(
+        yaml.safe_dump({"method": "bae_paper", "layout": layout, "objectives": objectives})
+    )
+    overrides = options(
+        tmp_path,
+        prompts=8,
+        group=4,
+        steps=2,
+        algorithm__adv_estimator="spanwise",
+        _algorithm__spanwise__recipe=tmp_path / "recipe.yaml",
+        _algorithm__spanwise__folder="run",
+        _algorithm__spanwise__keep_rollouts=1,
+        data__max_response_length=20,
+        actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-sum",
+        reward__num_workers=2,
+    )
+    done = Run(tmp_path, "sync", run(tmp_path, overrides, timeout=600, python=str(python)))
+    assert len(done.metrics) == 2
+    rewards = read_rollouts(tmp_path / "run", tokenizer=tmp_path / "model").rewards["judge"].value_n.tolist()
+    judged = [value for value in rewards if not math.isnan(value)]
+    assert len(rewards) == 64
+    assert len(judged) > 32
+    assert all(0 < value < 1 for value in judged)
+    assert all(line["credit/confidence/mean_abs"] > 0 for line in done.metrics)
