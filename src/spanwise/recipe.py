@@ -394,9 +394,15 @@ def _limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
     return replace(scheme, objectives=limited)
 
 
-def scheme_at(path: str | Path, *, longest: int) -> Scheme:
-    """Build the rule of credit of a recipe file, for an engine whose own settings say how to train."""
+def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> Scheme:
+    """Build the rule of credit of a recipe file, for an engine whose own settings say how to train.
+
+    `options` are the engine's own settings: the method takes those that it has and that the recipe does not name.
+    """
     recipe = load(path)
+    known = METHODS.find(recipe.method).options
+    taken = {name: value for name, value in (options or {}).items() if name in known}
+    recipe = recipe.model_copy(update={"options": {**taken, **recipe.options}})
     if recipe.own_layout is None:
         raise RecipeError(
             f"The recipe '{path}' names no layout, so that no block of a completion is known; add for example "

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 pytest.importorskip("transfer_queue", reason="whole runs need verl: make test-verl")
 sys.path.insert(0, str(Path(__file__).parent / "cpu"))
 
+from run_verl import options, run, write_task
 from safetensors.torch import load_file
-from verl_runs import GROUP, PROMPTS, RUNS, STEPS
+from verl_runs import GROUP, LONGEST, PROMPTS, RUNS, STEPS
 
 import spanwise
 from spanwise import pipeline
@@ -27,6 +29,7 @@ from spanwise.objective import Objective
 from spanwise.rollouts import read_rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
+from spanwise.tasks import digits_task
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -54,7 +57,7 @@ def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
     vocabulary = Vocabulary.from_tokenizer(finished.tokenizer)
     seen_blocks = torch.zeros(2)
     for step in range(1, STEPS + 1):
-        rows, dumped = finished.seen("actor", step), finished.dumped(step)
+        rows, dumped = finished.trained(step), finished.dumped(step)
         texts = [(row["prompt"], finished.tokenizer.decode(row["ids"], skip_special_tokens=True)) for row in rows]
         assert sorted(texts) == sorted((line["input"], line["output"]) for line in dumped)
 
@@ -65,7 +68,7 @@ def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
         found = pipeline.credit_batch(reading, batch, SCHEME)
         expected_nt = pipeline.advantages(found, reading.spans, SCHEME)
         for row, expected_t in zip(rows, expected_nt, strict=True):
-            undone = len(row["ids"]) if finished.name == "v0" else 1
+            undone = 1 if finished.name == "colocate_async" else len(row["ids"])  # of a loss that averages over its tokens
             expected = expected_t[: len(row["ids"])] * undone
             torch.testing.assert_close(torch.tensor(row["advantages"]), expected, atol=1e-6, rtol=1e-6)
 
@@ -96,3 +99,43 @@ def test_the_console_and_the_dump_carry_the_blocks(finished):
     assert counts.tolist() == [GROUP] * (STEPS * PROMPTS)
     weighted = [line["score"] for step in range(1, STEPS + 1) for line in finished.dumped(step)]
     assert min(weighted) < 0 < max(weighted)  # correctness minus a Brier score, not the answer alone
+
+
+def test_a_run_is_paid_by_the_reward_manager_and_the_function_of_its_configuration(tmp_path):
+    """Manager `dapo`, whose penalty on length is worked out here; a second number of the function pays the other block."""
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        '    return {"score": float(f"<answer>{ground_truth}</answer>" in solution_str), "nines": float(solution_str.count("9"))}\n'
+    )
+    recipe = {
+        "method": "bae_paper",
+        "layout": {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]},
+        "objectives": [
+            {"reward": "environment", "pays": ["solution"], "baseline": "group"},
+            {
+                "reward": "environment",
+                "name": "nines",
+                "pays": ["confidence"],
+                "baseline": "group",
+                "options": {"column": "nines"},
+            },
+            {"reward": "correct", "pays": ["solution"], "weight": 0.0},
+        ],
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    write_task(tmp_path, digits_task("easy", train_size=PROMPTS, eval_size=8))
+    overrides = options(
+        tmp_path, prompts=PROMPTS, group=GROUP, steps=1, algorithm__adv_estimator="spanwise",
+        _algorithm__spanwise__recipe=tmp_path / "recipe.yaml", _algorithm__spanwise__folder="run",
+        _algorithm__spanwise__keep_rollouts=1, data__max_response_length=LONGEST, reward__reward_manager__name="dapo",
+        reward__custom_reward_function__path=tmp_path / "mine.py", _reward__reward_kwargs__max_resp_len=LONGEST,
+        _reward__reward_kwargs__overlong_buffer_cfg="{enable: True, len: 4, penalty_factor: 1.0, log: False}",
+    )  # fmt: skip
+    run(tmp_path, overrides, timeout=600)
+    table = read_rollouts(tmp_path / "run", tokenizer=tmp_path / "model")
+    rewards = {name: reward.value_n.tolist() for name, reward in table.rewards.items()}
+    penalty_n = [min(-(length - (LONGEST - 4)) / 4, 0.0) for length in table.tokens.lengths.tolist()]
+    assert min(penalty_n) < 0
+    paid = [right + penalty for right, penalty in zip(rewards["correct"], penalty_n, strict=True)]
+    assert rewards["environment"] == pytest.approx(paid, nan_ok=True)  # NaN: there is no solution to pay
+    assert {0.0, 1.0} < {*rewards["nines"]}

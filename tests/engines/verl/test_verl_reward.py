@@ -223,3 +223,35 @@ def test_a_reward_that_loads_a_model_is_refused(tmp_path):
     )
     with pytest.raises(RecipeError, match="'reward_model' loads a reward model, and the reward workers of verl"):
         prepared(tmp_path, recipe=recipe)
+
+
+FUNCTION = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(ground_truth in solution_str), "short": float(len(solution_str) < 60)}
+"""
+
+
+def test_verls_own_reward_manager_pays_as_the_environment(tmp_path):
+    """The number that verl itself would train with: of its manager `dapo`, a function of the user's, and a penalty on length."""
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    recipe = """
+    method: bae_paper
+    layout: {solution: [answer], confidence: [confidence]}
+    objectives:
+      - {reward: environment, pays: [solution], baseline: group}
+      - {reward: environment, name: short, pays: [confidence], baseline: group, options: {column: short}}
+    """
+    theirs = (
+        "reward.reward_manager.name=dapo", f"reward.custom_reward_function.path={tmp_path / 'mine.py'}",
+        "+reward.reward_kwargs.max_resp_len=40",
+        "+reward.reward_kwargs.overlong_buffer_cfg={enable: True, len: 20, penalty_factor: 1.0, log: False}",
+    )  # fmt: skip
+    alone = config_of(tmp_path, *theirs)
+    config = prepared(tmp_path, *theirs, recipe=recipe)
+    for text in ("<answer>4</answer>", "<answer>5</answer>" + "x" * 30, TEXT.format(4, 0.9)):
+        (output,) = scored(config, outputs_of(manager_of(config).tokenizer, [text]))
+        (other,) = scored(alone, outputs_of(manager_of(config).tokenizer, [text]))
+        carried = carry.unpack([info_of(output)[carry.KEY]], scheme_in(config), 120).reading.scores
+        assert float(carried.reward_nm[0, 0]) == pytest.approx(float(other.reward_score), abs=1e-6)
+        assert "confidence" not in text or float(carried.reward_nm[0, 1]) == info_of(other)["short"]
+    assert float(other.reward_score) < 1  # the penalty was due

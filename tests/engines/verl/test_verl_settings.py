@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from settings_small import check, scripts
 from verl_small import RECIPE, config_of
 
 from spanwise.engines.verl.settings import prepare
@@ -12,12 +13,9 @@ REFUSED = {
     "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave .* at False",
     "critic.enable=True": "critic.enable asks for a critic, but .* reads no values",
     "algorithm.use_pf_ppo=True": "under GAE only",
-    "algorithm.norm_adv_by_std_in_grpo=False": "method: dr_grpo",
-    "algorithm.gamma=0.9": "under options: in the recipe",
-    "algorithm.lam=0.9": "under options: in the recipe",
-    "reward.reward_model.enable=True": "reward function of the recipe",
-    "reward.custom_reward_function.path=mine.py": "name it there",
-    "reward.reward_manager.name=dapo": "leave it out",
+    "reward.custom_reward_function.path=mine.py": r"mine.py, and it pays no block; add \{reward: environment",
+    "reward.reward_manager.name=dapo": r"dapo, and it pays no block; add \{reward: environment",
+    "reward.reward_model.enable=True": "to nobody but reward.custom_reward_function",
     "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "averages advantages",
     "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "picks tokens by their size",
     "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov": "picks tokens by their size",
@@ -34,11 +32,44 @@ def test_refused(tmp_path, override):
         prepare(config_of(tmp_path, override))
 
 
-def test_token_mean_needs_one_mini_batch(tmp_path):
+@pytest.mark.parametrize("more", ["data.train_batch_size=8", "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"])
+def test_token_mean_gives_way_where_it_cannot_be_undone_and_the_critic_keeps_it(tmp_path, more):
     mode = "actor_rollout_ref.actor.loss_agg_mode=token-mean"
-    prepare(config_of(tmp_path, mode))
-    with pytest.raises(RecipeError, match=r"train_batch_size=8 .* ppo_mini_batch_size=2"):
-        prepare(config_of(tmp_path, mode, "data.train_batch_size=8"))
+    config = config_of(tmp_path, mode)
+    assert prepare(config).reduction["mode"] == config.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
+    config = config_of(tmp_path, mode, more, "actor_rollout_ref.actor.use_kl_loss=True")
+    with pytest.warns(UserWarning, match="from token-mean to seq-mean-token-mean.* KL and entropy"):
+        assert prepare(config).reduction["mode"] == config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-mean"
+    assert config.critic.loss_agg_mode == "token-mean"
+
+
+def test_verls_discounts_are_the_recipes_where_the_method_has_them(tmp_path):
+    recipe = "{{layout: {{all: [answer]}}, method: gae, objectives: [{{reward: correct, pays: [all]}}]{}}}"
+    critic = ["critic.enable=True", "critic.model.path=x", "algorithm.lam=0.9"]
+    config = config_of(tmp_path, *critic, recipe=recipe.format(""))
+    with pytest.warns(UserWarning, match="lam=0.9 is taken"):
+        assert prepare(config).scheme.options == {"lam": 0.9}
+    assert prepare(config_of(tmp_path, *critic, recipe=recipe.format(", options: {lam: 0.9}"))).scheme.options == {
+        "lam": 0.9
+    }
+    with pytest.warns(UserWarning, match="lam=0.9 changes nothing: method 'bae'"):
+        prepare(config_of(tmp_path, "algorithm.lam=0.9"))
+    with pytest.raises(RecipeError, match=r"the recipe has lam: 0\.8"):
+        prepare(config_of(tmp_path, *critic, recipe=recipe.format(", options: {lam: 0.8}")))
+
+
+def test_no_deviation_is_asked_of_a_method_that_divides_by_one(tmp_path):
+    asked = "algorithm.norm_adv_by_std_in_grpo=False"
+    prepare(config_of(tmp_path, asked))
+    recipe = "{layout: {all: [answer]}, method: grpo, objectives: [{reward: correct, pays: [all]}]}"
+    with pytest.raises(RecipeError, match="write method: dr_grpo"):
+        prepare(config_of(tmp_path, asked, recipe=recipe))
+
+
+def test_most_of_the_settings_of_verls_example_scripts_are_taken(tmp_path):
+    refused = [sentence for sentence in (check(tmp_path, settings) for settings in scripts().values()) if sentence]
+    assert len(scripts()) == 110
+    assert len(refused) <= 10, refused
 
 
 def test_rejection_inside_the_loss(tmp_path):

@@ -29,7 +29,7 @@ def actor_config(**more):
     return FSDPActorConfig(**{"strategy": "fsdp", "rollout_n": 1, "ppo_micro_batch_size_per_gpu": 1, **more})
 
 
-def config_of(folder, *overrides, recipe=RECIPE, name="spanwise"):
+def config_of(folder, *overrides, recipe=RECIPE, name="spanwise", plain=False):
     """verl's real configuration, with a recipe and a model folder that holds a tokenizer."""
     from hydra import compose, initialize_config_module
 
@@ -52,6 +52,8 @@ def config_of(folder, *overrides, recipe=RECIPE, name="spanwise"):
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "trainer.n_gpus_per_node=1",
     ]
+    if plain:  # verl's own defaults, but for the estimator and the model
+        ours = [*ours[:3], "trainer.n_gpus_per_node=1"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with initialize_config_module("verl.trainer.config", version_base=None):

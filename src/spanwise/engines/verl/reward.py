@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from omegaconf import open_dict  # pyright: ignore[reportMissingImports]
 from verl.experimental.reward_loop.reward_manager.base import (  # pyright: ignore[reportMissingImports]
     RewardManagerBase,
 )
+from verl.trainer.ppo.reward import load_reward_manager  # pyright: ignore[reportMissingImports]
 
 from spanwise.batch import Batch, Steps
 from spanwise.credit.spread import completed
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
-from spanwise.engines.verl.settings import scheme_in
+from spanwise.engines.verl.settings import OWN_MANAGER, scheme_in
+from spanwise.scheme import Scheme
 from spanwise.score.items import shared_by
 from spanwise.step import ReadBatch, Step
 
@@ -24,10 +28,11 @@ from spanwise.step import ReadBatch, Step
 class SpanRewardManager(RewardManagerBase):
     """Scores the objectives of the recipe that `algorithm.spanwise.recipe` names, and packs the reading of every output."""
 
-    def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **_: Any) -> None:
+    def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **router: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
         self.scheme, self.vocabulary = scheme_in(config), vocabulary_of(config, tokenizer)
         self.step = Step(self.scheme, self.vocabulary)
+        self.own_manager = _own_manager(config, self.scheme, tokenizer, router)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
@@ -36,12 +41,14 @@ class SpanRewardManager(RewardManagerBase):
         def in_thread(function: Any, *arguments: Any) -> Any:
             return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-        batch, length_n, masked = await in_thread(self._batch, data)
+        given = any("environment" in (data[n].non_tensor_batch.get("tool_extra_fields") or {}) for n in range(len(data)))
+        own = None if self.own_manager is None or given else await self.own_manager.run_single(data)
+        batch, length_n, masked = await in_thread(self._batch, data, own)
         with shared_by(int(self.config.reward.num_workers)):
             rows = await self.step.read_waiting(batch, in_thread)
         return await in_thread(self._packed, rows, batch, length_n, masked)
 
-    def _batch(self, data: Any) -> tuple[Batch, list[int], bool]:
+    def _batch(self, data: Any, own: dict[str, Any] | None) -> tuple[Batch, list[int], bool]:
         """Return the outputs of a rollout as a batch, their lengths, and whether all of them say which tokens were sampled."""
         ids_nt = data.batch["responses"]
         length_n = data.batch["attention_mask"][:, -ids_nt.shape[1] :].sum(dim=1).tolist()
@@ -50,6 +57,9 @@ class SpanRewardManager(RewardManagerBase):
         ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
         sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, masks_given, strict=True)]
         columns = self._columns(fields, ids)
+        if own is not None:  # of the last output, which verl's managers score
+            numbers = {**own.get("reward_extra_info", {}), "environment": own["reward_score"]}
+            columns |= {name: [None] * (len(ids) - 1) + [number] for name, number in numbers.items()}
         order = torch.arange(len(ids))  # the places of the outputs in their rollout
         steps = Steps(torch.zeros_like(order), order, columns.get("anchor")) if len(ids) > 1 else None
         batch = Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps)
@@ -86,3 +96,16 @@ class SpanRewardManager(RewardManagerBase):
             answer = {} if gold is None else {"answer": gold}
             rows.append({**row, **(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {}), **answer, **text})
         return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, Any]) -> Any:
+    """Load the reward manager of the user's configuration, with its function; None if the recipe reads nothing of it."""
+    columns = {one.options.get("column", "environment") for one in scheme.objectives if one.reward == "environment"}
+    manager = config.algorithm.spanwise.get(OWN_MANAGER)
+    is_named = manager is not None and (manager.name != "naive" or config.reward.custom_reward_function.path is not None)
+    if manager is None or not columns or not (is_named or "environment" in columns):
+        return None
+    own = copy.deepcopy(config)
+    with open_dict(own):
+        own.reward.reward_manager = manager
+    return load_reward_manager(own, tokenizer, **router)

@@ -24,8 +24,12 @@ from spanwise.scheme import Scheme
 
 #: Our reward manager, as verl's `reward.reward_manager` names one: source, module and class.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
-#: The fields of `algorithm.spanwise` under the estimator `spanwise`.
+#: The field of `algorithm.spanwise` that keeps the user's reward manager, whose number the reward `environment` reads.
+OWN_MANAGER = "own_manager"
+#: The fields of `algorithm.spanwise` under the estimator `spanwise` that a user may set.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
+#: What to do about a number of verl's own that pays no block.
+_PAY = "add {reward: environment, pays: [...]} to the recipe, which pays blocks with its number, or leave it out"
 #: Options that would change the credit or have no effect: their required value, and why.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
@@ -33,18 +37,9 @@ _FIXED: dict[str, tuple[Any, str]] = {
         "the option adds the KL term to a reward that pays no block; use actor_rollout_ref.actor.use_kl_loss=True",
     ),
     "algorithm.use_pf_ppo": (False, "the option resamples under GAE only and would change nothing"),
-    "algorithm.norm_adv_by_std_in_grpo": (True, "only verl's own grpo reads it; write method: dr_grpo in the recipe"),
-    "algorithm.gamma": (1.0, "the option changes nothing here; write gamma under options: in the recipe"),
-    "algorithm.lam": (1.0, "the option changes nothing here; write lam under options: in the recipe"),
-    "reward.reward_model.enable": (
-        False,
-        "the reward model pays no block; call the model from a reward function of the recipe",
-    ),
-    "reward.custom_reward_function.path": (
-        None,
-        "the function is not called under a recipe; name it there, as in {reward: 'module:function', pays: [...]}",
-    ),
 }
+#: The options of methods that verl's configuration may set in place of the recipe.
+_DISCOUNTS = ("gamma", "lam")
 
 
 def attach(trainer_class: Any) -> None:
@@ -110,7 +105,8 @@ def prepare(config: Any) -> VerlRun:
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
     scheme.check(fields if has_critic else fields - {"value_nt"}, at_read=fields - {*TOKENS})
     scheme.check_loads("verl")
-    refuse(_faults(config))
+    remarks = [_undoable_mode(config)]
+    refuse(_faults(config) | _reward_faults(config, scheme))
     parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     run = VerlRun(config, scheme, value_lam=critic.gae_lambda_value, parts=parts)
     with open_dict(config):
@@ -118,12 +114,38 @@ def prepare(config: Any) -> VerlRun:
         if config.trainer.get("use_v1"):
             config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl checks the name
         manager = config.reward.reward_manager
+        if _manager_name(config) is not None:
+            section[OWN_MANAGER] = OmegaConf.to_container(manager)
         manager.source, manager.module.path, manager.name = MANAGER
         for part in parts.values():
             actor.policy_loss.loss_mode = loss_of(part.mode, actor.policy_loss.get("loss_mode", "vanilla"))
-    for sentence in _remarks(config, scheme):
+    for sentence in filter(None, [*remarks, *_remarks(config, scheme)]):
         say(sentence)
     return run
+
+
+def _undoable_mode(config: Any) -> str | None:
+    """Replace a way of averaging that cannot be undone, verl's default over several mini-batches; return what to say of it.
+
+    The credit's loss is the same under every mode that can be undone, so that nothing but KL and entropy notices.
+    """
+    actor = config.actor_rollout_ref.actor
+    several = config.data.train_batch_size > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
+    averages_itself = actor.policy_loss.get("loss_mode", "vanilla") == "sapo"
+    if actor.loss_agg_mode != "token-mean" or not (several or averages_itself):
+        return None
+    critic_mode = OmegaConf.select(config, "critic.loss_agg_mode")
+    with open_dict(config):
+        actor.loss_agg_mode = MODES[0]
+        if critic_mode is not None:  # it is the actor's unless the user has set it
+            config.critic.loss_agg_mode = critic_mode
+    reason = (
+        "sapo averages in one way alone"
+        if averages_itself
+        else "each of several mini-batches has tokens of its own to divide by"
+    )
+    more = " KL and entropy are averaged in that way, too." if actor.use_kl_loss or actor.entropy_coeff else ""
+    return f"loss_agg_mode is set from token-mean to {MODES[0]}: {reason}. The loss of the credit is that of any mode.{more}"
 
 
 def scheme_in(config: Any) -> Scheme:
@@ -131,7 +153,19 @@ def scheme_in(config: Any) -> Scheme:
     path = (config.algorithm.get("spanwise") or {}).get("recipe")
     if path is None:
         raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
-    return scheme_at(path, longest=config.data.max_response_length)
+    return scheme_at(path, longest=config.data.max_response_length, options=_discounts(config))
+
+
+def _discounts(config: Any) -> dict[str, float]:
+    """Return gamma and lam, where verl's configuration sets them."""
+    values = {name: config.algorithm.get(name) for name in _DISCOUNTS}
+    return {name: value for name, value in values.items() if value not in (None, 1.0)}
+
+
+def _manager_name(config: Any) -> str | None:
+    """Return the name of verl's or the user's own reward manager; None if it is ours."""
+    manager = config.reward.reward_manager
+    return None if (manager.source, manager.name) == (MANAGER[0], MANAGER[2]) else manager.name
 
 
 def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
@@ -152,12 +186,33 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
     )
 
 
+def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
+    """Return a sentence for each reward and each option of a method that verl is told of and that would have no effect."""
+    manager, function = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
+    is_paid = any(objective.reward == "environment" for objective in scheme.objectives)
+    divides = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
+    faults = {
+        f"reward.reward_manager is {manager}, and it pays no block; {_PAY}.": manager not in (None, "naive") and not is_paid,
+        f"reward.custom_reward_function is {function}, and it pays no block; {_PAY}.": function is not None and not is_paid,
+        "reward.reward_model.enable is True, and verl hands its reward model to nobody but reward.custom_reward_function; set its "
+        "path and name, and add {reward: environment, pays: [...]} to the recipe.": (
+            OmegaConf.select(config, "reward.reward_model.enable") and not (is_paid and function is not None)
+        ),
+        f"algorithm.norm_adv_by_std_in_grpo is False, and method '{scheme.method}' of the recipe divides by a group's deviation; "
+        f"write method: dr_grpo, or leave scale: std out.": not config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        and divides,
+    }
+    for name, value in _discounts(config).items():
+        own = scheme.options.get(name, value)
+        faults[f"algorithm.{name} is {value}, and the recipe has {name}: {own}; leave one of them out."] = own != value
+    return faults
+
+
 def _faults(config: Any) -> dict[str, Any]:
     """Return a sentence for each verl setting that would change, drop or double the credit."""
-    actor, trainer, manager = config.actor_rollout_ref.actor, config.trainer, config.reward.reward_manager
+    actor, trainer = config.actor_rollout_ref.actor, config.trainer
     loss, section, mode = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
-    correction, prompts = config.algorithm.get("rollout_correction") or {}, config.data.train_batch_size
-    several_batches = prompts > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
+    correction = config.algorithm.get("rollout_correction") or {}
     folder, dump_folder = section.get("folder"), trainer.get("rollout_data_dir")
     return {
         f"{unknown('loss_agg_mode', mode, MODES)} {USE}": mode not in MODES,
@@ -166,9 +221,6 @@ def _faults(config: Any) -> dict[str, Any]:
             mode == "seq-mean-token-sum-norm" and not actor.get("loss_scale_factor")
         ),
         **fixed_faults(_FIXED, lambda name: OmegaConf.select(config, name)),
-        f"reward.reward_manager is {manager.name}, which passes on no blocks; leave it out, spanwise sets its own.": (
-            (manager.source, manager.name) not in (("register", "naive"), (MANAGER[0], MANAGER[2]))
-        ),
         f"policy_loss.loss_mode '{loss}' averages advantages, picks tokens by their size or adds a term that does not grow "
         f"with them; use vanilla, cispo, gspo or sapo.": loss in ("geo_mean", "clip_cov", "kl_cov", "dro"),
         f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": loss == "sapo" and mode != MODES[0],
@@ -176,10 +228,11 @@ def _faults(config: Any) -> dict[str, Any]:
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
             correction.get("bypass_mode") and correction.get("rollout_rs") and mode == MODES[0]
         ),
-        f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and train_batch_size={prompts} prompts makes "
-        f"several of ppo_mini_batch_size={actor.ppo_mini_batch_size}. {USE}": mode == "token-mean" and several_batches,
         "algorithm.spanwise.options is for estimators of one reward; write options: in the recipe.": "options" in section,
-        **{f"algorithm.spanwise.{name} is no option; use {', '.join(_KNOWN)}.": name not in _KNOWN for name in section},
+        **{
+            f"algorithm.spanwise.{name} is no option; use {', '.join(_KNOWN)}.": name not in (*_KNOWN, OWN_MANAGER)
+            for name in section
+        },
         f"trainer.val_only=True trains nothing, so no run folder is written; leave {OPTION} out.": folder
         and trainer.get("val_only"),
         f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} keeps its own rollouts; leave it out, or give another "
@@ -200,6 +253,7 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
         "algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.": (
             (config.algorithm.get("filter_groups") or {}).get("enable")
         ),
+        **_discount_remarks(config, scheme),
         "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; the default of DPPO is 20.": (
             actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0
         ),
@@ -208,6 +262,18 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
         ),
     }
     return [sentence for sentence, applies in rules.items() if sentence and applies]
+
+
+def _discount_remarks(config: Any, scheme: Scheme) -> dict[str, bool]:
+    """Return what becomes of gamma and lam of verl's configuration."""
+    given = load(config.algorithm.spanwise.recipe).options
+    values = {name: value for name, value in _discounts(config).items() if name not in given}
+    return {
+        f"algorithm.{name}={value} is taken as the recipe's option {name}."
+        if name in scheme.options
+        else f"algorithm.{name}={value} changes nothing: method '{scheme.method}' does not discount, as verl's grpo does not.": True
+        for name, value in values.items()
+    }
 
 
 def _trainer_mode(config: Any) -> str:

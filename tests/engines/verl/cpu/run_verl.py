@@ -145,6 +145,11 @@ class Run:
         lines = (self.folder / "rollouts" / f"{step}.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
+    def trained(self, step: int) -> list[dict[str, Any]]:
+        """What the policy's loss took in the updates of a step, as `seen` has it."""
+        updates = len(list((self.folder / "record" / "actor").iterdir())) // len(self.metrics)
+        return [row for update in range(updates) for row in self.seen("actor", (step - 1) * updates + update + 1)]
+
     def seen(self, loss: str, call: int) -> list[dict[str, Any]]:
         """Prompt, sampled tokens and what stands beside each of them, as a loss ("actor", "critic") took them at a call of it."""
         import torch

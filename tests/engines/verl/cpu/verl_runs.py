@@ -12,9 +12,14 @@ objectives:
   - {reward: correct, pays: [solution], baseline: group, if_missing: 0.0}
   - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
 """
-#: What differs between the runs. V0's loss divides every completion by its length, which the adapter has to undo.
+#: What differs between the runs. The first has verl's default way of averaging, and two mini-batches with tokens of their own.
+#: V0's loss divides every completion by its length, which the adapter has to undo.
 RUNS = {
-    "sync": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum"},
+    "sync": {
+        "actor_rollout_ref__actor__loss_agg_mode": "token-mean",
+        "actor_rollout_ref__actor__ppo_mini_batch_size": PROMPTS // 2,
+        "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": PROMPTS // 2 * GROUP,
+    },
     "colocate_async": {
         "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum",
         "trainer__v1__trainer_mode": "colocate_async",

@@ -1,0 +1,57 @@
+"""The settings of 110 of verl's example scripts (22 August 2026), laid over verl's own configuration with a recipe."""
+
+import json
+import warnings
+from functools import cache
+from pathlib import Path
+
+from verl_small import config_of
+
+from spanwise import SpanwiseError
+from spanwise.engines.verl.settings import prepare
+
+RECIPE = "{{layout: {{all: [answer]}}, method: {}, objectives: [{{reward: {}, pays: [all]}}]}}"
+#: The names that verl's V1 has for what older scripts call otherwise.
+RENAMED = {"reward_model.": "reward.", "custom_reward_function.": "reward.custom_reward_function."}
+#: Options of programs that `main_ppo` does not read.
+ELSEWHERE = ("async_training.", "data.gen_batch_size")
+
+
+@cache
+def scripts():
+    """Script -> {option: value}."""
+    return json.loads((Path(__file__).parent / "settings_of_scripts.json").read_text())
+
+
+def overrides_of(settings):
+    """The overrides of a script, and its recipe."""
+    found = {}
+    for name, value in settings.items():
+        if name.startswith(ELSEWHERE) or name == "algorithm.adv_estimator" or not value or "<" in value or "$" in value:
+            continue
+        old = next((old for old in RENAMED if name.startswith(old) and not name.startswith("reward_model.rollout")), None)
+        renamed = name if old is None else RENAMED[old] + name.removeprefix(old)
+        if renamed == "reward.reward_manager":
+            renamed = "reward.reward_manager.name"
+        found[renamed] = value
+    critic = settings["algorithm.adv_estimator"] == "gae"
+    if critic:
+        found |= {"critic.enable": "True", "critic.model.path": "critic"}
+    if any(name.startswith("async_training.") for name in settings):
+        found |= {"trainer.use_v1": "True", "trainer.v1.trainer_mode": "separate_async"}
+    theirs = found.get("reward.reward_manager.name", "naive") != "naive" or "reward.custom_reward_function.path" in found
+    recipe = RECIPE.format("gae" if critic else "bae_paper", "environment" if theirs else "correct")
+    return [f"++{name}={value}" for name, value in found.items()], recipe
+
+
+def check(folder, settings):
+    """What our check says of a script's settings; None if they are taken."""
+    overrides, recipe = overrides_of(settings)
+    config = config_of(folder, *overrides, recipe=recipe, plain=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            prepare(config)
+        except SpanwiseError as error:
+            return str(error)
+    return None
