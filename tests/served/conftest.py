@@ -38,16 +38,23 @@ def write_model(folder):
 
 
 @pytest.fixture(scope="session")
-def judge_url(tmp_path_factory):
+def tiny_model(tmp_path_factory):
+    """The folder of a random model."""
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def judge_url(tmp_path_factory, tiny_model):
     """The address of the server, which calls its model `judge`."""
     folder = tmp_path_factory.mktemp("vllm")
-    write_model(folder / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = [
         "--model",
-        folder / "model",
+        tiny_model,
         "--host",
         "127.0.0.1",
         "--port",
