@@ -28,7 +28,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -257,13 +257,21 @@ def samples_to(curve: Sequence[Mapping[str, Any]], goal: float) -> float:
 
 def run_of(arm: str, fields: Fields, rate: float, seed: int, folder: Path) -> dict[str, Any]:
     """A run's curve, read or made."""
-    file = folder / f"{fields.kind}-{fields.count}" / f"{arm}-{rate:g}-{seed}.json"
+    tuning = seed in TUNING_SEEDS
+    return kept_run(
+        folder / f"{fields.kind}-{fields.count}" / f"{arm}-{rate:g}-{seed}.json",
+        {"arm": arm, "count": fields.count, "rate": rate, "seed": seed},
+        lambda: train(Run(arm, fields, rate, seed, tuning=tuning), most=TUNING_STEPS if tuning else MOST_STEPS),
+    )
+
+
+def kept_run(file: Path, names: Mapping[str, Any], trained: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A run's file, read or made; `names` say what was trained."""
     if not file.exists():
-        tuning = seed in TUNING_SEEDS
-        made = train(Run(arm, fields, rate, seed, tuning=tuning), most=TUNING_STEPS if tuning else MOST_STEPS)
+        made = trained()
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps({"arm": arm, "count": fields.count, "rate": rate, "seed": seed, **made}))
+        scratch.write_text(json.dumps({**names, **made}))
         scratch.rename(file)
         reached = ", ".join(f"{goal:g}: {samples_to(made['curve'], goal):.0f}" for goal in GOALS)
         print(f"{time.strftime('%H:%M:%S')} {file.parent.name} {file.stem}: {made['seconds']} s, {reached}", flush=True)
@@ -282,13 +290,18 @@ def tuned(arm: str, fields: Fields, folder: Path) -> float:
 
     Two seeds for few fields, whose runs are noisier and cheaper.
     """
-    rates, seeds = list(RATES), TUNING_SEEDS if fields.count <= 4 else TUNING_SEEDS[:1]
+    seeds = TUNING_SEEDS if fields.count <= 4 else TUNING_SEEDS[:1]
+    return best_rate(lambda rate: price([run_of(arm, fields, rate, seed, folder) for seed in seeds]), largest=0.05)
+
+
+def best_rate(price_of: Callable[[float], float], *, largest: float) -> float:
+    """The learning rate of the lowest price; the grid is extended while the best lies at its edge."""
+    rates = list(RATES)
     while True:
-        by_rate = {rate: price([run_of(arm, fields, rate, seed, folder) for seed in seeds]) for rate in rates}
-        best = min(rates, key=by_rate.__getitem__)
+        best = min(rates, key=price_of)
         if best == rates[0] and best > 1e-4:
             rates.insert(0, best / 2)
-        elif best == rates[-1] and best < 0.05:
+        elif best == rates[-1] and best < largest:
             rates.append(best * 2)
         else:
             return best
@@ -296,10 +309,14 @@ def tuned(arm: str, fields: Fields, folder: Path) -> float:
 
 def found(arm: str, fields: Fields, folder: Path) -> list[dict[str, Any]]:
     """The runs of an arm that are there at its learning rate, by seed; none if the rate is not chosen yet."""
-    place = folder / f"{fields.kind}-{fields.count}"
-    if not (place / f"{arm}.json").exists():
+    return runs_in(folder / f"{fields.kind}-{fields.count}", arm)
+
+
+def runs_in(place: Path, arm: str, given: float | None = None) -> list[dict[str, Any]]:
+    """The runs of an arm in a folder at a given learning rate, or at the chosen one, by seed."""
+    if given is None and not (place / f"{arm}.json").exists():
         return []
-    rate = json.loads((place / f"{arm}.json").read_text())["rate"]
+    rate = given or json.loads((place / f"{arm}.json").read_text())["rate"]
     files = [place / f"{arm}-{rate:g}-{seed}.json" for seed in SEEDS]
     return [json.loads(file.read_text()) for file in files if file.exists()]
 

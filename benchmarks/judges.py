@@ -75,72 +75,51 @@ def in_trl(items, objective):
     return time.perf_counter() - started
 
 
-class InVerl:
-    """verl's reward workers, eight processes of Ray."""
+def rollouts(items):
+    """Different rollouts as verl hands them to its reward workers."""
+    import numpy as np
+    import torch
+    from tensordict import TensorDict
+    from verl import DataProto
 
-    def __init__(self, items, objective, workers=8):
-        import numpy as np
-        import ray
-        import torch
-        from tensordict import TensorDict
-        from verl import DataProto
-        from verl.experimental.reward_loop.reward_loop import RewardLoopManager
-        from verl_small import config_of
+    ids = torch.tensor([[*f"step {n:05} of a proof".encode()] for n in range(items)])
+    mask = torch.ones(items, ids.shape[1] + 2, dtype=torch.long)
+    tensors = TensorDict({"prompts": ids[:, :2], "responses": ids, "attention_mask": mask}, batch_size=items)
+    fields = {
+        "data_source": ["small"] * items,
+        "reward_model": [{"ground_truth": "4"}] * items,
+        "extra_info": [{} for _ in range(items)],
+        "raw_prompt": [f"{n}+{n}=" for n in range(items)],
+    }
+    columns = {name: np.array(values, dtype=object) for name, values in fields.items()}
+    return DataProto(batch=tensors, non_tensor_batch=columns)
 
-        from spanwise.engines.verl.settings import prepare
 
-        self.folder = tempfile.TemporaryDirectory()
-        plain = {"reward": "judges:instant", "pays": ["all"]} if objective.reward is instant else _plain(objective)
+def in_verl(items, objective):
+    """The seconds that eight of verl's reward workers take for as many rollouts, after a first few that load everything."""
+    import ray
+    from verl.experimental.reward_loop.reward_loop import RewardLoopManager
+    from verl_small import config_of
+
+    from spanwise.engines.verl.settings import prepare
+
+    reward = "judges:instant" if objective.reward is instant else objective.reward
+    plain = {"reward": reward, "pays": ["all"], "options": dict(objective.options)}
+    with tempfile.TemporaryDirectory() as folder:
         recipe = f"{{layout: {{all: []}}, method: bae, objectives: [{plain}]}}"
-        config = config_of(Path(self.folder.name), f"reward.num_workers={workers}", recipe=recipe)
+        config = config_of(Path(folder), "reward.num_workers=8", recipe=recipe)
         prepare(config)
         if not ray.is_initialized():
             environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path[:3]), "OMP_NUM_THREADS": "1"}}
             ray.init(num_cpus=16, include_dashboard=False, logging_level="ERROR", runtime_env=environment)
-        self.manager = RewardLoopManager(config)
-        ids = torch.tensor([[*f"step {n:05} of a proof".encode()] for n in range(items)])
-        tensors = {
-            "prompts": ids[:, :2],
-            "responses": ids,
-            "attention_mask": torch.ones(items, ids.shape[1] + 2, dtype=torch.long),
-        }
-        fields = {
-            "data_source": ["small"] * items,
-            "reward_model": [{"ground_truth": "4"}] * items,
-            "extra_info": [{} for _ in range(items)],
-            "raw_prompt": [f"{n}+{n}=" for n in range(items)],
-        }
-        columns = {name: np.array(values, dtype=object) for name, values in fields.items()}
-        self.data = DataProto(batch=TensorDict(tensors, batch_size=items), non_tensor_batch=columns)
-
-    def seconds(self):
-        """Score the rollouts."""
+        manager, data = RewardLoopManager(config), rollouts(items)
+        manager.compute_rm_score(data[:16])
         started = time.perf_counter()
-        scores = self.manager.compute_rm_score(self.data).batch["rm_scores"]
-        assert scores.sum() == len(self.data)
-        return time.perf_counter() - started
-
-    def end(self):
-        """Stop the workers."""
-        import ray
-
-        for worker in self.manager.reward_loop_workers:
-            ray.kill(worker)
-
-
-def _plain(objective):
-    return {"reward": "judge", "pays": ["all"], "options": dict(objective.options)}
-
-
-def in_verl(items, objective):
-    """The seconds that verl's reward workers take for as many rollouts, after a first few that load everything."""
-    rewards = InVerl(items, objective)
-    warm = rewards.data
-    rewards.data = warm[:16]
-    rewards.seconds()
-    rewards.data = warm
-    seconds = rewards.seconds()
-    rewards.end()
+        scores = manager.compute_rm_score(data).batch["rm_scores"]
+        seconds = time.perf_counter() - started
+    assert scores.sum() == items
+    for worker in manager.reward_loop_workers:
+        ray.kill(worker)
     return seconds
 
 

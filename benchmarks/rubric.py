@@ -23,9 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,15 +32,15 @@ import torch
 from fields import (
     EVERY,
     GOALS,
-    GROUP,
     MOST_STEPS,
-    PROMPTS,
-    RATES,
     SEEDS,
     TUNING_SEEDS,
     Run,
-    interval_of,
-    samples_to,
+    best_rate,
+    kept_run,
+    ratio,
+    reach,
+    runs_in,
     train,
 )
 
@@ -97,47 +94,33 @@ def scheme_of(arm: str, judge: str) -> Scheme:
 
 
 def run_of(arm: str, judge: str, rate: float, seed: int, folder: Path) -> dict[str, Any]:
-    """A run's curve, read or made."""
-    file = folder / judge / f"{arm}-{rate:g}-{seed}.json"
-    if not file.exists():
-        made = train(Run(arm, FIELDS, rate, seed, tuning=seed in TUNING_SEEDS, scheme=scheme_of(arm, judge)))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps({"arm": arm, "judge": judge, "rate": rate, "seed": seed, **made}))
-        scratch.rename(file)
-        print(f"{time.strftime('%H:%M:%S')} {judge} {file.stem}: {made['seconds']} s", flush=True)
-    return json.loads(file.read_text())
+    """A run, read or made, with the curve of the fields that are judged without bias."""
+    run = kept_run(
+        folder / judge / f"{arm}-{rate:g}-{seed}.json",
+        {"arm": arm, "judge": judge, "rate": rate, "seed": seed},
+        lambda: train(Run(arm, FIELDS, rate, seed, tuning=seed in TUNING_SEEDS, scheme=scheme_of(arm, judge))),
+    )
+    return judged_without_bias(run)
 
 
-def curve_of(run: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The mean accuracy of the fields that can be known and whose judge is not biased."""
-    kept = [k for k, name in enumerate(FIELDS.names) if name in FIELDS.knowable and not _is_biased(run, name)]
-    return [point | {"accuracy": sum(point["by_field"][k] for k in kept) / len(kept)} for point in run["curve"]]
-
-
-def _is_biased(run: Mapping[str, Any], name: str) -> bool:
-    return run["judge"] in ("lenient", "biased") and name == BIASED
+def judged_without_bias(run: dict[str, Any]) -> dict[str, Any]:
+    """The run with the mean accuracy of the fields that can be known and whose judge is not biased."""
+    biased = BIASED if run["judge"] in ("lenient", "biased") else None
+    kept = [k for k, name in enumerate(FIELDS.names) if name in FIELDS.knowable and name != biased]
+    curve = [point | {"accuracy": sum(point["by_field"][k] for k in kept) / len(kept)} for point in run["curve"]]
+    return run | {"curve": curve}
 
 
 def tuned(arm: str, judge: str, folder: Path) -> float:
-    """The learning rate with the smallest area above the curves of the tuning seeds; the grid grows while the best is its last."""
-    rates = list(RATES)
-    while True:
-        shortfall = {
-            rate: sum(_shortfall(run_of(arm, judge, rate, seed, folder)) for seed in TUNING_SEEDS) for rate in rates
-        }
-        best = min(rates, key=shortfall.__getitem__)
-        if best == rates[0] and best > 1e-4:
-            rates.insert(0, best / 2)
-        elif best == rates[-1] and best < 0.02:
-            rates.append(best * 2)
-        else:
-            return best
+    """The learning rate with the smallest area above the curves of the tuning seeds."""
+    return best_rate(
+        lambda rate: sum(_shortfall(run_of(arm, judge, rate, seed, folder)) for seed in TUNING_SEEDS), largest=0.02
+    )
 
 
 def _shortfall(run: Mapping[str, Any]) -> float:
     """What is wrong on average over the budget; a run that ended early keeps its last accuracy."""
-    accuracy = [point["accuracy"] for point in curve_of(run)]
+    accuracy = [point["accuracy"] for point in run["curve"]]
     points = MOST_STEPS // EVERY + 1
     return 1 - (sum(accuracy) + (points - len(accuracy)) * accuracy[-1]) / points
 
@@ -155,53 +138,31 @@ def train_all(judges: Sequence[str], arms: Sequence[str], folder: Path, given: f
 
 def runs_of(arm: str, judge: str, folder: Path, given: float | None = None) -> list[dict[str, Any]]:
     """The runs of an arm at its learning rate, or at a given one, by seed; none before the rate is chosen."""
-    if given is None and not (folder / judge / f"{arm}.json").exists():
-        return []
-    rate = given or json.loads((folder / judge / f"{arm}.json").read_text())["rate"]
-    files = [folder / judge / f"{arm}-{rate:g}-{seed}.json" for seed in SEEDS]
-    return [json.loads(file.read_text()) for file in files if file.exists()]
+    return [judged_without_bias(run) for run in runs_in(folder / judge, arm, given)]
 
 
 def show(folder: Path, given: float | None = None) -> None:
     """Completions to 80 %, the ratio to by_part, accuracy at the end and paired differences, as Markdown."""
-    most = MOST_STEPS * PROMPTS * GROUP
-    print(
-        "| judge | arm | learning rate | seeds | completions to 80 % | ratio | right at the end | by part minus sum | field c |"
-    )
+    heading = ["judge", "arm", "learning rate", "seeds", "completions to 80 %", "ratio", "right at the end"]
+    print("| " + " | ".join([*heading, "by part minus sum", "field c"]) + " |")
     print("|---|---|---|---|---|---|---|---|---|")
     for judge in JUDGES:
         table = {arm: runs_of(arm, judge, folder, given) for arm in ARMS}
-        ends = {arm: torch.tensor([curve_of(run)[-1]["accuracy"] for run in runs]).double() for arm, runs in table.items()}
+        ends = {arm: torch.tensor([run["curve"][-1]["accuracy"] for run in runs]).double() for arm, runs in table.items()}
         for arm, runs in table.items():
             if len(runs) < 2:
                 continue
-            reached = [samples_to(curve_of(run), GOAL) for run in runs]
-            there = sum(map(math.isfinite, reached))
-            price = _written(reached, "{:,.0f}") if there == len(runs) else f"{there} of {len(runs)} within {most:,}"
-            ratio, difference = "", ""
-            first = [samples_to(curve_of(run), GOAL) for run in table["by_part"]]
-            if arm == "sum" and len(first) == len(runs):
-                more = "at least " if there < len(runs) else ""
-                is_fit = all(map(math.isfinite, first))
-                ratio = (
-                    more + _written([min(a, most) / b for a, b in zip(reached, first, strict=True)], "{:.1f}")
-                    if is_fit
-                    else "-"
-                )
-                difference = _mean(ends["by_part"] - ends["sum"], "+.3f")
+            is_paired = arm == "sum" and len(table["by_part"]) == len(runs)
+            against = ratio(runs, table["by_part"], GOAL) if is_paired else ""
+            difference = _mean(ends["by_part"] - ends["sum"], "+.3f") if is_paired else ""
             biased = torch.tensor([run["curve"][-1]["by_field"][FIELDS.names.index(BIASED)] for run in runs]).double()
-            cells = [judge, f"`{arm}`", f"{runs[0]['rate']:g}", str(len(runs)), price, ratio, _mean(ends[arm], ".3f")]
-            print("| " + " | ".join([*cells, difference, _mean(biased, ".3f")]) + " |")
+            cells = [judge, f"`{arm}`", f"{runs[0]['rate']:g}", str(len(runs)), reach(runs, GOAL), against]
+            print("| " + " | ".join([*cells, _mean(ends[arm], ".3f"), difference, _mean(biased, ".3f")]) + " |")
 
 
 def _mean(values: torch.Tensor, form: str) -> str:
     interval = mean_interval(values)
     return f"{interval.value:{form}} ({interval.low:{form}}, {interval.high:{form}})"
-
-
-def _written(values: Sequence[float], form: str) -> str:
-    mean, low, high = (form.format(value) for value in interval_of(values))
-    return f"{mean} ({low}, {high})"
 
 
 def draw(folder: Path, place: Path) -> None:
@@ -211,7 +172,7 @@ def draw(folder: Path, place: Path) -> None:
     panels = []
     for judge, title in (("exact", "exact"), ("flips10", "10 % flipped"), ("flips20", "20 % flipped")):
         runs = [run for arm in ARMS for run in runs_of(arm, judge, folder)]
-        points = [{"arm": run["arm"], "seed": run["seed"], **point} for run in runs for point in curve_of(run)]
+        points = [{"arm": run["arm"], "seed": run["seed"], **point} for run in runs for point in run["curve"]]
         chart = alt.Chart(alt.InlineData(values=points), title=title, width=200, height=200)
         panels.append(
             chart.mark_line(strokeWidth=1.2, opacity=0.8).encode(

@@ -400,9 +400,10 @@ def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | No
     `options` are the engine's own settings: the method takes those that it has and that the recipe does not name.
     """
     recipe = load(path)
-    known = METHODS.find(recipe.method).options
-    taken = {name: value for name, value in (options or {}).items() if name in known}
-    recipe = recipe.model_copy(update={"options": {**taken, **recipe.options}})
+    if options:
+        known = METHODS.find(recipe.method).options
+        taken = {name: value for name, value in options.items() if name in known}
+        recipe = recipe.model_copy(update={"options": {**taken, **recipe.options}})
     if recipe.own_layout is None:
         raise RecipeError(
             f"The recipe '{path}' names no layout, so that no block of a completion is known; add for example "

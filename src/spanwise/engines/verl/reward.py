@@ -102,8 +102,10 @@ def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, 
     """Load the reward manager of the user's configuration, with its function; None if the recipe reads nothing of it."""
     columns = {one.options.get("column", "environment") for one in scheme.objectives if one.reward == "environment"}
     manager = config.algorithm.spanwise.get(OWN_MANAGER)
-    is_named = manager is not None and (manager.name != "naive" or config.reward.custom_reward_function.path is not None)
-    if manager is None or not columns or not (is_named or "environment" in columns):
+    if manager is None or not columns:
+        return None
+    is_named = manager.name != "naive" or config.reward.custom_reward_function.path is not None
+    if not is_named and "environment" not in columns:  # another number than a reward manager's, of the agent loop
         return None
     own = copy.deepcopy(config)
     with open_dict(own):

@@ -19,7 +19,7 @@ from spanwise.errors import RecipeError, refuse, unknown
 from spanwise.mode import added_by, part_class, parts_of
 from spanwise.modes.critic.config import CriticConfig, critic_faults
 from spanwise.modes.parts import RowPart
-from spanwise.recipe import load, scheme_at
+from spanwise.recipe import Recipe, load, scheme_at
 from spanwise.scheme import Scheme
 
 #: Our reward manager, as verl's `reward.reward_manager` names one: source, module and class.
@@ -88,7 +88,8 @@ def prepare(config: Any) -> VerlRun:
     """Read the recipe, refuse what would give wrong credit, and set the reward manager."""
     scheme = scheme_in(config)
     actor, section = config.actor_rollout_ref.actor, config.algorithm.spanwise
-    critic = load(section.recipe).modes.get("critic") or CriticConfig()
+    recipe = load(section.recipe)
+    critic = recipe.modes.get("critic") or CriticConfig()
     has_critic, steps, warmup = config.critic.get("enable"), critic.policy_training_start_step, config.trainer.critic_warmup
     option = "critic.enable=True and critic.model.path=MODEL"
     refuse(
@@ -119,7 +120,7 @@ def prepare(config: Any) -> VerlRun:
         manager.source, manager.module.path, manager.name = MANAGER
         for part in parts.values():
             actor.policy_loss.loss_mode = loss_of(part.mode, actor.policy_loss.get("loss_mode", "vanilla"))
-    for sentence in filter(None, [*remarks, *_remarks(config, scheme)]):
+    for sentence in filter(None, [*remarks, *_remarks(config, scheme, recipe)]):
         say(sentence)
     return run
 
@@ -240,7 +241,7 @@ def _faults(config: Any) -> dict[str, Any]:
     }
 
 
-def _remarks(config: Any, scheme: Scheme) -> list[str]:
+def _remarks(config: Any, scheme: Scheme, recipe: Recipe) -> list[str]:
     """Return warnings about settings that are valid but probably not intended."""
     actor = config.actor_rollout_ref.actor
     rules = {
@@ -253,7 +254,7 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
         "algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.": (
             (config.algorithm.get("filter_groups") or {}).get("enable")
         ),
-        **_discount_remarks(config, scheme),
+        **_discount_remarks(config, scheme, recipe),
         "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; the default of DPPO is 20.": (
             actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0
         ),
@@ -264,10 +265,9 @@ def _remarks(config: Any, scheme: Scheme) -> list[str]:
     return [sentence for sentence, applies in rules.items() if sentence and applies]
 
 
-def _discount_remarks(config: Any, scheme: Scheme) -> dict[str, bool]:
+def _discount_remarks(config: Any, scheme: Scheme, recipe: Recipe) -> dict[str, bool]:
     """Return what becomes of gamma and lam of verl's configuration."""
-    given = load(config.algorithm.spanwise.recipe).options
-    values = {name: value for name, value in _discounts(config).items() if name not in given}
+    values = {name: value for name, value in _discounts(config).items() if name not in recipe.options}
     return {
         f"algorithm.{name}={value} is taken as the recipe's option {name}."
         if name in scheme.options

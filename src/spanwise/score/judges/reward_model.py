@@ -169,6 +169,7 @@ class _RewardModel:
     marker: str | None
     columns: list[int]  # the outputs whose probabilities count
     worth: Tensor | None  # the number of each of them; None: the output itself is the number
+    rows: dict[Any, _Row] = field(default_factory=dict)  # by prompt and pieces
     known: dict[_Row, list[float]] = field(default_factory=dict)
 
     @cached_property
@@ -185,13 +186,20 @@ class _RewardModel:
         return sorted((token for token in special | own if len(token) > 1), key=len, reverse=True)
 
     def row(self, cells: Mapping[str, Any], pieces: Sequence[str]) -> _Row:
-        """Write a row as the model's chat template does; a completion cannot write the template's own tokens."""
-        prompt, question = prompt_of(cells), question_of(cells)
+        """Return the row of a prompt and of pieces of a completion, which several objectives may ask about."""
+        prompt = prompt_of(cells)
         if prompt is None:
             has = ", ".join(sorted(cells)) or "none"
             raise DataError(
                 f"A reward model reads the prompt from a column prompts, prompt or question; the columns are {has}."
             )
+        name = repr(prompt), tuple(pieces)
+        if name not in self.rows:
+            self.rows[name] = self._written(prompt, question_of(cells), pieces)
+        return self.rows[name]
+
+    def _written(self, prompt: Any, question: str, pieces: Sequence[str]) -> _Row:
+        """Write a row as the model's chat template does; a completion cannot write the template's own tokens."""
         turns = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
         for token in self._control:  # a character of no width makes it plain text
             pieces = [piece.replace(token, f"{token[0]}\u200b{token[1:]}") for piece in pieces]
@@ -220,6 +228,7 @@ class _RewardModel:
         """Remember the numbers of rows; those that are known are not read again."""
         if len(self.known) > _REMEMBERED:
             self.known.clear()
+            self.rows.clear()
         new = sorted({row for row in rows if row not in self.known}, key=lambda row: len(row.ids))
         # Without a pad_token_id a classifier reads the last place of a row, be it padding or not.
         size = batch_size if self.marker or self.model.config.pad_token_id is not None else 1
