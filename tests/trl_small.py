@@ -202,17 +202,17 @@ class EveryStep(TrainerCallback):
         self.weights.append(weights(model))
 
 
-def second_step(folder, rate, *, extra=None, **options):
+def second_step(folder, rate, *, extra=None, said=SAID, tools=False, **options):
     """Two steps on one batch: the trainer, the gradient of the second, the policy before it, the log-probabilities that sampled."""
     seen = EveryStep()
     options = {"num_iterations": 2, "max_steps": 2, "learning_rate": rate, **options}
-    run = trainer(folder, extra={"callbacks": [seen], **(extra or {})}, **options)
+    run = trainer(folder, said=said, tools=tools, extra={"callbacks": [seen], **(extra or {})}, **options)
     run.train()
     first, second = seen.weights
     moved = policy()
     moved.load_state_dict(first, strict=False)
     with torch.no_grad():
-        old = log_probs(policy(), SAID, questions(SAID))
+        old = log_probs(policy(), said, questions(said))
     return run, {name: (first[name] - second[name]) / rate for name in first}, moved, old
 
 
@@ -283,10 +283,10 @@ def questions(said, size=GROUP):
     return [prompts()[i // size]["prompt"] for i in range(len(said))]
 
 
-def paper_loss(model, said, *, loss_type="dr_grpo", old=None, clip=0.2, size=GROUP, unlearned=()):
+def paper_loss(model, said, *, loss_type="dr_grpo", old=None, clip=0.2, size=GROUP, unlearned=(), level="token"):
     """-(1/N) sum_i sum_k (1/|T_k|) sum_{t in T_k} surrogate(rho_t, A_k), plus the decision to stop as a block of one token.
 
-    `unlearned` completions count in every baseline and none of their tokens is trained.
+    `unlearned` completions count in every baseline and none of their tokens is trained. `level`: the tokens with one ratio.
     """
     rows = log_probs(model, said, questions(said, size))
     total = 0.0
@@ -301,6 +301,15 @@ def paper_loss(model, said, *, loss_type="dr_grpo", old=None, clip=0.2, size=GRO
                 advantage += stop
             before = rows[i][t].detach() if old is None else old[i][t]
             ratio = (rows[i][t] - before).exp()
+            if level != "token" and old is not None:
+                alike = [s for s in trainable if level == "sequence" or one.blocks[s] == block]
+                shared = math.exp(mean([float(rows[i][s].detach() - old[i][s]) for s in alike]))
+                ratio = shared * (rows[i][t] - rows[i][t].detach()).exp()
+            if loss_type == "vespo":
+                w = math.exp(sum(0.0 if old is None else float(rows[i][s].detach() - old[i][s]) for s in trainable))
+                k, lam = (2.0, 3.0) if advantage >= 0 else (3.0, 2.0)
+                total = total + w**k * math.exp(lam - lam * w) * advantage * rows[i][t]
+                continue
             total = total + surrogate(ratio, advantage, rows[i][t], loss_type, clip)
     return -total / len(said)
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -239,6 +239,14 @@ class StepResult:
     metrics: dict[str, float]
     warnings: list[str]
     credits: Credit
+
+    @property
+    def blocks_nt(self) -> Int[Tensor, "n t"]:
+        """The block of each token of the completions, from 1 and different for every turn; 0 at tokens of no block."""
+        block_su, turns = self.spans.block_nt, self.own.turns
+        if turns is not None:
+            block_su = torch.where(block_su >= 0, block_su + len(self.spans.names) * turns.step_s[:, None], -1)
+        return self.own.put(block_su + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
         """Return the credit of all completions (the mean over their turns), and which blocks each has."""

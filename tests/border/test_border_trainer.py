@@ -91,14 +91,15 @@ CASES = [
         "There is no loss_type 'dr-grpo'. Did you mean 'dr_grpo'? Known: bnpo, ...",
     ),
     Case(
-        "loss_type='vespo'",
-        lambda folder: script(folder, loss_type="vespo"),
-        "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, ... Use loss_type='dr_grpo'.",
+        "loss_type='vespo' with importance_sampling_level='block'",
+        lambda folder: script(folder, loss_type="vespo", importance_sampling_level="block"),
+        "importance_sampling_level is 'block', but loss_type 'vespo' weighs every token by the ratio of its whole completion. "
+        "Leave importance_sampling_level at 'token', or use another loss_type.",
     ),
     Case(
-        "importance_sampling_level='sequence' (GSPO)",
-        lambda folder: script(folder, importance_sampling_level="sequence"),
-        "one ratio for a whole completion trains every token with the completion's mean advantage, so spans lose their own.",
+        "importance_sampling_level='span'",
+        lambda folder: script(folder, importance_sampling_level="span"),
+        "There is no importance_sampling_level 'span'. Known: block, sequence, token.",
     ),
     Case(
         "reward_weights=[1.0, 0.5]",

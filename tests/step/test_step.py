@@ -50,6 +50,14 @@ def with_values(own):
     return replace(own, batch=replace(own.batch, value_nt=value_nt))
 
 
+def test_blocks_are_numbered_from_1_and_apart_for_every_turn():
+    _, plain = finished(BAE, [0, 1], torch.zeros(8, dtype=torch.long))
+    assert plain.blocks_nt.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 2, 2, 2]]
+    # Two turns of the block "turn" with the environment's token between them.
+    _, turns = finished(STEPS, [0, 2], torch.zeros(8, dtype=torch.long))
+    assert turns.blocks_nt.tolist() == [[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 2, 2, 2]]
+
+
 def finished(scheme, rows, group_n, ranks=None):
     step = Step(scheme, VOCABULARY, ranks=ranks)
     own = with_values(step.read(batch_of(rows, group_n, turns=scheme is STEPS)))

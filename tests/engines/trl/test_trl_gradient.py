@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from spanwise.engines.trl import LOSS_TYPES
-from spanwise.engines.trl.fold import dppo_term
+from spanwise.engines.trl.fold import RATIO_LEVELS, dppo_term
 from spanwise.errors import RecipeError
 from trl_small import (
     EXACT,
@@ -110,6 +110,30 @@ def test_off_policy_step_is_clipped_like_the_paper(tmp_path, loss_type, clip):
     assert run.loss_type == loss_type  # TRL's own is back
 
 
+@pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "cispo", "sapo", "luspo"])
+@pytest.mark.parametrize("level", ["block", "sequence"])
+def test_a_shared_ratio_is_the_geometric_mean_and_each_token_keeps_its_own_advantage(tmp_path, loss_type, level):
+    # Every ratio of the first step on a batch is 1; the second step clips.
+    clip, said = 0.01, SAID_WITH_TOOLS
+    options = {"loss_type": loss_type, "epsilon": clip, "importance_sampling_level": level}
+    run, gradient, moved, old = second_step(tmp_path, 0.05, said=said, tools=True, **options)
+    expected = {
+        name: paper_gradient(moved, said, loss_type=loss_type, old=old, clip=clip, level=name) for name in RATIO_LEVELS
+    }
+    assert largest_difference(gradient, expected[level]) < EXACT
+    if loss_type != "cispo":  # whose clip of .01 is under every ratio
+        others = [other for name, other in expected.items() if name != level]
+        assert all(largest_difference(gradient, other) > 0.01 for other in others)
+    assert not run._canary_due
+
+
+def test_vespo_weighs_a_token_by_its_own_sign_and_the_ratio_of_its_completion(tmp_path):
+    run, gradient, moved, old = second_step(tmp_path, 0.01, loss_type="vespo")
+    assert largest_difference(gradient, paper_gradient(moved, loss_type="vespo", old=old)) < EXACT
+    assert largest_difference(gradient, paper_gradient(moved, old=old, clip=1e9)) > 0.01
+    assert not run._canary_due
+
+
 def test_dppo_counts_from_the_sampler_where_trl_knows_it(tmp_path):
     logps, mask = torch.tensor([[0.5, 0.5]]).log().requires_grad_(), torch.ones(1, 2)
     inputs = {"advantages": torch.ones(1, 2), "old_per_token_logps": torch.tensor([[0.5, 0.5]]).log()}
@@ -123,7 +147,15 @@ def test_dppo_counts_from_the_sampler_where_trl_knows_it(tmp_path):
     assert gradient(sampling_per_token_logps=sampled) == ([0.0, pytest.approx(-1.25)], 0.5)
 
 
-@pytest.mark.parametrize("option", [{"delta": 2.0}, {"off_policy_mask_threshold": 0.5}, {"top_entropy_quantile": 0.2}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"delta": 2.0},
+        {"off_policy_mask_threshold": 0.5},
+        {"top_entropy_quantile": 0.2},
+        {"importance_sampling_level": "block"},
+    ],
+)
 def test_what_acts_on_trls_own_term_is_refused_under_dppo(tmp_path, option):
     with pytest.raises(RecipeError, match=rf"^{next(iter(option))} .*'dppo_tv'"):
         config(tmp_path, loss_type="dppo_tv", **option)

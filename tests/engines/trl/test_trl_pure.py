@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spanwise.engines.trl.config import SpanGRPOConfig, check_prefilled, check_use
-from spanwise.engines.trl.fold import check_own_advantage, fold_factor, kl_term, surrogate_slope, token_kl
+from spanwise.engines.trl.fold import check_own_advantage, fold_factor, kl_term, pooled_logps, surrogate_slope, token_kl
 from spanwise.errors import SpanwiseError
 from spanwise.layout import Layout
 from trl_small import THIRD_PARTY, trainer
@@ -27,6 +27,7 @@ MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
         ("dr_grpo", [10] * 3),
         ("dapo", [24 / (2 * 4 * 3)] * 3),
         ("cispo", [24 / (2 * 4 * 3)] * 3),
+        ("vespo", [24 / (2 * 4 * 3)] * 3),
         ("luspo", [1] * 3),
     ],
 )
@@ -58,6 +59,20 @@ def test_slopes_of_the_surrogates(tmp_path):
     assert soft[0] == pytest.approx(1.0)
     assert soft[1] == pytest.approx(4 * gate * (1 - gate) * 0.5)
     assert slope(loss_type="cispo", epsilon_high=1.2) == pytest.approx([1.0, 0.5, 1.1, 1.2])
+
+
+def test_the_tokens_of_a_unit_share_their_geometric_mean_ratio():
+    # Ratios 2 and 8 share 4; 1/2 alone stays; the masked token (ratio 1000) enters no mean. Row 1: 3 and 27 share 9.
+    ratio_bt = torch.tensor([[2.0, 8.0, 0.5, 1000.0], [3.0, 27.0, 1.0, 1.0]], dtype=torch.float64)
+    mask_bt, unit_bt = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]), torch.tensor([[1, 1, 2, 2], [1, 1, 0, 0]])
+    old_bt = torch.full_like(ratio_bt, -1.5)
+    logps_bt = (old_bt + ratio_bt.log()).requires_grad_()
+    shared_bt = (logps_bt - pooled_logps(logps_bt, old_bt, mask_bt, unit_bt)).exp()
+    assert shared_bt[mask_bt.bool()].tolist() == pytest.approx([4.0, 4.0, 0.5, 9.0, 9.0])
+    (gradient_bt,) = torch.autograd.grad((shared_bt * mask_bt).sum(), logps_bt)
+    assert gradient_bt.flatten().tolist() == pytest.approx([4.0, 4.0, 0.5, 0.0, 9.0, 9.0, 0.0, 0.0])
+    whole_bt = (logps_bt - pooled_logps(logps_bt, old_bt, mask_bt, None)).exp()
+    assert whole_bt[mask_bt.bool()].tolist() == pytest.approx([2.0, 2.0, 2.0, 9.0, 9.0])
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -15,7 +15,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from spanwise.engines.shared import check_keeping
-from spanwise.engines.trl.fold import DPPO, LOSS_TYPES
+from spanwise.engines.trl.fold import DPPO, LOSS_TYPES, RATIO_LEVELS
 from spanwise.errors import DataError, RecipeError, check_known, refuse, unknown
 from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
@@ -37,6 +37,7 @@ _NOT_UNDER_DPPO = {
     "off_policy_mask_threshold": None,
     "top_entropy_quantile": 1.0,
     "use_liger_kernel": False,
+    "importance_sampling_level": "token",
 }
 _Class = TypeVar("_Class", bound=type)
 
@@ -72,7 +73,12 @@ class SpanGRPOConfig(GRPOConfig):
 
     loss_type: str = _option(
         "dr_grpo",
-        "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo or luspo (spanwise undoes the normaliser), dppo_tv or dppo_kl.",
+        "Policy loss: dr_grpo, grpo, bnpo, dapo, cispo, sapo, luspo or vespo (spanwise undoes the normaliser), dppo_tv or dppo_kl.",
+    )
+    importance_sampling_level: str = _option(
+        "token",
+        "The tokens that share an importance ratio, their geometric mean: token (each its own), block, or sequence (the "
+        "completion). Each token keeps its own advantage and gradient.",
     )
     canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
     keep_rollouts: int = _option(
@@ -141,10 +147,13 @@ def check_args(args: Any) -> None:
     if not isinstance(args, GRPOConfig):
         raise RecipeError(f"args is a {type(args).__name__}; pass SpanGRPOConfig(...) or TRL's GRPOConfig(...).")
     values: dict[str, Any] = {name: getattr(args, name, None) for name in (*_BOUNDS, *_NOT_UNDER_DPPO)}
+    level = args.importance_sampling_level
     faults: dict[str, Any] = {
-        "loss_type 'vespo' weighs a whole completion by the sign of its one advantage, which has no meaning when every span has "
-        "its own. Use loss_type='dr_grpo'.": args.loss_type == "vespo",
         unknown("loss_type", args.loss_type, LOSS_TYPES): args.loss_type not in LOSS_TYPES,
+        unknown("importance_sampling_level", level, RATIO_LEVELS): level not in RATIO_LEVELS,
+        f"importance_sampling_level is '{level}', but loss_type 'vespo' weighs every token by the ratio of its whole completion. "
+        "Leave importance_sampling_level at 'token', or use another loss_type.": args.loss_type == "vespo"
+        and level != "token",
     }
     faults |= {
         f"{name} is {values[name]}; set it between {least:g} and {most:g}.": not least <= values[name] <= most
@@ -160,10 +169,6 @@ def check_args(args: Any) -> None:
     faults |= {
         f"reward_weights is {args.reward_weights}: TRL would weigh only the logged reward. Set the weight of each objective "
         "instead, for example Objective('brier', weight=0.5, ...).": args.reward_weights is not None,
-        f"importance_sampling_level is '{args.importance_sampling_level}': one ratio for a whole completion trains every token "
-        "with the completion's mean advantage, so spans lose their own. Use importance_sampling_level='token'.": (
-            args.importance_sampling_level != "token"
-        ),
     }
     refuse(faults)
 

@@ -21,7 +21,9 @@ from spanwise.losses import dppo
 #: verl's name of each DPPO loss -> its divergence. TRL lacks DPPO, so the trainer adds it to a TRL loss with policy term 0.
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 #: The values of `loss_type` that can be trained: those of TRL with a normaliser that can be undone exactly, and DPPO.
-LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo")
+LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
+#: The values of `importance_sampling_level`: the tokens that share an importance ratio.
+RATIO_LEVELS: tuple[str, ...] = ("token", "block", "sequence")
 _CANARY = (
     "Spans would not get their own credit. Use a TRL version that this release of spanwise lists, look at subclasses that "
     "override _compute_loss, or set canary=False in SpanGRPOConfig if you know better."
@@ -56,9 +58,28 @@ def fold_factor(
         return ones_b1 * mask_bt.sum().clamp(min=1) / rows
     if loss_type == "dr_grpo":
         return ones_b1 * max_completion_length
-    if loss_type in ("dapo", "cispo"):
+    if loss_type in ("dapo", "cispo", "vespo"):
         return ones_b1 * torch.as_tensor(num_items).clamp(min=1) / (processes * steps_per_generation * rows)
     return ones_b1
+
+
+def pooled_logps(
+    logps_bt: Float[Tensor, "b t"],
+    old_bt: Float[Tensor, "b t"],
+    mask_bt: Num[Tensor, "b t"],
+    unit_bt: Int[Tensor, "b t"] | None,
+) -> Float[Tensor, "b t"]:
+    """Return old log-probabilities under which the tokens of a unit share their geometric mean ratio, each with its own gradient.
+
+    log ratio[t] = sg(mean over the unit of t of logp - old) + logp[t] - sg(logp[t]): GSPO-token (Zheng et al. 2025, arXiv
+    2507.18071, equations 13 and 14), with a unit in place of the completion. `unit_bt`: from 0; None: one unit.
+    """
+    now_bt, unit_bt = logps_bt.detach(), torch.zeros_like(mask_bt, dtype=torch.long) if unit_bt is None else unit_bt.long()
+    counted_bt = mask_bt.to(now_bt.dtype)
+    drift_bt = torch.where(mask_bt.bool(), now_bt - old_bt, 0.0)
+    zeros_bu = now_bt.new_zeros(len(unit_bt), int(unit_bt.max()) + 1)
+    total_bu, count_bu = (zeros_bu.scatter_add(1, unit_bt, value_bt) for value_bt in (drift_bt, counted_bt))
+    return now_bt - (total_bu / count_bu.clamp(min=1)).gather(1, unit_bt)
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
@@ -113,6 +134,8 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
         temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
+    if args.loss_type == "vespo":  # its weight of a completion is 1 where no ratio enters it
+        slope_bt = torch.full_like(logps_bt, 1.0 if old_bt is None else torch.nan)
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 
 

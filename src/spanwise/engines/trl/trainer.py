@@ -37,7 +37,7 @@ from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import hidden
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
-from spanwise.step import Ranks, ReadBatch, Step
+from spanwise.step import Ranks, ReadBatch, Step, wider
 
 #: The arguments of a reward function that are no prompts, completions or dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
@@ -50,7 +50,7 @@ _LASTING = (
     "seed", "data_seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
     "max_grad_norm", "beta", "epsilon", "epsilon_high", "delta", "loss_type", "num_iterations", "num_generations",
     "max_completion_length", "mask_truncated_completions", "temperature", "top_p", "top_k", "min_p",
-    "entropy_coef",
+    "entropy_coef", "importance_sampling_level",
 )  # fmt: skip
 
 
@@ -135,6 +135,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         # The check reads TRL's own loss, and DPPO is not a part of it.
         self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
+        self._loss_inputs: dict[str, Any] = {}  # those of the loss that TRL is computing
+        # TRL's own level "sequence" gives every token the completion's mean advantage, so TRL keeps to "token".
+        self._ratio_level, args.importance_sampling_level = args.importance_sampling_level, "token"
         super().__init__(
             model=model,
             reward_funcs=[self._reward_function(name) for name in scheme.names],
@@ -144,6 +147,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             processing_class=processing_class,
             **options,
         )
+        args.importance_sampling_level = self._ratio_level
         self._environment_rewards = taken_from(self, scheme.objectives)
         if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
             template = bool(getattr(self.processing_class, "chat_template", None))
@@ -296,6 +300,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         result = self.step.finish(read_batch, mask_nt=mask_nt, learn=training, number=step_number)
         trained_nt = read_batch.put(result.advantages_nt, width=mask_nt.shape[1])
         output["advantages"] = trained_nt.to(output["completion_ids"].device)
+        if self._ratio_level == "block":
+            output["ratio_unit"] = wider(result.blocks_nt, mask_nt.shape[1]).to(output["completion_ids"].device)
         text_columns = ("prompts", "completions", "completion_ids")
         self.last_rollouts = self.step.rollouts(
             result,
@@ -364,10 +370,11 @@ class SpanGRPOTrainer(GRPOTrainer):
         beta, self._logps = self.beta, None
         self.beta = 0.0  # TRL would divide the KL like the policy term, and the KL has no factor that undoes the division
         self.loss_type = "sapo" if dppo_loss else self.loss_type  # under DPPO, TRL's loss gets advantages of 0
+        loss_inputs = self._loss_inputs = {**inputs, "advantages": advantages_bt}
         try:
-            loss = super().compute_loss(model, {**inputs, "advantages": advantages_bt}, return_outputs, num_items_in_batch)
+            loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
         finally:
-            self.beta, logps_bt, self._logps = beta, self._logps, None
+            self.beta, logps_bt, self._logps, self._loss_inputs = beta, self._logps, None, {}
             self.loss_type = dppo_loss or self.loss_type
         if dppo_loss is not None and logps_bt is not None:
             dppo_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
@@ -385,7 +392,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 mask_bt,
                 factor_b1=factor_b1,
                 accumulation=accumulation,
-                height_bt=fold.surrogate_slope(logps_bt.detach(), inputs, self.args),
+                height_bt=fold.surrogate_slope(logps_bt.detach(), loss_inputs, self.args),
             )
             self._canary_due = False
         if beta != 0.0 and logps_bt is not None:
@@ -408,7 +415,11 @@ class SpanGRPOTrainer(GRPOTrainer):
         for part in self.parts.values():
             compute_logps = partial(part.forward, compute_logps)
         result = compute_logps(*args, **kwargs)
-        self._logps = result[0]
+        self._logps, inputs = result[0], self._loss_inputs
+        old_bt = inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
+        if old_bt is not None:  # TRL reads them after this forward pass
+            mask_bt, unit_bt = fold.loss_mask(inputs), inputs.get("ratio_unit")
+            inputs["old_per_token_logps"] = fold.pooled_logps(result[0], old_bt, mask_bt, unit_bt)
         return result
 
     @property
