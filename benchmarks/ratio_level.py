@@ -9,9 +9,9 @@
     block_tight    block, with a clip of .05 in place of .2
     sequence_tight sequence, with the same clip
 
-Everything else is recipes/confidence.yaml, 60 steps of it; a batch of 16 prompts x 16 completions is trained on in four mini-batches, twice, so that
-seven of eight updates have ratios other than 1. Every run ends with 512 held-out prompts x 8 samples. Runs that are there already are
-not run again.
+Everything else is recipes/confidence.yaml, 60 steps of it. A batch of 16 prompts x 16 completions is trained on in four
+mini-batches, twice, so that seven of eight updates have ratios other than 1. Every run ends with 512 held-out prompts x 8 samples. Runs that are
+there already are not run again.
 """
 
 from __future__ import annotations

@@ -108,6 +108,17 @@ class ReadBatch:
         return worth_nm
 
 
+def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
+    """Mark the rows of groups in which some completion has credit beyond the tolerance; the other groups teach nothing.
+
+    >>> nothing = torch.zeros(4)
+    >>> credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), nothing, nothing[:1].long(), nothing[:1].long())
+    >>> in_useful_groups(credit, torch.tensor([3, 3, -1, -1])).tolist()
+    [True, True, False, False]
+    """
+    return torch.isin(group_n, group_n[credit.signal_n(tolerance=tolerance)])
+
+
 def gathered(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the readings, groups and turns of all processes, since a group may lie on several of them."""
     steps = own.batch.steps
@@ -354,11 +365,7 @@ class Step:
         """
         own = own if self.ranks is None else with_tokens(own, self.scheme, self.ranks)
         whole = own.everyone
-        entry: Any = self.scheme.entry
-        before = entry.estimator.state_dict() if entry.stateful and not learn else None
-        credits = credit_batch(whole.reading, whole.batch, self.scheme)
-        if before is not None:
-            entry.estimator.load_state_dict(before)
+        credits = self._credit(whole, learn=learn)
         own_credit, spans = credits.take(own.here), own.spans
         if mask_nt is not None:
             mask_su = own.take(mask_nt)
@@ -386,6 +393,20 @@ class Step:
                     f"{'the warning before this one says why' if unscored else cause}."
                 )
         return StepResult(own, adv_nt, spans, own_credit, values, sentences, credits)
+
+    def _credit(self, whole: ReadBatch, *, learn: bool) -> Credit:
+        """Credit the rows of all processes; an estimator remembers the batch only if it learns."""
+        entry: Any = self.scheme.entry
+        before = entry.estimator.state_dict() if entry.stateful and not learn else None
+        credits = credit_batch(whole.reading, whole.batch, self.scheme)
+        if before is not None:
+            entry.estimator.load_state_dict(before)
+        return credits
+
+    def useful(self, own: ReadBatch) -> Bool[Tensor, " n"]:
+        """Mark the rows whose group gets credit somewhere, before values and log-probabilities are known; remember nothing."""
+        whole = own.everyone
+        return in_useful_groups(self._credit(whole, learn=False), whole.batch.group_n)[own.here]
 
     def rollouts(
         self,

@@ -402,8 +402,13 @@ class Credit(ByCompletion):
     @property
     def has_signal(self) -> bool:
         """True if any block, any token or any decision to stop has a credit other than 0."""
-        tables = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n, self.refined_nt)
-        return any(bool((table != 0).any()) for table in tables if table is not None)
+        return bool(self.signal_n().any())
+
+    def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
+        """Mark the completions with a credit beyond the tolerance: in a block, at a token or for the decision to stop."""
+        tables = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n[:, None], self.refined_nt)
+        flags = [~(table.abs() <= tolerance).all(dim=1) for table in tables if table is not None]
+        return torch.stack(flags).any(dim=0)
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:

@@ -64,6 +64,51 @@ def fixed_faults(required: Mapping[str, tuple[Any, str]], get_setting: Callable[
     }
 
 
+def discounts_in(settings: Mapping[str, str], get_setting: Callable[[str], Any]) -> dict[str, float]:
+    """Return the options of methods that an engine's configuration sets; `settings` gives the option of each setting."""
+    values = {option: get_setting(name) for name, option in settings.items()}
+    return {option: value for option, value in values.items() if value not in (None, 1.0)}
+
+
+def discount_faults(settings: Mapping[str, str], values: Mapping[str, float], scheme: Scheme) -> dict[str, bool]:
+    """Map a sentence about each discount to whether the recipe has another number for it."""
+    own = {name: scheme.options.get(option) for name, option in settings.items() if option in values}
+    return {
+        f"{name} is {values[settings[name]]}, and the recipe has {settings[name]}: {number}; leave one of them out.": (
+            number not in (None, values[settings[name]])
+        )
+        for name, number in own.items()
+    }
+
+
+def discount_remarks(
+    settings: Mapping[str, str],
+    values: Mapping[str, float],
+    scheme: Scheme,
+    recipe_options: Mapping[str, Any],
+    *,
+    engine: str,
+) -> list[str]:
+    """Say what becomes of each discount of an engine's configuration that the recipe itself does not name."""
+    taken = {name: option for name, option in settings.items() if option in values and option not in recipe_options}
+    return [
+        f"{name}={values[option]} is taken as the recipe's option {option}."
+        if option in scheme.options
+        else f"{name}={values[option]} changes nothing: method '{scheme.method}' does not discount, as {engine}'s grpo does not."
+        for name, option in taken.items()
+    ]
+
+
+def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
+    """Map a sentence to whether a setting asks for no division by a group's deviation while the recipe divides."""
+    divides = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
+    sentence = (
+        f"{name} is {value}, and method '{scheme.method}' of the recipe divides by a group's deviation; write method: dr_grpo, or "
+        "leave scale: std out."
+    )
+    return {sentence: divides and value is False}
+
+
 def model_size(path: str | None) -> int | None:
     """Return how many token ids a model folder can sample, often more than its tokenizer has; None if unknown."""
     try:

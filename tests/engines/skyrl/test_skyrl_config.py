@@ -1,6 +1,7 @@
 """The entrypoint's configuration: what is refused before anything starts, and what fits."""
 
 import sys
+import warnings
 
 import cloudpickle
 import pytest
@@ -8,27 +9,22 @@ import skyrl_small as small
 from skyrl.train.entrypoints import main_base
 
 from spanwise.engines.skyrl import main
-from spanwise.engines.skyrl.config import SpanwiseTrainConfig, check, critic_of
+from spanwise.engines.skyrl.config import REDUCTIONS, SpanwiseTrainConfig, check, critic_of
 from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
 from spanwise.engines.windows import untested
 from spanwise.errors import RecipeError
 
 ALGORITHM = "trainer.algorithm."
 GAE = "layout: {turn: []}\nmethod: gae\nobjectives: [{reward: environment, pays: turn}]\n"
-TEXT = "layout: {turn: []}\nmethod: rloo\nobjectives: [{reward: correct, pays: turn, options: {tag: ''}}]\n"
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"advantage_estimator": "grpo"}, "the recipe names the method"),
+        ({"advantage_estimator": "grop"}, "There is no trainer.algorithm.advantage_estimator 'grop'. Did you mean 'grpo'"),
         ({"advantage_batch_normalize": True}, "including padding and other blocks"),
         ({"use_kl_in_reward": True}, "use_kl_loss=true"),
-        ({"zero_variance_filter": True}, "zero_variance_filter is True"),
-        ({"gamma": 0.9}, r"options: \{gamma"),
-        ({"lambd": 0.9}, r"options: \{lam"),
-        ({"grpo_norm_by_std": False}, "method: dr_grpo"),
-        ({"loss_reduction": "token_mean_legacy"}, "use token_mean"),
+        ({"loss_reduction": "mean"}, "There is no trainer.algorithm.loss_reduction 'mean'"),
         ({"policy_loss_type": "cross_entropy"}, "without advantages"),
         ({"spanwise.recipe": None}, r"add trainer\.algorithm\.spanwise\.recipe="),
     ],
@@ -39,9 +35,47 @@ def test_options_that_would_change_the_credit(data, change, sentence):
         check(cfg)
 
 
-@pytest.mark.parametrize("name", ["token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm"])
+@pytest.mark.parametrize("name", REDUCTIONS)
 def test_every_reduction_of_rows_fits(data, name):
     assert check(small.config(data, recipe=small.BROADCAST, **{ALGORITHM + "loss_reduction": name})).method == "rloo"
+
+
+def test_the_reduction_that_drops_rows_fits_where_it_drops_none(data):
+    legacy = {ALGORITHM + "loss_reduction": "token_mean_legacy", "trainer.micro_train_batch_size_per_gpu": 5}
+    with pytest.raises(RecipeError, match=r"48 rows of a mini-batch do not divide into micro-batches of 5\. Use token_mean"):
+        check(small.config(data, recipe=small.BROADCAST, **legacy))
+
+
+def test_skyrls_estimator_gives_way_to_the_recipes_method_and_that_is_said(data):
+    cfg = small.config(data, recipe=small.BROADCAST, **{ALGORITHM + "advantage_estimator": "grpo"})
+    with pytest.warns(UserWarning, match="advantage_estimator=grpo is not used: method 'rloo' of the recipe replaces it"):
+        check(cfg)
+    assert cfg.trainer.algorithm.advantage_estimator == "spanwise"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(small.config(data, recipe=small.BROADCAST, **{ALGORITHM + "advantage_estimator": "rloo"}))
+
+
+def test_discounts_and_deviation_of_skyrls_configuration(data):
+    critic = {"trainer.critic.model.path": "some"}
+    discounts = {ALGORITHM + "gamma": 0.9, ALGORITHM + "lambd": 0.8}
+    with pytest.warns(
+        UserWarning, match=r"trainer\.algorithm\.(gamma|lambd)=0\..* is taken as the recipe's option (gamma|lam)\."
+    ):
+        scheme = check(small.config(data, recipe=GAE, **critic, **discounts))
+    assert {name: scheme.options[name] for name in ("gamma", "lam")} == {"gamma": 0.9, "lam": 0.8}
+    with pytest.raises(
+        RecipeError, match=r"trainer\.algorithm\.lambd is 0\.8, and the recipe has lam: 0\.7; leave one of them out"
+    ):
+        check(small.config(data, recipe=GAE + "options: {lam: 0.7}", **critic, **discounts))
+    with pytest.warns(
+        UserWarning, match="lambd=0.8 changes nothing: method 'rloo' does not discount, as SkyRL's grpo does not"
+    ):
+        check(small.config(data, recipe=small.BROADCAST, **{ALGORITHM + "lambd": 0.8}))
+    plain = {ALGORITHM + "grpo_norm_by_std": False}
+    check(small.config(data, recipe=small.BROADCAST, **plain))
+    with pytest.raises(RecipeError, match="grpo_norm_by_std is False, and method 'grpo' of the recipe divides"):
+        check(small.config(data, recipe=small.BROADCAST.replace("rloo", "grpo"), **plain))
 
 
 def test_a_reward_that_loads_a_model_is_refused(data):
@@ -50,15 +84,6 @@ def test_a_reward_that_loads_a_model_is_refused(data):
     )
     with pytest.raises(RecipeError, match="'reward_model' loads a reward model, and the reward workers of SkyRL"):
         check(small.config(data, recipe=recipe))
-
-
-def test_dynamic_sampling_fits_where_it_looks_at_what_is_trained(data):
-    sampling = {ALGORITHM + "dynamic_sampling.type": "filter"}
-    check(small.config(data, recipe=small.BROADCAST, **sampling))
-    with pytest.raises(RecipeError, match="'correct' may differ"):
-        check(small.config(data, recipe=TEXT, **sampling))
-    with pytest.raises(RecipeError, match="rows, not rollouts"):
-        check(small.config(data, recipe=small.BROADCAST, layout="stepwise", **sampling))
 
 
 @pytest.mark.parametrize("method", ["gae", "sae"])

@@ -37,19 +37,35 @@ def ragged(seed, *, prompts=4, samples=3, stepwise=True, pads=2):
 def reduced(data, name, adv_nt, mask_nt, mini, prompts):
     """What SkyRL's trainer makes of advantages before it sums them up."""
     made = small.trainer(
-        small.config(data, **{"trainer.algorithm.loss_reduction": name, "trainer.algorithm.max_seq_len": 7})
+        small.config(
+            data,
+            **{
+                "trainer.algorithm.loss_reduction": name,
+                "trainer.algorithm.max_seq_len": 7,
+                "trainer.micro_train_batch_size_per_gpu": 2,
+            },
+        )
     )
     batch = TrainingInputBatch({"advantages": adv_nt, "loss_mask": mask_nt, "response_mask": mask_nt})
     batch.metadata = {}
     return made._normalize_advantages(batch, mini, prompts)["advantages"]
 
 
-@pytest.mark.parametrize("stepwise", [True, False])
-@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize(
+    ("name", "stepwise"),
+    # SkyRL itself refuses token_mean_legacy over turns.
+    [
+        (name, stepwise)
+        for name in REDUCTIONS
+        for stepwise in (False, True)
+        if not (stepwise and name == "token_mean_legacy")
+    ],
+)
 def test_the_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(data, name, stepwise):
     for seed in range(3):
         adv_nt, mask_nt, rollout_n, mini, prompts = ragged(seed, stepwise=stepwise)
-        factor_n1 = fold_factor(mask_nt, rollout_n, loss_reduction=name, mini_batches=mini, prompts=prompts, max_seq_len=7)
+        sizes = {"max_seq_len": 7, "micro_batch_size": 2}
+        factor_n1 = fold_factor(mask_nt, rollout_n, loss_reduction=name, mini_batches=mini, prompts=prompts, **sizes)
         surrogate_nt = torch.randn(mask_nt.shape, generator=torch.Generator().manual_seed(seed + 10))
         found_nt = reduced(data, name, adv_nt * factor_n1, mask_nt, mini, prompts) * surrogate_nt * mask_nt
         assert len(mini) == 2

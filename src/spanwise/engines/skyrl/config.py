@@ -6,12 +6,21 @@ from importlib.metadata import version
 from operator import attrgetter
 from typing import Any
 
+from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimator  # pyright: ignore[reportMissingImports]
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.shared import RunRecord, fixed_faults, idle_fields
+from spanwise.engines.shared import (
+    RunRecord,
+    deviation_fault,
+    discount_faults,
+    discount_remarks,
+    discounts_in,
+    fixed_faults,
+    idle_fields,
+)
 from spanwise.engines.windows import untested
-from spanwise.errors import refuse
+from spanwise.errors import refuse, unknown
 from spanwise.mode import added_by, part_class
 from spanwise.modes.critic.config import CriticConfig, critic_faults
 from spanwise.recipe import load, scheme_at
@@ -41,10 +50,6 @@ SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
 #: Options that would change the credit or have no effect: their required value, and why.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "trainer.algorithm.advantage_estimator": ("spanwise", "the recipe names the method"),
-    "trainer.algorithm.gamma": (1.0, "write gamma in the recipe, as options: {gamma: ...}"),
-    "trainer.algorithm.lambd": (1.0, "write lam in the recipe, as options: {lam: ...}"),
-    "trainer.algorithm.grpo_norm_by_std": (True, "only SkyRL's own GRPO reads it; write method: dr_grpo in the recipe"),
     "trainer.algorithm.advantage_batch_normalize": (
         False,
         "the option subtracts one mean over all tokens, including padding and other blocks",
@@ -53,12 +58,12 @@ _FIXED: dict[str, tuple[Any, str]] = {
         False,
         "the option changes a reward that pays no block; set use_kl_loss=true instead",
     ),
-    "trainer.algorithm.zero_variance_filter": (
-        False,
-        "blocks may differ in a group with equal rewards; equal blocks already get credit 0",
-    ),
 }
-REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm")
+#: Settings of SkyRL -> the options of methods that they set in place of the recipe.
+_DISCOUNTS = {"trainer.algorithm.gamma": "gamma", "trainer.algorithm.lambd": "lam"}
+REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
+#: The estimators that the recipe's method takes the place of: ours, and SkyRL's own.
+ESTIMATORS = ("spanwise", *AdvantageEstimator)
 #: SkyRL's losses that leave the token of a mode alone.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
 #: SkyRL's name for the option of the run folder.
@@ -70,30 +75,50 @@ def check(cfg: Any) -> Scheme:
     say(untested("skyrl", version("skyrl")))
     algorithm, generator, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
     section, loss_name, filter_type = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
+    rows, micro = (
+        cfg.trainer.policy_mini_batch_size * generator.n_samples_per_prompt,
+        cfg.trainer.micro_train_batch_size_per_gpu,
+    )
     refuse(
         {
             "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": section.recipe is None,
             **fixed_faults(_FIXED, lambda name: attrgetter(name)(cfg)),
-            f"trainer.algorithm.loss_reduction is '{algorithm.loss_reduction}', which drops the rows that fill no micro-batch; use "
-            f"token_mean. Under {', '.join(REDUCTIONS)} spanwise gives the same loss.": algorithm.loss_reduction
-            not in REDUCTIONS,
+            unknown("trainer.algorithm.advantage_estimator", algorithm.advantage_estimator, ESTIMATORS): (
+                algorithm.advantage_estimator not in ESTIMATORS
+            ),
+            unknown("trainer.algorithm.loss_reduction", algorithm.loss_reduction, REDUCTIONS): (
+                algorithm.loss_reduction not in REDUCTIONS
+            ),
+            f"trainer.algorithm.loss_reduction is 'token_mean_legacy', which drops the rows that fill no micro-batch, and {rows} "
+            f"rows of a mini-batch do not divide into micro-batches of {micro}. Use token_mean, which gives the same loss here.": (
+                algorithm.loss_reduction == "token_mean_legacy" and rows % micro
+            ),
             "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages; use 'regular'.": (
                 loss_name == "cross_entropy"
             ),
         }
     )
     max_turns = getattr(generator, "max_turns", 1) or 1
-    scheme = scheme_at(section.recipe, longest=max_turns * generator.sampling_params.max_generate_length)
+    discounts = discounts_in(_DISCOUNTS, lambda name: attrgetter(name)(cfg))
+    scheme = scheme_at(section.recipe, longest=max_turns * generator.sampling_params.max_generate_length, options=discounts)
     critic, modes = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
-    # Dynamic sampling reads the environment's reward of single rows.
-    reward_name = next((objective.name for objective in scheme.objectives if objective.reward != "environment"), None)
-    reason = f"'{reward_name}' may differ there" if reward_name else "step-wise training counts rows, not rollouts"
+    filter_name = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""
+    filter_name = f"trainer.algorithm.dynamic_sampling.type={filter_type}" if filter_type else filter_name
+    late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) or [mode.name for mode in modes]
     note = " generator.apply_overlong_filtering=true leaves cut-off rollouts out of the loss."
     critic_path, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
     refuse(
         {
-            f"trainer.algorithm.dynamic_sampling.type is '{filter_type}', which keeps groups by the environment's reward, and "
-            f"{reason}. Leave it out.": filter_type is not None and (reward_name is not None or stepwise),
+            f"{filter_name} counts rows, and in step-wise training a row is one turn, not a rollout. Leave it out.": (
+                filter_type is not None and stepwise
+            ),
+            f"{filter_name} keeps the groups that get credit, and the recipe's credit reads {', '.join(late_fields)}, which SkyRL "
+            f"computes after sampling. Leave it out.": filter_name and late_fields,
+            "trainer.algorithm.zero_variance_filter leaves out completions that a mode still learns from. Leave it out.": (
+                algorithm.zero_variance_filter and modes
+            ),
+            **deviation_fault("trainer.algorithm.grpo_norm_by_std", algorithm.grpo_norm_by_std, scheme),
+            **discount_faults(_DISCOUNTS, discounts, scheme),
             **critic_faults(critic, scheme, engine="SkyRL", there=critic_path, option=option, instead=note),
             "The recipe's critic has head: hl_gauss, and SkyRL's critic returns one number; leave head out.": critic.head
             != "scalar",
@@ -114,6 +139,14 @@ def check(cfg: Any) -> Scheme:
     reads_turns = scheme.entry.kind != "token" and (stepwise or "steps" in scheme.needs)
     scheme.check(fields, at_read=fields - {"logp_nt", "value_nt"} if reads_turns else fields)
     say(idle_fields(section.recipe, engine="SkyRL"))
+    estimator = algorithm.advantage_estimator
+    if estimator not in ("spanwise", scheme.method):
+        say(
+            f"trainer.algorithm.advantage_estimator={estimator} is not used: method '{scheme.method}' of the recipe replaces it."
+        )
+    algorithm.advantage_estimator = "spanwise"
+    for remark in discount_remarks(_DISCOUNTS, discounts, scheme, load(section.recipe).options, engine="SkyRL"):
+        say(remark)
     RunRecord.of(vars(section), option=OPTION)
     return scheme
 

@@ -18,6 +18,11 @@ from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
 class SpanFullyAsyncRayPPOTrainer(SpanRayPPOTrainer, FullyAsyncRayPPOTrainer):
     """SkyRL's asynchronous trainer with the same credit."""
 
+    def _should_keep_group(self, group: Any) -> bool:
+        """Keep a group for a full batch if some block of it gets credit."""
+        output = group.generator_output
+        return bool(self._useful_uids(output, [group.uid] * len(output["response_ids"])))
+
 
 def trainer_class(cfg: Any) -> type[SpanRayPPOTrainer]:
     """Return the trainer class that a configuration asks for."""

@@ -67,12 +67,23 @@ class SampledRows:
             return list(range(len(self.uids)))
         return [0, *accumulate(int(is_last) for is_last in self.output["is_last_step"])][:-1]
 
-    def whole(self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any]) -> Batch:
-        """Build a right-aligned batch of the rows that SkyRL trains on; a row has the reward of its last turn."""
+    def whole(
+        self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any] | None = None
+    ) -> Batch:
+        """Build a right-aligned batch of the rows that SkyRL trains on; a row has the reward of its last turn.
+
+        Without `data`, SkyRL's tables of these rows, the batch is left-aligned and has ids, mask and columns alone.
+        """
         last_rows = self.last_n
         rewards = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
         extra = {**self.extra, "environment": rewards}
-        uids, size, width = [self.uids[s] for s in last_rows], len(last_rows), data["loss_mask"].shape[1]
+        uids, size = [self.uids[s] for s in last_rows], len(last_rows)
+        named_columns = columns(uids) | {name: [column[s] for s in last_rows] for name, column in extra.items()}
+        if data is None:
+            responses, masks = self.output["response_ids"], self.output["loss_masks"]
+            sampled = [mask if any(mask) else [1] * len(mask) for mask in masks]
+            return Batch.jagged(responses, uids, sampled=sampled, columns=named_columns)
+        width = data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:size] > 0
         value_nt, logp_nt = data.get("values"), data.get("action_log_probs")
         # Some losses start from the sampler's log-probabilities.
@@ -83,7 +94,7 @@ class SampledRows:
             uids,
             data["sequences"][:size, -width:],
             trained_nt | (left_out_n1 & data["response_mask"][:size].bool()),
-            columns=columns(uids) | {name: [column[s] for s in last_rows] for name, column in extra.items()},
+            columns=named_columns,
             steps=Steps(*steps) if self.stepwise else None,
             value_nt=None if value_nt is None else value_nt[:size],
             logp_nt=None if logp_nt is None else logp_nt[:size],

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import GenerationConfig
 
+from spanwise.batch import Batch
+from spanwise.credit.trajectories.turns import Turns
 from spanwise.engines.shared import RunRecord, model_size, prompt_texts
 from spanwise.engines.skyrl.config import OPTION, check, critic_of, say
 from spanwise.engines.skyrl.estimators import register, register_loss
@@ -22,8 +24,10 @@ from spanwise.modes.parts import RowPart, token_logp, with_token
 from spanwise.pipeline import read
 from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
-from spanwise.step import ReadBatch, Step, StepResult
+from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
+#: Where a generator's rewards wait while SkyRL chooses groups by credit.
+_REWARDS = "spanwise_rewards"
 #: The report's name of each update metric -> SkyRL's name.
 UPDATE = {
     "loss": "policy/final_loss",
@@ -68,7 +72,13 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
         """Remember the turns before SkyRL merges them, because merged rows have neither their rewards nor their ends."""
         unmerged, turn_uids = dict(generator_output), list(uids)
-        trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
+        algorithm = self.cfg.trainer.algorithm
+        # SkyRL's filter looks at the environment's reward; ours looks at the credit, once it is known.
+        filtered, algorithm.zero_variance_filter = algorithm.zero_variance_filter, False
+        try:
+            trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
+        finally:
+            algorithm.zero_variance_filter = filtered
         self.last_rows = SampledRows.of(unmerged, turn_uids, trained, stepwise=self.cfg.generator.step_wise_trajectories)
         for name, part in self.parts.items():
             appended_n = list(map(part.ended, trained["response_ids"], trained["loss_masks"]))
@@ -79,6 +89,31 @@ class SpanRayPPOTrainer(RayPPOTrainer):
                     rows = zip(trained[field], appended_n, strict=True)
                     trained = {**trained, field: [[*row, token_value] if has_token else row for row, has_token in rows]}
         return trained, uids
+
+    def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> Any:
+        """Sample on as SkyRL does; the groups that count are those in which some block gets credit."""
+        useful_uids = self._useful_uids(generator_output, uids)
+        # SkyRL keeps the groups whose rewards differ. It gets a single 1 in each useful group, and its rewards back afterwards.
+        first_rows = {uid: row for row, uid in reversed(list(enumerate(uids)))}
+        marks = [float(uid in useful_uids and first_rows[uid] == row) for row, uid in enumerate(uids)]
+        marked = {**generator_output, "rewards": marks, _REWARDS: generator_output["rewards"]}
+        output, uids, keep_sampling = super().handle_dynamic_sampling(marked, uids)
+        rewards = output.pop(_REWARDS)
+        return {**output, "rewards": rewards}, uids, keep_sampling
+
+    def _useful_uids(self, output: Any, uids: Sequence[str]) -> set[str]:
+        """Return the prompts in whose group some completion gets credit."""
+        rows = SampledRows.of(output, uids, output, stepwise=self.cfg.generator.step_wise_trajectories)
+        batch, turns = self._batch(rows, width=max(rows.length_n))
+        own = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(uids), turns)
+        names = list(dict.fromkeys(uids))  # groups are numbered as they appear
+        return {names[group] for group in batch.group_n[self.step.useful(own)].tolist()}
+
+    def _batch(self, rows: SampledRows, *, width: int, data: Any = None) -> tuple[Batch, Turns | None]:
+        """Build the batch that the scheme reads: one row per turn, or SkyRL's rows."""
+        if self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs):
+            return rows.turns(self._columns, width=width, anchored="anchor_s" in self.scheme.entry.inputs)
+        return rows.whole(self._columns, data), None
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities and values, each for its own row."""
@@ -106,13 +141,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         data = super().compute_advantages_and_returns(data)
         rows = self.last_rows
         assert rows is not None, "SkyRL postprocesses what it trains on"
-        reads_turns = self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs)
         mask_nt, size = data["loss_mask"] > 0, len(rows.length_n)
-        if reads_turns:
-            anchored = "anchor_s" in self.scheme.entry.inputs
-            batch, turns = rows.turns(self._columns, width=mask_nt.shape[1], anchored=anchored)
-        else:
-            batch, turns = rows.whole(self._columns, data), None
+        batch, turns = self._batch(rows, width=mask_nt.shape[1], data=data)
         reading = read(batch, self.scheme, self.vocabulary)
         if self.scheme.value_names:  # a row that the generator left out of the loss has a reward but no token
             batch = replace(batch, mask_nt=mask_nt[:size])
@@ -124,7 +154,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         read_batch = ReadBatch(batch, reading, size, turns)
         result = self.step.finish(read_batch, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = read_batch.put(result.advantages_nt)
-        # Advantages are 0 in padding and in rows that SkyRL left out of the loss.
+        if self.cfg.trainer.algorithm.zero_variance_filter:
+            self._leave_out_useless(data, result, rows)
+            mask_nt = data["loss_mask"] > 0
+        # Advantages are 0 in padding and in rows that are left out of the loss.
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - size)) * mask_nt
         metrics, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
         factor_n1 = fold_factor(
@@ -134,6 +167,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             mini_batches=data.metadata["policy_mini_batch_boundaries"],
             prompts=data.metadata["policy_prompt_boundaries"],
             max_seq_len=self.cfg.trainer.algorithm.max_seq_len,
+            micro_batch_size=self.cfg.trainer.micro_train_batch_size_per_gpu,
         )
         data["advantages"], data["returns"] = adv_nt * factor_n1, adv_nt
         if batch.value_nt is not None and self.scheme.value_names:
@@ -158,6 +192,18 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         for sentence in result.warnings:
             say(sentence)
         return data
+
+    def _leave_out_useless(self, data: Any, result: StepResult, rows: SampledRows) -> None:
+        """Take the groups without credit out of the loss, KL and entropy included, as SkyRL's zero-variance filter does."""
+        tolerance, group_s = self.cfg.trainer.algorithm.zero_variance_filter_tol, result.own.batch.group_n
+        names = list(dict.fromkeys(rows.uids))
+        useful_uids = {
+            names[group] for group in group_s[in_useful_groups(result.credit, group_s, tolerance=tolerance)].tolist()
+        }
+        for n, s in enumerate(rows.last_n):
+            if rows.uids[s] not in useful_uids:
+                data["loss_mask"][n] = 0
+        self.all_metrics["reward/num_zero_variance_filtered"] = len(names) - len(useful_uids)
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the dataset's columns for prompts; a nested mapping becomes columns such as `reward_spec.ground_truth`."""
@@ -198,6 +244,7 @@ def fold_factor(
     mini_batches: Sequence[tuple[int, int]],
     prompts: Sequence[tuple[int, int]],
     max_seq_len: int | None = None,
+    micro_batch_size: int = 1,
 ) -> Float[Tensor, "n 1"]:
     """Compute the factor on advantages that turns a SkyRL loss reduction into a mean over rollouts of sums over tokens.
 
@@ -208,11 +255,14 @@ def fold_factor(
     for start, end in mini_batches:
         rows, size = slice(start, end), end - start
         prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
-        for divided in prompt_slices if loss_reduction == "prompt_mean" else [rows]:
+        micro_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
+        slices = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_slices}
+        for divided in slices.get(loss_reduction, [rows]):
             tokens = length_n[divided].sum()
             factor_n[divided] = {
                 "token_mean": tokens,
                 "prompt_mean": len(prompt_slices) * tokens,
+                "token_mean_legacy": len(micro_slices) * tokens,
                 "sequence_mean": size * length_n[divided],
                 "seq_mean_token_sum_norm": float(size * (max_seq_len or 1)),
             }[loss_reduction]

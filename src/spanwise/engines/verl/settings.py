@@ -10,7 +10,14 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict  # pyright: ignore[reportMissingImports]
 from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.shared import fixed_faults, idle_fields
+from spanwise.engines.shared import (
+    deviation_fault,
+    discount_faults,
+    discount_remarks,
+    discounts_in,
+    fixed_faults,
+    idle_fields,
+)
 from spanwise.engines.verl.carry import MODES, USE
 from spanwise.engines.verl.estimators import loss_of
 from spanwise.engines.verl.plugin import around, say
@@ -38,8 +45,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
     ),
     "algorithm.use_pf_ppo": (False, "the option resamples under GAE only and would change nothing"),
 }
-#: The options of methods that verl's configuration may set in place of the recipe.
-_DISCOUNTS = ("gamma", "lam")
+#: Settings of verl -> the options of methods that they set in place of the recipe.
+_DISCOUNTS = {"algorithm.gamma": "gamma", "algorithm.lam": "lam"}
 
 
 def attach(trainer_class: Any) -> None:
@@ -159,8 +166,7 @@ def scheme_in(config: Any) -> Scheme:
 
 def _discounts(config: Any) -> dict[str, float]:
     """Return gamma and lam, where verl's configuration sets them."""
-    values = {name: config.algorithm.get(name) for name in _DISCOUNTS}
-    return {name: value for name, value in values.items() if value not in (None, 1.0)}
+    return discounts_in(_DISCOUNTS, lambda name: OmegaConf.select(config, name))
 
 
 def _manager_name(config: Any) -> str | None:
@@ -191,22 +197,17 @@ def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     """Return a sentence for each reward and each option of a method that verl is told of and that would have no effect."""
     manager, function = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
     is_paid = any(objective.reward == "environment" for objective in scheme.objectives)
-    divides = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
-    faults = {
+    norm_name = "algorithm.norm_adv_by_std_in_grpo"
+    return {
         f"reward.reward_manager is {manager}, and it pays no block; {_PAY}.": manager not in (None, "naive") and not is_paid,
         f"reward.custom_reward_function is {function}, and it pays no block; {_PAY}.": function is not None and not is_paid,
         "reward.reward_model.enable is True, and verl hands its reward model to nobody but reward.custom_reward_function; set its "
         "path and name, and add {reward: environment, pays: [...]} to the recipe.": (
             OmegaConf.select(config, "reward.reward_model.enable") and not (is_paid and function is not None)
         ),
-        f"algorithm.norm_adv_by_std_in_grpo is False, and method '{scheme.method}' of the recipe divides by a group's deviation; "
-        f"write method: dr_grpo, or leave scale: std out.": not config.algorithm.get("norm_adv_by_std_in_grpo", True)
-        and divides,
+        **deviation_fault(norm_name, OmegaConf.select(config, norm_name), scheme),
+        **discount_faults(_DISCOUNTS, _discounts(config), scheme),
     }
-    for name, value in _discounts(config).items():
-        own = scheme.options.get(name, value)
-        faults[f"algorithm.{name} is {value}, and the recipe has {name}: {own}; leave one of them out."] = own != value
-    return faults
 
 
 def _faults(config: Any) -> dict[str, Any]:
@@ -254,7 +255,7 @@ def _remarks(config: Any, scheme: Scheme, recipe: Recipe) -> list[str]:
         "algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.": (
             (config.algorithm.get("filter_groups") or {}).get("enable")
         ),
-        **_discount_remarks(config, scheme, recipe),
+        **dict.fromkeys(discount_remarks(_DISCOUNTS, _discounts(config), scheme, recipe.options, engine="verl"), True),
         "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; the default of DPPO is 20.": (
             actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0
         ),
@@ -263,17 +264,6 @@ def _remarks(config: Any, scheme: Scheme, recipe: Recipe) -> list[str]:
         ),
     }
     return [sentence for sentence, applies in rules.items() if sentence and applies]
-
-
-def _discount_remarks(config: Any, scheme: Scheme, recipe: Recipe) -> dict[str, bool]:
-    """Return what becomes of gamma and lam of verl's configuration."""
-    values = {name: value for name, value in _discounts(config).items() if name not in recipe.options}
-    return {
-        f"algorithm.{name}={value} is taken as the recipe's option {name}."
-        if name in scheme.options
-        else f"algorithm.{name}={value} changes nothing: method '{scheme.method}' does not discount, as verl's grpo does not.": True
-        for name, value in values.items()
-    }
 
 
 def _trainer_mode(config: Any) -> str:
