@@ -6,9 +6,10 @@ Usage: launch_two_ranks.py FOLDER ROWS_PER_RANK ACCUMULATION
 import sys
 
 import torch
+from datasets import Dataset
 
 from spanwise import Laser, Objective
-from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, step, trainer
+from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, scripted, step, trainer
 from two_ranks import end
 
 WHOLE = [Objective("correct", pays=LAYOUT.names, options={"verify": "exact"})]
@@ -29,6 +30,17 @@ TOKENS = {
 }
 
 
+#: Two groups that ask the same; what is sampled call by call, for the first rank and the second.
+ASKED = Dataset.from_list([{"prompt": "2+2=", "answer": "4"}] * 2)
+USELESS = [SAID[0]] * 4
+
+
+def resampled():
+    """A rollout function whose first rank samples a useless group at first; the second rank's is useful."""
+    calls = [[*USELESS, *SAID[4:]], [*SAID[:4], *USELESS]]
+    return lambda batch, trainer: scripted(calls.pop(0))(batch, trainer)
+
+
 def main():
     folder, rows, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     for name, options in {**CASES, **SHARES, **SCORES, **TOKENS}.items():
@@ -42,6 +54,17 @@ def main():
             log = {key: value for key, value in run.state.log_history[0].items() if key.startswith("credit/")}
             kept = run.last_rollouts.advantages_nt
             torch.save({"gradient": gradient, "log": log, "advantages_nt": kept}, f"{folder}/{name}.pt")
+    run = trainer(
+        f"{folder}/sampling",
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=accumulation,
+        dynamic_sampling="credit",
+        extra={"rollout_func": resampled(), "train_dataset": ASKED},
+    )
+    gradient = step(run)
+    if run.accelerator.is_main_process:
+        log = {key: value for key, value in run.state.log_history[0].items() if key.startswith("sampling/")}
+        torch.save({"gradient": gradient, "log": log}, f"{folder}/sampling.pt")
     end(run)
 
 

@@ -119,6 +119,14 @@ ENGINES: Mapping[str, Logged] = {
         "Seconds that reading, scoring and credit took, for each generation batch (TRL).",
         "It is a large part of `step_time`: usually a slow reward.",
     ),
+    "sampling/groups": Logged(
+        "Groups sampled for each group of the batch, where `dynamic_sampling` is on (TRL).",
+        "It is at its most, 1 + `dynamic_sampling_rounds`: most prompts teach nothing.",
+    ),
+    "sampling/useless": Logged(
+        "Share of groups that taught nothing after the last round of `dynamic_sampling` (TRL).",
+        "It is large: raise `dynamic_sampling_rounds`, or look at the prompts.",
+    ),
     "kl": Logged("Mean KL to the reference policy per token, where `beta` is not 0 (TRL).", "It grows without end."),
     "loss/avg_raw_advantages": Logged("Mean advantage of the trained tokens (SkyRL, in place of its own)."),
     "loss/avg_raw_advantages_abs": Logged(

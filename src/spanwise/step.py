@@ -405,7 +405,7 @@ class Step:
 
     def useful(self, own: ReadBatch) -> Bool[Tensor, " n"]:
         """Mark the rows whose group gets credit somewhere, before values and log-probabilities are known; remember nothing."""
-        whole = own.everyone
+        whole = (own if self.ranks is None else with_tokens(own, self.scheme, self.ranks)).everyone
         return in_useful_groups(self._credit(whole, learn=False), whole.batch.group_n)[own.here]
 
     def rollouts(

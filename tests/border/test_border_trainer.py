@@ -102,6 +102,30 @@ CASES = [
         "There is no importance_sampling_level 'span'. Known: block, sequence, token.",
     ),
     Case(
+        "dynamic_sampling='corect'",
+        lambda folder: script(folder, dynamic_sampling="corect"),
+        "There is no dynamic_sampling 'corect'. Did you mean 'correct'? Known: brier, correct, credit.",
+    ),
+    Case(
+        "dynamic_sampling='credit' with a dataset of images",
+        lambda folder: script(
+            folder,
+            dynamic_sampling="credit",
+            given={"train_dataset": Dataset.from_list([{**row, "image": "a"} for row in prompts()])},
+        ),
+        "dynamic_sampling cannot exchange images in the middle of a batch. Leave dynamic_sampling out.",
+    ),
+    Case(
+        "dynamic_sampling='credit' with a streamed dataset",
+        lambda folder: script(folder, dynamic_sampling="credit", given={"train_dataset": prompts().to_iterable_dataset()}),
+        "dynamic_sampling draws other prompts by their number, and train_dataset is a IterableDataset; pass a datasets.Dataset.",
+    ),
+    Case(
+        "dynamic_sampling_rounds=0",
+        lambda folder: script(folder, dynamic_sampling="credit", dynamic_sampling_rounds=0),
+        "dynamic_sampling_rounds is 0; set it to 1 or more.",
+    ),
+    Case(
         "reward_weights=[1.0, 0.5]",
         lambda folder: script(folder, reward_weights=[1.0, 0.5]),
         "reward_weights is [1.0, 0.5]: TRL would weigh only the logged reward. Set the weight of each objective instead, for "

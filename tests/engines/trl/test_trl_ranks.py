@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from launch_two_ranks import CASES, SCORES, SHARES, TOKENS
+from launch_two_ranks import ASKED, CASES, SCORES, SHARES, TOKENS
 from trl_small import (
     SAID,
     SAID_WITH_TOOLS,
@@ -40,6 +40,13 @@ def test_a_group_that_spans_ranks_is_one_group(two_ranks, tmp_path, name):
     mine = two["advantages_nt"]
     assert mine.shape[0] == 4
     assert torch.allclose(mine, one.last_rollouts.advantages_nt[:4, : mine.shape[1]], atol=1e-7)
+
+
+def test_every_rank_samples_as_much_as_the_neediest(two_ranks, tmp_path):
+    two = torch.load(two_ranks / "sampling.pt")
+    one = trainer(tmp_path, extra={"train_dataset": ASKED})
+    assert largest_difference(two["gradient"], step(one)) < 2e-6
+    assert two["log"] == {"sampling/groups": 2.0, "sampling/useless": 0.0}
 
 
 @pytest.mark.parametrize("name", [*SHARES, *TOKENS, *SCORES])

@@ -105,13 +105,15 @@ def test_a_run_is_paid_by_the_reward_manager_and_the_function_of_its_configurati
     """Manager `dapo`, whose penalty on length is worked out here; a second number of the function pays the other block."""
     (tmp_path / "mine.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        '    return {"score": float(f"<answer>{ground_truth}</answer>" in solution_str), "nines": float(solution_str.count("9"))}\n'
+        "    if int(ground_truth) % 2:\n"  # nothing but the penalty differs in these groups
+        '        return {"score": 0.0, "nines": 0.0}\n'
+        '    return {"score": float("9" in solution_str), "nines": float(solution_str.count("9"))}\n'
     )
     recipe = {
         "method": "bae_paper",
         "layout": {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]},
         "objectives": [
-            {"reward": "environment", "pays": ["solution"], "baseline": "group"},
+            {"reward": "environment", "pays": ["solution", "confidence"], "baseline": "group"},
             {
                 "reward": "environment",
                 "name": "nines",
@@ -119,7 +121,6 @@ def test_a_run_is_paid_by_the_reward_manager_and_the_function_of_its_configurati
                 "baseline": "group",
                 "options": {"column": "nines"},
             },
-            {"reward": "correct", "pays": ["solution"], "weight": 0.0},
         ],
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -130,12 +131,20 @@ def test_a_run_is_paid_by_the_reward_manager_and_the_function_of_its_configurati
         _algorithm__spanwise__keep_rollouts=1, data__max_response_length=LONGEST, reward__reward_manager__name="dapo",
         reward__custom_reward_function__path=tmp_path / "mine.py", _reward__reward_kwargs__max_resp_len=LONGEST,
         _reward__reward_kwargs__overlong_buffer_cfg="{enable: True, len: 4, penalty_factor: 1.0, log: False}",
+        algorithm__filter_groups__enable=True, algorithm__filter_groups__metric="acc",
     )  # fmt: skip
     run(tmp_path, overrides, timeout=600)
     table = read_rollouts(tmp_path / "run", tokenizer=tmp_path / "model")
     rewards = {name: reward.value_n.tolist() for name, reward in table.rewards.items()}
     penalty_n = [min(-(length - (LONGEST - 4)) / 4, 0.0) for length in table.tokens.lengths.tolist()]
     assert min(penalty_n) < 0
-    paid = [right + penalty for right, penalty in zip(rewards["correct"], penalty_n, strict=True)]
-    assert rewards["environment"] == pytest.approx(paid, nan_ok=True)  # NaN: there is no solution to pay
-    assert {0.0, 1.0} < {*rewards["nines"]}
+    paid = [float(nines > 0) + penalty for nines, penalty in zip(rewards["nines"], penalty_n, strict=True)]
+    assert rewards["environment"] == pytest.approx(paid)
+    assert {0.0, 1.0} <= {*rewards["nines"]}
+    # verl sampled other prompts for the groups in which neither number differs.
+    pairs_by_group: dict[object, set[tuple[float, float]]] = {}
+    for group, environment, nines in zip(table.group_n.tolist(), rewards["environment"], rewards["nines"], strict=True):
+        pairs_by_group.setdefault(group, set()).add((environment, nines))
+    assert len(pairs_by_group) == PROMPTS
+    assert all(len(pairs) > 1 for pairs in pairs_by_group.values())
+    assert "filter_groups/evicted_samples" in (tmp_path / "log.txt").read_text()

@@ -61,6 +61,23 @@ def test_absent_and_unreadable_survive_the_way(config, manager):
         assert math.isnan(reading.scores.reward_nm[0, 1])
 
 
+def test_two_rollouts_share_a_mark_only_if_no_reward_differs(tmp_path, config, manager):
+    assert "any_reward" not in info_of(scored(config, outputs_of(manager.tokenizer, [TEXT.format(4, 0.9)]), manager)[0])
+    filtering = config_of(tmp_path, "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=any_reward")
+    prepare(filtering)
+    texts = [
+        TEXT.format(4, 0.9),
+        TEXT.format(4, 0.9) + " ",
+        TEXT.format(4, 0.8),
+        TEXT.format(5, 0.9),
+        TEXT.format(4, "high"),
+    ]
+    marking = manager_of(filtering)
+    marks = [info_of(scored(filtering, outputs_of(marking.tokenizer, [text]), marking)[0])["any_reward"] for text in texts]
+    assert marks[0] == marks[1]
+    assert len(set(marks)) == 4
+
+
 def test_tool_output_is_not_the_models(config, manager):
     """The agent loop's response mask reaches the reward worker, although verl does not send it."""
     own, tool = (manager.tokenizer(text)["input_ids"] for text in ("So ", "<answer>5</answer>"))

@@ -43,6 +43,22 @@ def test_token_mean_gives_way_where_it_cannot_be_undone_and_the_critic_keeps_it(
     assert config.critic.loss_agg_mode == "token-mean"
 
 
+def test_groups_are_dropped_by_a_number_that_there_is(tmp_path):
+    on = "algorithm.filter_groups.enable=True"
+
+    def metric(given):
+        config = config_of(tmp_path, on, f"algorithm.filter_groups.metric={given}")
+        prepare(config)
+        return config.algorithm.filter_groups.metric
+
+    with pytest.warns(UserWarning, match="metric is set from acc to any_reward"):
+        assert metric("acc") == "any_reward"
+    for given in ("reward", "brier"):
+        with pytest.warns(UserWarning, match=f"metric={given} drops .* any_reward keeps them"):
+            assert metric(given) == given
+    assert metric("any_reward") == "any_reward"
+
+
 def test_verls_discounts_are_the_recipes_where_the_method_has_them(tmp_path):
     recipe = "{{layout: {{all: [answer]}}, method: gae, objectives: [{{reward: correct, pays: [all]}}]{}}}"
     critic = ["critic.enable=True", "critic.model.path=x", "algorithm.lam=0.9"]

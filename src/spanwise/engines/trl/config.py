@@ -80,6 +80,12 @@ class SpanGRPOConfig(GRPOConfig):
         "The tokens that share an importance ratio, their geometric mean: token (each its own), block, or sequence (the "
         "completion). Each token keeps its own advantage and gradient.",
     )
+    dynamic_sampling: str | None = _option(
+        None,
+        "Groups that teach nothing give way to groups of other prompts (DAPO). credit: a group teaches nothing if no block gets "
+        "credit; the name of an objective: if its reward is the same for all.",
+    )
+    dynamic_sampling_rounds: int = _option(3, "How often dynamic_sampling samples other prompts for a batch, at most.")
     canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
     keep_rollouts: int = _option(
         0,

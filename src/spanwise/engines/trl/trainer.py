@@ -29,6 +29,7 @@ from spanwise.engines.shared import reward_means
 from spanwise.engines.trl import config, fold
 from spanwise.engines.trl.environment import environment_rewards, taken_from
 from spanwise.engines.trl.keeping import Keeping, few_in, log_credit
+from spanwise.engines.trl.sampling import DynamicSampling, check_sampling
 from spanwise.errors import DataError
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
@@ -50,7 +51,7 @@ _LASTING = (
     "seed", "data_seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
     "max_grad_norm", "beta", "epsilon", "epsilon_high", "delta", "loss_type", "num_iterations", "num_generations",
     "max_completion_length", "mask_truncated_completions", "temperature", "top_p", "top_k", "min_p",
-    "entropy_coef", "importance_sampling_level",
+    "entropy_coef", "importance_sampling_level", "dynamic_sampling", "dynamic_sampling_rounds",
 )  # fmt: skip
 
 
@@ -118,6 +119,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         config.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
         prompts_per_batch = (args.generation_batch_size or 0) // (args.num_generations or 1)
         config.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=prompts_per_batch)
+        check_sampling(args, scheme, dataset=train_dataset, options=options, modes=modes)
         self.scheme, self.settings = scheme, None
         title, _, arxiv_id = scheme.entry.paper.rpartition(", arXiv ")  # for TRL's model card
         self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": arxiv_id} if title else {}
@@ -127,6 +129,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         # the reading, and the seconds that reading took.
         self._sampled: list[list[int]] | None = None
         self._told: dict[str, Any] = {}
+        self._rows: list[dict[str, Any]] = []
+        kind = getattr(args, "dynamic_sampling", None)
+        self.sampling = None if kind is None else DynamicSampling(self, kind, args.dynamic_sampling_rounds)
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
@@ -258,11 +263,25 @@ class SpanGRPOTrainer(GRPOTrainer):
         reward.__name__ = name
         return reward
 
-    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        """Sample completions as TRL does."""
         with ExitStack() as contexts:
             for part in self.parts.values():
                 contexts.enter_context(part.generating())
-            generated = super()._generate(*args, **kwargs)
+            return super()._generate(*args, **kwargs)
+
+    def _read(self, generated: Any, prompts: list[Any], rows: list[dict[str, Any]]) -> ReadBatch:
+        """Read and score sampled completions before TRL asks for rewards."""
+        self._sampled = generated[2]
+        self._calculate_rewards(rows, prompts, generated[3], generated[1])
+        assert self._own is not None, "rewards were read"
+        return self._own
+
+    def _generate(self, prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
+        generated = self._sample(prompts, *args, **kwargs)
+        if self.sampling is not None and self.model.training:
+            generated = self.sampling.fill(generated, prompts, self._rows)
+            self._note(self.sampling.metrics)
         self._sampled = generated[2]
         for ids in generated[0] if self._first("prompts") else ():
             prompt_end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
@@ -282,10 +301,11 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._own = self.step.read(batch)
         # A missing reward is logged as `if_missing`; a mean over the other completions would make omission look good.
         value_nm = self._own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
-        self._read_seconds = time.perf_counter() - start_time
+        self._read_seconds += time.perf_counter() - start_time
         return value_nm
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self._rows, self._read_seconds = inputs, 0.0
         output, read_batch, training = super()._generate_and_score_completions(inputs), self._own, self.model.training
         assert read_batch is not None, "TRL asks for rewards"
         batch, everyone, step_number = read_batch.batch, read_batch.everyone, self.state.global_step

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,10 +21,12 @@ from spanwise.batch import Batch, Steps
 from spanwise.credit.spread import completed
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
-from spanwise.engines.verl.settings import OWN_MANAGER, scheme_in
+from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, scheme_in
+from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from spanwise.score.items import shared_by
 from spanwise.step import ReadBatch, Step
+from spanwise.types import Scores
 
 
 class SpanRewardManager(RewardManagerBase):
@@ -78,10 +82,10 @@ class SpanRewardManager(RewardManagerBase):
         value_nm = completed(rows.reading.scores, objectives)
         last = value_nm[-1].tolist() if len(value_nm) else [math.nan] * len(names)
         score = sum(objective.weight * value for objective, value in zip(objectives, last, strict=True) if value == value)
-        return {
-            "reward_score": float(score),
-            "reward_extra_info": {**dict(zip(names, last, strict=True)), carry.KEY: packed},
-        }
+        info = {**dict(zip(names, last, strict=True)), carry.KEY: packed}
+        if filter_metric(self.config) == ANY_REWARD:
+            info[ANY_REWARD] = _mark(rows.reading.scores, objectives)
+        return {"reward_score": float(score), "reward_extra_info": info}
 
     def _columns(self, fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
         rows = []
@@ -96,6 +100,13 @@ class SpanRewardManager(RewardManagerBase):
             answer = {} if gold is None else {"answer": gold}
             rows.append({**row, **(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {}), **answer, **text})
         return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+
+
+def _mark(scores: Scores, objectives: Sequence[Objective]) -> float:
+    """Return a number that two rollouts share only if all rewards that pay anything are the same."""
+    paying_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
+    tables = scores.reward_nm[:, paying_m], scores.status_nm[:, paying_m]
+    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in tables)))
 
 
 def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, Any]) -> Any:

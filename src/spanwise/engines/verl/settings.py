@@ -33,6 +33,8 @@ from spanwise.scheme import Scheme
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
 #: The field of `algorithm.spanwise` that keeps the user's reward manager, whose number the reward `environment` reads.
 OWN_MANAGER = "own_manager"
+#: verl's filter of groups, and the number of ours by which it drops a group exactly if no reward of it differs.
+_FILTER, ANY_REWARD = "algorithm.filter_groups", "any_reward"
 #: The fields of `algorithm.spanwise` under the estimator `spanwise` that a user may set.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 #: What to do about a number of verl's own that pays no block.
@@ -113,7 +115,7 @@ def prepare(config: Any) -> VerlRun:
     # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
     scheme.check(fields if has_critic else fields - {"value_nt"}, at_read=fields - {*TOKENS})
     scheme.check_loads("verl")
-    remarks = [_undoable_mode(config)]
+    remarks = [_undoable_mode(config), _known_filter(config, scheme)]
     refuse(_faults(config) | _reward_faults(config, scheme))
     parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     run = VerlRun(config, scheme, value_lam=critic.gae_lambda_value, parts=parts)
@@ -154,6 +156,29 @@ def _undoable_mode(config: Any) -> str | None:
     )
     more = " KL and entropy are averaged in that way, too." if actor.use_kl_loss or actor.entropy_coeff else ""
     return f"loss_agg_mode is set from token-mean to {MODES[0]}: {reason}. The loss of the credit is that of any mode.{more}"
+
+
+def filter_metric(config: Any) -> str | None:
+    """Return the number by which verl keeps or drops a group; None if it keeps all."""
+    section = OmegaConf.select(config, _FILTER) or {}
+    return section.get("metric") if section.get("enable") else None
+
+
+def _known_filter(config: Any, scheme: Scheme) -> str | None:
+    """Replace a number that the reward manager does not return; return what to say of it, or of a filter by one number."""
+    metric = filter_metric(config)
+    if metric is None or metric == ANY_REWARD:
+        return None
+    if metric == "reward" or metric in scheme.names:
+        return (
+            f"{_FILTER}.metric={metric} drops the groups in which this number is the same for all, though other blocks of such a "
+            f"group may differ; {ANY_REWARD} keeps them."
+        )
+    with open_dict(config):
+        OmegaConf.update(config, f"{_FILTER}.metric", ANY_REWARD)
+    return (
+        f"{_FILTER}.metric is set from {metric} to {ANY_REWARD}: a group is dropped if no objective's reward differs in it."
+    )
 
 
 def scheme_in(config: Any) -> Scheme:
@@ -251,9 +276,6 @@ def _remarks(config: Any, scheme: Scheme, recipe: Recipe) -> list[str]:
             config.actor_rollout_ref.rollout.n == 1
             and not scheme.value_names
             and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)
-        ),
-        "algorithm.filter_groups drops groups by one number per completion; blocks of such a group may still differ.": (
-            (config.algorithm.get("filter_groups") or {}).get("enable")
         ),
         **dict.fromkeys(discount_remarks(_DISCOUNTS, _discounts(config), scheme, recipe.options, engine="verl"), True),
         "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; the default of DPPO is 20.": (

@@ -1,0 +1,100 @@
+"""Dynamic sampling: useless groups give way to groups of other prompts, and what is trained is as if those had been sampled."""
+
+from dataclasses import replace
+
+import pytest
+
+from trl_small import SAID, THIRD_PARTY, prompts, scripted, step, tokenizer, trainer
+
+pytestmark = THIRD_PARTY
+
+#: A group in which no block gets credit: all right, all equally sure.
+USELESS = [SAID[0]] * 4
+#: All right, but not equally sure: `correct` is the same for all, the confidence is not.
+SURE = [replace(SAID[0], pieces=SAID[n].pieces, confidence=SAID[n].confidence) for n in (0, 1, 0, 1)]
+#: For the prompts 2+2= and 1+2=: some right, some wrong.
+FIRST, SECOND = SAID[:4], SAID[4:]
+
+
+def right(completions, answer, **columns):
+    return [float(f"<answer>{gold}</answer>" in text) for text, gold in zip(completions, answer, strict=True)]
+
+
+class Calls:
+    """A rollout function that answers call by call, and what it was asked."""
+
+    def __init__(self, *scripts):
+        self.scripts, self.asked = list(scripts), []
+
+    def __call__(self, batch, trainer):
+        self.asked.append(list(batch))
+        return scripted(self.scripts.pop(0))(batch, trainer)
+
+
+def sampled(folder, calls, **options):
+    """A trainer after one step on what the calls gave."""
+    run = trainer(folder, extra={"rollout_func": calls, "train_dataset": prompts(6)}, **options)
+    step(run)
+    return run
+
+
+def spoken(run):
+    return [
+        tokenizer().decode(ids[mask])
+        for ids, mask in zip(run.last_rollouts.batch.ids_nt, run.last_rollouts.batch.mask_nt, strict=True)
+    ]
+
+
+def test_a_useless_group_gives_way_and_the_batch_is_as_if_it_had_been_sampled(tmp_path):
+    # 2+2= is useless, twice; the third time there is a useful group for a prompt of the dataset's.
+    calls = Calls([*USELESS, *SECOND], USELESS, FIRST)
+    run = sampled(tmp_path / "sampled", calls, dynamic_sampling="credit")
+    assert [len(asked) for asked in calls.asked] == [8, 4, 4]
+    final_prompts = [*calls.asked[2], *calls.asked[0][4:]]
+    assert list(run.last_rollouts.prompts) == final_prompts
+    plain = sampled(tmp_path / "plain", Calls([*FIRST, *SECOND]))
+    assert spoken(run) == spoken(plain)
+    answers = {"2+2=": "4", "1+2=": "3"}
+    assert run.last_rollouts.batch.columns["answer"] == [answers[prompt] for prompt in final_prompts]
+    logged = run.state.log_history[0]
+    assert (logged["sampling/groups"], logged["sampling/useless"]) == (2.0, 0.0)
+    assert bool((run.last_rollouts.advantages_nt.abs().sum(dim=1).view(2, 4) > 0).any(dim=1).all())
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("credit", 1), ("correct", 2)])
+def test_a_group_of_one_outcome_is_useful_for_the_confidence_and_useless_for_the_answer(tmp_path, kind, calls):
+    asked = Calls([*SURE, *SECOND], FIRST)
+    run = sampled(tmp_path, asked, dynamic_sampling=kind)
+    assert len(asked.asked) == calls
+    assert run.state.log_history[0]["sampling/useless"] == 0.0
+    confidence_nk = run.last_rollouts.credit.block_nk[:4, 1]
+    assert bool((confidence_nk != 0).any())
+
+
+def test_what_stays_useless_after_the_last_round_is_trained_with_credit_0(tmp_path):
+    calls = Calls([*USELESS, *SECOND], USELESS, USELESS)
+    run = sampled(tmp_path, calls, dynamic_sampling="credit", dynamic_sampling_rounds=2)
+    assert calls.scripts == []
+    assert not run.last_rollouts.advantages_nt[:4].any()
+    logged = run.state.log_history[0]
+    assert (logged["sampling/groups"], logged["sampling/useless"]) == (2.0, 0.5)
+
+
+def test_the_prompts_that_are_drawn_belong_to_the_seed_and_the_step(tmp_path):
+    def drawn(folder, seed):
+        calls = Calls([*USELESS, *SECOND], USELESS, USELESS)
+        sampled(folder, calls, dynamic_sampling="credit", dynamic_sampling_rounds=2, seed=seed)
+        return calls.asked[1:]
+
+    assert drawn(tmp_path / "a", 1) == drawn(tmp_path / "b", 1)
+    assert len({str(drawn(tmp_path / str(seed), seed)) for seed in range(6)}) > 1
+
+
+def test_nothing_is_sampled_twice_in_an_evaluation(tmp_path):
+    run = trainer(
+        tmp_path,
+        extra={"rollout_func": scripted(USELESS), "eval_dataset": prompts(2)},
+        dynamic_sampling="credit",
+        per_device_eval_batch_size=8,
+    )
+    assert "eval_sampling/groups" not in run.evaluate()
