@@ -112,12 +112,14 @@ def show(study: str, arms: Sequence[str], seeds: Sequence[int], output: Path) ->
 def main() -> None:
     """Train and show, or show alone."""
     options = argparse.ArgumentParser(description="Who shares an importance ratio, and which groups are sampled anew.")
-    options.add_argument("--study", choices=list(STUDIES), default="ratio_level")
+    options.add_argument("--study", default="ratio_level")
     options.add_argument("--arms", help="all of the study, if it is left out")
     options.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     options.add_argument("--output", type=Path)
     options.add_argument("--table", action="store_true", help="train nothing")
     arguments = options.parse_args()
+    if arguments.study not in STUDIES:
+        options.error(f"--study is {arguments.study}; it is one of {', '.join(STUDIES)}.")
     arms = arguments.arms.split(",") if arguments.arms else list(STUDIES[arguments.study])
     seeds, output = [int(seed) for seed in arguments.seeds.split(",")], arguments.output or Path("runs") / arguments.study
     if not arguments.table:

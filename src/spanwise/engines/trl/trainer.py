@@ -130,8 +130,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._sampled: list[list[int]] | None = None
         self._told: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
-        kind = getattr(args, "dynamic_sampling", None)
-        self.sampling = None if kind is None else DynamicSampling(self, kind, args.dynamic_sampling_rounds)
+        kind, rounds = (getattr(args, name, None) for name in ("dynamic_sampling", "dynamic_sampling_rounds"))
+        self.sampling = None if kind is None else DynamicSampling(self, kind, rounds or 0)
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
