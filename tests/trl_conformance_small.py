@@ -1,0 +1,80 @@
+"""The rollouts of conformance.json through TRL's trainer, with any sampler: what reaches the loss, completion by completion."""
+
+import torch
+
+import conformance
+import trl_small as small
+from spanwise.recipe import scheme_at
+
+SAID = conformance.load()
+
+
+def groups(rows, advantages):
+    """TRL's groups have one size, and at least two members: each prompt is a batch of its own."""
+    found = {}
+    for row, values in zip(rows, advantages, strict=True):
+        found.setdefault(row["group"], []).append((row, values))
+    return [group for group in found.values() if len(group) > 1]
+
+
+CASES = [
+    *(
+        (name, group)
+        for name in ("blocks", "waits", "fields")
+        for group in groups(SAID["rollouts"][conformance.ROWS[name]], SAID["advantages"][name])
+    ),
+    *(
+        (name, group)
+        for name in ("turns", "gigpo")
+        for group in groups(
+            conformance.sequences(SAID["rollouts"]["turns"]),
+            conformance.of_sequences(SAID["rollouts"]["turns"], SAID["advantages"][name]),
+        )
+    ),
+]
+
+
+def replayed(rows, logps=None):
+    """A rollout function that gives back what is in the file; `logps`: what a sampler says of every token."""
+
+    def rollout(batch, trainer):
+        output = {"prompt_ids": [row["prompt"] for row in rows], "completion_ids": [row["ids"] for row in rows]}
+        output |= {"logprobs": None if logps is None else [[logps] * len(row["ids"]) for row in rows]}
+        output |= {"env_mask": [row["sampled"] for row in rows]}
+        return output if "turns" not in rows[0] else {**output, "turns": [row["turns"] for row in rows]}
+
+    return rollout
+
+
+class Watched(small.SpanGRPOTrainer):
+    """Keeps the advantages that go into the loss, before its normaliser is undone."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        self.seen_nt = output["advantages"]
+        return output
+
+
+def trained(folder, recipe, rows, *, extra=None, **options):
+    """The trainer after one step on replayed rollouts of one group."""
+    file = folder / "recipe.yaml"
+    file.write_text(SAID["recipes"][recipe])
+    usual = {
+        "model": small.policy(words=len(conformance.PIECES)),
+        "scheme": scheme_at(file, longest=64),
+        "train_dataset": small.Dataset.from_list([{"prompt": rows[0]["question"], "answer": rows[0]["answer"]}]),
+        "processing_class": conformance.tokenizer(),
+        "rollout_func": replayed(rows),
+    }
+    sizes = {"num_generations": len(rows), "per_device_train_batch_size": len(rows), "max_completion_length": 64}
+    run = small.trainer(folder, kind=Watched, extra={**usual, **(extra or {})}, **sizes, **options)
+    run.train()
+    return run
+
+
+def assert_defined(run, group):
+    """What reached the loss is what loops over the definitions say."""
+    for values_t, (row, expected) in zip(run.seen_nt, group, strict=True):
+        length = len(row["ids"])
+        assert torch.allclose(values_t[:length].double(), torch.tensor(expected).double(), atol=1e-6, rtol=0)
+        assert not values_t[length:].any()
