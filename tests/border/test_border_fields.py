@@ -192,6 +192,12 @@ CASES = [
         "{allow: true}.",
     ),
     Case(
+        "`overlong` without its lengths",
+        scheme("overlong"),
+        "The reward 'overlong' has longest None and buffer None; give both in tokens, with 0 < buffer <= longest, for example "
+        "options: {longest: 4096, buffer: 1024}.",
+    ),
+    Case(
         "`json_schema` with a schema that is none",
         scheme("json_schema", options={"schema": {"properties": {"price": {"type": "nubmer"}}}}),
         "The schema of reward 'json_schema' is none: 'nubmer' is not valid under any of the given schemas (at "

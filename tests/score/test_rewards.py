@@ -26,6 +26,32 @@ def test_log_score_is_clipped_on_both_sides():
         score_one(Objective("log_score", pays=("confidence",), options={"clip": 0.5}), text, columns={}, scored={})
 
 
+LENGTH = Objective("overlong", pays=("solution",), options={"longest": 10, "buffer": 4})
+
+
+def test_the_charge_for_length_is_dapos():
+    # verl's manager `dapo`: min(-(length - (longest - buffer)) / buffer, 0); no answer to charge in the last one.
+    lengths = [0, 6, 7, 10, 14, 9]
+    text = [completion("4")] * 5 + [completion(False, "0.5")]
+    reward = score_one(LENGTH, text, columns={"completion_ids": [[5] * length for length in lengths]}, scored={})
+    assert_close(reward.value_n, [0, 0, -0.25, -1, -1, NAN], 0, equal_nan=True)
+    assert reward.status_n.tolist() == [OK] * 5 + [ABSENT]
+
+
+def test_a_length_that_nobody_knows_is_refused():
+    with pytest.raises(DataError, match="no column 'completion_ids'"):
+        score_one(LENGTH, [completion("4")], columns={"answer": ["4"]}, scored={})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"longest": 4}, {"longest": 4, "buffer": 0}, {"longest": 4, "buffer": 5}, {"longest": 4.0, "buffer": 2}]
+)
+def test_a_charge_for_length_has_two_lengths(options):
+    objective = Objective("overlong", pays=("solution",), options=options)
+    with pytest.raises(RecipeError, match="0 < buffer <= longest"):
+        score_one(objective, [completion("4")], columns={"completion_ids": [[1]]}, scored={})
+
+
 def test_a_reward_that_pays_every_block_reads_its_tag_where_it_is():
     pays = ("solution", "confidence")
     objectives = [Objective("correct", pays=pays), Objective("brier", pays=pays)]

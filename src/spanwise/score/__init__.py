@@ -14,7 +14,17 @@ from spanwise.score.outcomes import (
     read_outcomes,
 )
 from spanwise.score.reward import REWARDS, BuiltIn, Reward
-from spanwise.score.rewards import brier, correct, environment, format_, log_score, parse_confidence, runs, second_attempt
+from spanwise.score.rewards import (
+    brier,
+    correct,
+    environment,
+    format_,
+    log_score,
+    overlong,
+    parse_confidence,
+    runs,
+    second_attempt,
+)
 from spanwise.score.score import as_scores, check_objectives, score_all, score_one, written_out
 from spanwise.score.workers import Verdict, close
 
@@ -47,6 +57,7 @@ __all__ = [
     "log_score",
     "near",
     "one_of",
+    "overlong",
     "parse_confidence",
     "read_outcomes",
     "runs",

@@ -211,6 +211,7 @@ class BuiltIn:
         check: refuses options that cannot work (RecipeError); called before training with all of them.
         measures: what it measures of itself for each completion (requests, tokens), summed over a batch in the log as
             `cost/<objective>/<measure>`.
+        reads_ids: it reads the token ids of completions, the trainer's column `completion_ids`.
         loads_model: it loads a model of its own, for which the reward workers of verl and SkyRL have no device.
         judged_by: the option that names the objective whose reward is the outcome, see `judge_of`; None if there is none.
 
@@ -230,6 +231,7 @@ class BuiltIn:
     blocks: tuple[str, ...] = ()
     segmenters: tuple[str, ...] = ()
     measures: tuple[str, ...] = ()
+    reads_ids: bool = False
     loads_model: bool = False
     judged_by: str | None = None
     check: Callable[[Mapping[str, Any]], object] | None = None

@@ -1,4 +1,4 @@
-"""The built-in rewards: `correct`, `brier`, `log_score`, `format`, `second_attempt`, `runs` and `environment`.
+"""The built-in rewards: `correct`, `brier`, `log_score`, `format`, `second_attempt`, `runs`, `environment` and `overlong`.
 
 Each takes `(text, *, pays, columns, scored, **options)`: the blocks of every completion, the paid blocks, the dataset's columns and
 the objectives scored before. A tag is read in the first paid block that has it.
@@ -351,6 +351,55 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
     """
     values = [None if value is None or value != value else float(value) for value in column_of(columns, column, len(text))]
     return Reward.of(values)
+
+
+def _check_lengths(options: Mapping[str, Any]) -> None:
+    longest, buffer = options["longest"], options["buffer"]
+    whole = all(isinstance(length, int) and not isinstance(length, bool) for length in (longest, buffer))
+    if not (whole and 0 < buffer <= longest):
+        raise RecipeError(
+            f"The reward 'overlong' has longest {longest} and buffer {buffer}; give both in tokens, with 0 < buffer <= longest, "
+            "for example options: {longest: 4096, buffer: 1024}."
+        )
+
+
+@register("overlong", kind="reward", check=_check_lengths, reads_ids=True)
+def overlong(
+    text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longest: int | None = None, buffer: int | None = None
+) -> Reward:
+    r"""Charge a completion for its length from a soft limit on: 0 up to it, -1 at the longest length and beyond.
+
+    Equation
+        reward = -min(max(length - (longest - buffer), 0) / buffer, 1),  length the tokens of the completion
+
+    No paid block: ABSENT. The length is that of the whole completion, with what tools wrote in it.
+
+    Args:
+        text, pays, columns, scored: see the module.
+        longest: tokens of the longest completion, such as `max_completion_length`.
+        buffer: the charge begins this many tokens before.
+
+    Raises:
+        RecipeError: not 0 < buffer <= longest.
+        DataError: the token ids of completions are not known (column `completion_ids`).
+
+    Example:
+        >>> ids = [[1] * length for length in (6, 8, 9, 12)]
+        >>> columns = {"completion_ids": ids}
+        >>> overlong([{"all": {"": ""}}] * 4, pays=("all",), columns=columns, scored={}, longest=10, buffer=4).value_n
+        tensor([ 0.0000, -0.5000, -0.7500, -1.0000], dtype=torch.float64)
+
+    Source: DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, equation 13).
+    """
+    _check_lengths({"longest": longest, "buffer": buffer})
+    assert longest is not None, "it was checked"
+    assert buffer is not None, "it was checked"
+    charges = [
+        0.0 - min(max(len(ids) - (longest - buffer), 0) / buffer, 1.0)
+        for ids in column_of(columns, "completion_ids", len(text))
+    ]
+    present = [any(blocks.get(name) is not None for name in pays) for blocks in text]
+    return Reward.of([charge if is_present else None for charge, is_present in zip(charges, present, strict=True)])
 
 
 def _well_formed(block: Mapping[str, str | None], counted: frozenset[str], empty: bool) -> bool:

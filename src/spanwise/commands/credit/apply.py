@@ -27,7 +27,7 @@ from spanwise.rollouts.rows import charged
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.rollouts.table import Ragged, at, fitting_runs
 from spanwise.scheme import Scheme
-from spanwise.score import Reward, as_scores
+from spanwise.score import REWARDS, Reward, as_scores
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
 
@@ -275,13 +275,16 @@ def read_file(
 
 def _for_functions(table: RolloutTable, rows: slice, texts: Sequence[BlockText], scheme: Scheme) -> dict[str, Sequence[Any]]:
     """Return the columns that a trainer would hand to reward functions in addition to the dataset's columns."""
-    if not any(callable(o.reward) and o.name not in scheme.recorded for o in scheme.objectives):
-        return {}
-    return {
-        "prompts": table.prompts[rows],
-        "completions": [whole_text(blocks) for blocks in texts],
-        "completion_ids": [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)],
-    }
+    rewards = [o.reward for o in scheme.objectives if o.name not in scheme.recorded]
+    has_functions = any(map(callable, rewards))
+    # A length in words or bytes would be taken for one in tokens.
+    reads_ids = table.has_ids and any(isinstance(name, str) and REWARDS[name].reads_ids for name in rewards)
+    columns: dict[str, Sequence[Any]] = {}
+    if has_functions or reads_ids:
+        columns["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
+    if has_functions:
+        columns |= {"prompts": table.prompts[rows], "completions": [whole_text(blocks) for blocks in texts]}
+    return columns
 
 
 def apply_arm(

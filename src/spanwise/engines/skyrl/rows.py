@@ -76,7 +76,9 @@ class SampledRows:
         """
         last_rows = self.last_n
         rewards = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
-        extra = {**self.extra, "environment": rewards}
+        extra: dict[str, list[Any]] = {**self.extra, "environment": rewards}
+        if not self.stepwise:
+            extra["completion_ids"] = list(self.output["response_ids"])
         uids, size = [self.uids[s] for s in last_rows], len(last_rows)
         named_columns = columns(uids) | {name: [column[s] for s in last_rows] for name, column in extra.items()}
         if data is None:
@@ -121,6 +123,7 @@ class SampledRows:
         row_s, step_s = [s for s, *_ in turns], torch.arange(len(turns))
         steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, extra.pop("anchors", anchors))
         extra["environment"] = [self._paid(s, ranges_s[s], k) for s, k, _, _ in turns]
+        extra["completion_ids"] = [responses[s][start:end] for s, _, start, end in turns]
         uids = [self.uids[s] for s in row_s]
         # Turns that the generator left out of the loss are still read and compared.
         batch = Batch.jagged(
