@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-foreign test-vllm check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds fields demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -70,6 +70,15 @@ test-foreign: .venv-foreign/stamp  ## reward functions of verifiers and inspect_
 
 test-vllm: .venv-vllm/stamp .venv-verl/stamp  ## a real vLLM on CPU: judges in TRL, verl and on a file; five minutes
 	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=default tests/served
+
+# The oldest releases that spanwise is tested with; the suites above run the newest.
+OLDEST := trl==1.10.0 verl==0.9.0 skyrl==0.3.0
+contracts: .venv/dev.stamp .venv-verl/stamp .venv-skyrl/stamp  ## the private names that the adapters stand on, in the oldest release of TRL, verl and SkyRL; a minute
+	for release in $(OLDEST); do \
+	  engine=$${release%%==*}; bin=$$(test $$engine = trl && echo .venv || echo .venv-$$engine)/bin; \
+	  $$bin/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .contracts/$$engine $$release && \
+	  PYTHONPATH=.contracts/$$engine:tests $$bin/python -m pytest -q -p no:cacheprovider tests/engines/$$engine/test_$${engine}_contract.py || exit 1; \
+	done
 
 check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
 	$(BIN)/ruff check .

@@ -118,6 +118,13 @@ def test_asynchronous_training_keeps_the_groups_with_credit(tmp_path):
     assert {kind for kind, is_kept in kept.items() if is_kept} == USEFUL != VARIED
 
 
+def test_the_release_that_loses_columns_is_refused(data, monkeypatch):
+    monkeypatch.setattr("spanwise.engines.skyrl.config.version", lambda package: "0.3.0")
+    sampling = {f"{ALGORITHM}dynamic_sampling.type": "filter"}
+    with pytest.raises(RecipeError, match=r"loses a generator's columns in SkyRL 0\.3\.0.*Install skyrl 0\.4"):
+        check(small.config(data, recipe=small.BY_TURN, **sampling))
+
+
 def test_credit_that_reads_what_is_computed_later_chooses_no_groups(data):
     recipe = "layout: {turn: []}\nmethod: gae\nobjectives: [{reward: environment, pays: turn}]\n"
     sampling = {f"{ALGORITHM}dynamic_sampling.type": "filter", "trainer.critic.model.path": "some"}

@@ -142,7 +142,7 @@ def test_what_merging_changes_in_skyrl_itself():
     rows = SampledRows.of(two, ["0", "0"], merged, stepwise=True)
     assert rows.place_s == [(0, 0), (0, 2)]
     batch, _ = rows.turns(lambda uids: {}, width=3)
-    assert batch.columns == {"right": [1.0, 0.0], "environment": [1.0, 5.0]}
+    assert batch.columns == {"right": [1.0, 0.0], "environment": [1.0, 5.0], "completion_ids": [[8], [9]]}
 
 
 def test_a_conversation_left_out_of_the_loss_is_read_and_compared():

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from operator import attrgetter
 from typing import Any
 
+from packaging.version import Version
 from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimator  # pyright: ignore[reportMissingImports]
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
@@ -72,7 +73,8 @@ OPTION = "trainer.algorithm.spanwise.folder"
 
 def check(cfg: Any) -> Scheme:
     """Load the scheme that the configuration names; refuse settings that SkyRL cannot combine with it."""
-    say(untested("skyrl", version("skyrl")))
+    release = version("skyrl")
+    say(untested("skyrl", release))
     algorithm, generator, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
     section, loss_name, filter_type = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
     rows, micro = (
@@ -109,6 +111,8 @@ def check(cfg: Any) -> Scheme:
     critic_path, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
     refuse(
         {
+            f"{filter_name} loses a generator's columns in SkyRL {release}, which copies its own fields alone. Install skyrl 0.4, "
+            "or leave it out.": filter_type is not None and Version(release) < Version("0.4"),
             f"{filter_name} counts rows, and in step-wise training a row is one turn, not a rollout. Leave it out.": (
                 filter_type is not None and stepwise
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -9,11 +10,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+_LIBC = ctypes.CDLL(None)
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -106,9 +108,7 @@ def run(folder: Path, overrides: list[str], *, timeout: float, python: str = sys
     }
     command = [python, "-m", "verl.trainer.main_ppo", *overrides]
     with (folder / "log.txt").open("w") as log:
-        # A job in the background starts with SIGINT ignored, and what it starts would ignore it too.
-        interruptible = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-        verl = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=interruptible)
+        verl = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=_tied_to_parent)
         try:
             code = verl.wait(timeout)
         finally:
@@ -121,6 +121,12 @@ def run(folder: Path, overrides: list[str], *, timeout: float, python: str = sys
     text = (folder / "log.txt").read_text()
     assert code == 0, f"verl ended with code {code}:\n{text[-6000:]}"
     return text
+
+
+def _tied_to_parent() -> None:
+    """Let a child be interrupted, and interrupt it when its parent dies, however it dies; Ray then takes its processes down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background starts with SIGINT ignored
+    _LIBC.prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
 
 
 @dataclass

@@ -1,0 +1,78 @@
+"""The private names of TRL and transformers that `SpanGRPOTrainer` stands on."""
+
+import pytest
+
+from contracts import Needed
+
+TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
+NAMES = [
+    Needed(f"{TRAINER}.__init__", ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")),
+    Needed(
+        f"{TRAINER}.__init__",
+        says=(
+            "self.reward_func_names",
+            "self.reward_weights",
+            "self.max_completion_length",
+            "self.num_generations",
+            "self.importance_sampling_level = args.importance_sampling_level",
+            "self._metrics",
+        ),
+    ),
+    # Rewards: the names of the arguments that our reward functions get, and one call for a batch.
+    Needed(f"{TRAINER}._calculate_rewards", ("inputs", "prompts", "completions", "completion_ids_list")),
+    Needed(
+        f"{TRAINER}._calculate_rewards", says=("reward_func(", "prompts=prompts, completions=completions, completion_ids=")
+    ),
+    # Sampling: prompts in, a tuple out that begins with prompt ids, completion ids, the mask of sampled tokens, completions.
+    Needed(f"{TRAINER}._generate", ("prompts",), ("return prompt_ids, completion_ids, tool_mask, completions",)),
+    Needed(
+        f"{TRAINER}._generate_and_score_completions",
+        ("inputs",),
+        (
+            "self._generate(prompts)",
+            "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)",
+            '"advantages"',
+        ),
+    ),
+    # The loss: old log-probabilities are read after the forward pass, and advantages may be (B, T).
+    Needed(f"{TRAINER}.compute_loss", ("model", "inputs", "return_outputs", "num_items_in_batch")),
+    Needed(
+        f"{TRAINER}._compute_loss",
+        ("model", "inputs"),
+        (
+            "self._get_per_token_logps_and_entropies(",
+            'inputs["advantages"]',
+            "if advantages.dim() == 1:",
+            'inputs.get("old_per_token_logps")',
+            "log_ratio = per_token_logps - old_per_token_logps",
+            'if self.importance_sampling_level == "token": log_importance_weights = log_ratio',
+        ),
+    ),
+    Needed(f"{TRAINER}._get_per_token_logps_and_entropies", ("model", "input_ids", "attention_mask", "logits_to_keep")),
+    # Checkpoints.
+    Needed("transformers:Trainer._save_checkpoint", ("model", "trial")),
+    Needed("transformers:Trainer._save", ("output_dir", "state_dict")),
+    Needed("transformers:Trainer._save_optimizer_and_scheduler", ("output_dir",)),
+    Needed("transformers:Trainer._load_optimizer_and_scheduler", ("checkpoint",)),
+    Needed("transformers:Trainer._get_output_dir", ("trial",)),
+    Needed("transformers:Trainer.training_step", ("model", "inputs", "num_items_in_batch")),
+    Needed("transformers.trainer_utils:rotate_checkpoints", ("output_dir", "save_total_limit")),
+]
+
+
+@pytest.mark.parametrize("needed", NAMES, ids=lambda needed: needed.path.partition(":")[2])
+def test_the_name_is_as_the_trainer_needs_it(needed):
+    assert needed.fault() is None
+
+
+@pytest.mark.parametrize(
+    ("needed", "fault"),
+    [
+        (Needed("trl:GRPOTrainer._genrate"), "is gone"),
+        (Needed("no_such_package:Thing"), "is gone"),
+        (Needed(f"{TRAINER}._generate", ("promts",)), "no longer takes promts"),
+        (Needed(f"{TRAINER}._generate", says=("return prompt_ids", "def _generate")), "no longer says 'def _generate'"),
+    ],
+)
+def test_what_is_missing_is_named(needed, fault):
+    assert fault in needed.fault()
