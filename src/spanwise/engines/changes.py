@@ -11,10 +11,13 @@ from spanwise.rollouts.folder import hidden
 #: The settings that a resumed run may change: its folder, its evaluations and files, and its length.
 MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
+#: Settings that checkpoints of earlier versions do not name -> what those were trained with.
+BEFORE: Mapping[str, Any] = {"importance_sampling_level": "token", "dynamic_sampling_rounds": 3}
+
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
     """List the settings that changed, except the names in `but`; secrets are not compared."""
-    old, new = plain(old), plain(new)
+    old, new = {**BEFORE, **plain(old)}, plain(new)
     changed = [name for name in new if name not in but and not _same(name, old.get(name), new[name])]
     sentences = [f"{name} was {old.get(name)!r} and is {new[name]!r} now" for name in changed]
     return [text if len(text) < 100 else f"{name} differs" for name, text in zip(changed, sentences, strict=True)]

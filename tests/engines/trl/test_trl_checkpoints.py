@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from spanwise.engines import checkpoints
+from spanwise.engines.changes import BEFORE
 from spanwise.engines.checkpoints import MANIFEST, checkpoint_fault, newest_checkpoint, write_manifest
 from spanwise.engines.trl import trainer as room
 from spanwise.errors import DataError, RecipeError
@@ -146,6 +147,18 @@ def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
 def test_other_settings_do_not_go_on(run, name, value):
     with pytest.raises(DataError, match=rf"other settings \({name} "):
         resumable(run, critic=fast(), max_steps=3, **{name: value}).train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_of_before_an_option_goes_on_as_it_was_trained(copied):
+    manifest = json.loads((copied / MANIFEST).read_text())
+    now = manifest["settings"]
+    before = {name: value for name, value in now.items() if name not in BEFORE}
+    assert len(before) == len(now) - len(BEFORE)
+    (copied / MANIFEST).write_text(json.dumps({**manifest, "settings": before}))
+    args = SimpleNamespace(world_size=1, output_dir=str(copied.parent))
+    assert checkpoints.whole_checkpoint(args, True, now) == str(copied)
+    with pytest.raises(DataError, match="importance_sampling_level was 'token' and is 'block' now"):
+        checkpoints.whole_checkpoint(args, True, {**now, "importance_sampling_level": "block"})
 
 
 def test_a_flipped_byte_is_refused(copied):

@@ -33,6 +33,8 @@ from spanwise.tasks import digits_task
 
 pytestmark = pytest.mark.timeout(900)
 
+#: The modes whose rollouts come from weights one step old; their loss sums over tokens.
+LATE = ("colocate_async", "separate_async")
 #: The same rule, written out without the recipe.
 SCHEME = Scheme(
     "bae_paper",
@@ -68,7 +70,7 @@ def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
         found = pipeline.credit_batch(reading, batch, SCHEME)
         expected_nt = pipeline.advantages(found, reading.spans, SCHEME)
         for row, expected_t in zip(rows, expected_nt, strict=True):
-            undone = 1 if finished.name == "colocate_async" else len(row["ids"])  # of a loss that averages over its tokens
+            undone = 1 if finished.name in LATE else len(row["ids"])  # of a loss that averages over its tokens
             expected = expected_t[: len(row["ids"])] * undone
             torch.testing.assert_close(torch.tensor(row["advantages"]), expected, atol=1e-6, rtol=1e-6)
 
@@ -86,7 +88,7 @@ def test_the_weights_moved_and_the_next_rollouts_came_from_them(finished):
     assert len(finished.metrics) == STEPS
     # Sampled with other weights than those that are trained, probabilities differ by far more than rounding.
     late = [line.get("training/off_policy/trajectory_staleness/max", 0) for line in finished.metrics]
-    assert late == ([0, 1, 1, 1, 1] if finished.name == "colocate_async" else [0] * STEPS)
+    assert late == ([0, 1, 1, 1, 1] if finished.name in LATE else [0] * STEPS)
     gaps = [line["training/rollout_probs_diff_max"] for line in finished.metrics]
     assert all((gap > 1e-3) if steps else (gap < 1e-4) for gap, steps in zip(gaps, late, strict=True))
 

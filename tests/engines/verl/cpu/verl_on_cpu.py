@@ -16,6 +16,7 @@ import ray
 import torch
 import verl.workers.utils.losses as losses
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
@@ -173,8 +174,15 @@ class GenerateReplica(RolloutReplica):
 class GenerateRollout(BaseRollout):
     """The trainer's side: hands the weights to the server."""
 
+    def __init__(self, *args, replica_rank=None, **options):
+        super().__init__(*args, **options)
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank is None else replica_rank
+        self.is_leader_rank = True
+
     async def update_weights(self, weights, global_steps=None, **_):
-        server = ray.get_actor(f"generate_{os.environ['RANK']}")
+        if hasattr(weights, "__aiter__"):
+            weights = [pair async for pair in weights]
+        server = ray.get_actor(f"generate_{self.replica_rank}")
         await server.load.remote({name: weight.detach().clone() for name, weight in weights}, global_steps or 0)
 
     async def resume(self, tags):
@@ -186,6 +194,49 @@ class GenerateRollout(BaseRollout):
 
 RolloutReplicaRegistry.register("generate", lambda: GenerateReplica)
 _ROLLOUT_REGISTRY["generate", "async"] = f"{__name__}.GenerateRollout"
+
+
+@ray.remote
+class Box:
+    """Holds the weights between the process that trains and the one that samples."""
+
+    def __init__(self):
+        self.weights = asyncio.Queue()
+
+    async def put(self, weights):
+        await self.weights.put(weights)
+
+    async def take(self):
+        return await self.weights.get()
+
+
+@CheckpointEngineRegistry.register("box")
+class BoxEngine(CheckpointEngine):
+    """Carries weights to servers that stand apart from the trainer, where verl would use NCCL."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def prepare(self):
+        self.box = Box.options(name="weights", get_if_exists=True, lifetime="detached").remote()
+        return {}
+
+    @classmethod
+    def build_topology(cls, *_):
+        return {}, {}
+
+    def init_process_group(self, **_):
+        return None
+
+    def finalize(self):
+        return None
+
+    async def send_weights(self, weights, global_steps=None):
+        await self.box.put.remote({name: weight.detach().clone() for name, weight in weights})
+
+    async def receive_weights(self, global_steps=None):
+        for pair in (await self.box.take.remote()).items():
+            yield pair
 
 
 FIELDS = ("prompts", "responses", "response_mask", "advantages", "returns", "values", "old_log_probs")

@@ -24,6 +24,15 @@ RUNS = {
         "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum",
         "trainer__v1__trainer_mode": "colocate_async",
     },
+    "separate_async": {
+        "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-sum",
+        "actor_rollout_ref__rollout__nnodes": 1,
+        "actor_rollout_ref__rollout__n_gpus_per_node": 1,
+        "actor_rollout_ref__rollout__checkpoint_engine__backend": "box",
+        "trainer__v1__trainer_mode": "separate_async",
+        "trainer__v1__separate_async__parameter_sync_step": 1,
+        "_ray_kwargs__ray_init__num_gpus": 2,  # one to train, one to sample
+    },
     "v0": {"actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean", "trainer__use_v1": False},
 }
 
