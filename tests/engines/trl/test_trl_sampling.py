@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from trl_small import SAID, THIRD_PARTY, prompts, scripted, step, tokenizer, trainer
+from trl_small import OBJECTIVES, SAID, THIRD_PARTY, prompts, say, scripted, step, tokenizer, trainer
 
 pytestmark = THIRD_PARTY
 
@@ -69,6 +69,20 @@ def test_a_group_of_one_outcome_is_useful_for_the_confidence_and_useless_for_the
     assert run.state.log_history[0]["sampling/useless"] == 0.0
     confidence_nk = run.last_rollouts.credit.block_nk[:4, 1]
     assert bool((confidence_nk != 0).any())
+
+
+@pytest.mark.filterwarnings("ignore:Step 0. 1 of 8 completions leave out confidence:UserWarning")
+def test_a_reward_that_is_missing_differs_from_nothing(tmp_path):
+    nearly = [*USELESS[:3], say("ab", "4", None, 1.0)]
+    objectives = (OBJECTIVES[0], replace(OBJECTIVES[1], if_missing=None))
+    calls = Calls([*nearly, *SECOND], FIRST)
+    run = trainer(
+        tmp_path,
+        extra={"rollout_func": calls, "train_dataset": prompts(6), "objectives": objectives},
+        dynamic_sampling="brier",
+    )
+    step(run)
+    assert calls.scripts == []
 
 
 def test_what_stays_useless_after_the_last_round_is_trained_with_credit_0(tmp_path):

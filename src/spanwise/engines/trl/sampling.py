@@ -101,7 +101,8 @@ class DynamicSampling:
         own, scheme, size = self.trainer._read(generated, prompts, rows), self.trainer.scheme, self.trainer.num_generations
         if self.kind != CREDIT:
             worth_gn = own.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, size)
-            return ~((worth_gn == worth_gn[:, :1]) | worth_gn.isnan().all(dim=1, keepdim=True)).all(dim=1)
+            missing_gn = worth_gn.isnan()
+            return worth_gn.masked_fill(missing_gn, -torch.inf).amax(1) > worth_gn.masked_fill(missing_gn, torch.inf).amin(1)
         useful_n = self.trainer.step.useful(own)
         if own.turns is not None:  # a row is a turn; a completion without a turn is in no group of its own
             useful_n = torch.zeros(own.completions, dtype=torch.bool).index_put((own.turns.row_s,), useful_n)
@@ -121,7 +122,8 @@ class DynamicSampling:
 def _exchanged(part: Any, other: Any, old: range, new: range) -> Any:
     """Return one result of TRL's `_generate` with the completions `new` of another in the places `old`."""
     if isinstance(part, dict):
-        return {name: _exchanged(values, other[name], old, new) for name, values in part.items()}
+        lists = {name: values for name, values in part.items() if isinstance(values, list)}  # other fields are of all rows
+        return {**part, **{name: _exchanged(values, other[name], old, new) for name, values in lists.items()}}
     if isinstance(part, list) and isinstance(other, list):
         copy = list(part)
         copy[old.start : old.stop] = other[new.start : new.stop]
