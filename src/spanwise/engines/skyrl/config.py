@@ -76,7 +76,7 @@ def check(cfg: Any) -> Scheme:
     release = version("skyrl")
     say(untested("skyrl", release))
     algorithm, generator, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
-    section, loss_name, filter_type = algorithm.spanwise, algorithm.policy_loss_type, algorithm.dynamic_sampling.type
+    section, loss_name = algorithm.spanwise, algorithm.policy_loss_type
     rows, micro = (
         cfg.trainer.policy_mini_batch_size * generator.n_samples_per_prompt,
         cfg.trainer.micro_train_batch_size_per_gpu,
@@ -104,23 +104,11 @@ def check(cfg: Any) -> Scheme:
     discounts = discounts_in(_DISCOUNTS, lambda name: attrgetter(name)(cfg))
     scheme = scheme_at(section.recipe, longest=max_turns * generator.sampling_params.max_generate_length, options=discounts)
     critic, modes = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
-    filter_name = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""
-    filter_name = f"trainer.algorithm.dynamic_sampling.type={filter_type}" if filter_type else filter_name
-    late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) or [mode.name for mode in modes]
     note = " generator.apply_overlong_filtering=true leaves cut-off rollouts out of the loss."
     critic_path, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
     refuse(
         {
-            f"{filter_name} loses a generator's columns in SkyRL {release}, which copies its own fields alone. Install skyrl 0.4, "
-            "or leave it out.": filter_type is not None and Version(release) < Version("0.4"),
-            f"{filter_name} counts rows, and in step-wise training a row is one turn, not a rollout. Leave it out.": (
-                filter_type is not None and stepwise
-            ),
-            f"{filter_name} keeps the groups that get credit, and the recipe's credit reads {', '.join(late_fields)}, which SkyRL "
-            f"computes after sampling. Leave it out.": filter_name and late_fields,
-            "trainer.algorithm.zero_variance_filter leaves out completions that a mode still learns from. Leave it out.": (
-                algorithm.zero_variance_filter and modes
-            ),
+            **_group_faults(cfg, scheme, release=release),
             **deviation_fault("trainer.algorithm.grpo_norm_by_std", algorithm.grpo_norm_by_std, scheme),
             **discount_faults(_DISCOUNTS, discounts, scheme),
             **critic_faults(critic, scheme, engine="SkyRL", there=critic_path, option=option, instead=note),
@@ -153,6 +141,27 @@ def check(cfg: Any) -> Scheme:
         say(remark)
     RunRecord.of(vars(section), option=OPTION)
     return scheme
+
+
+def _group_faults(cfg: Any, scheme: Scheme, *, release: str) -> dict[str, Any]:
+    """Return a sentence for each way of choosing groups that would not go by the credit of blocks."""
+    algorithm, modes = cfg.trainer.algorithm, [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
+    sampling = algorithm.dynamic_sampling.type
+    name = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""
+    name = f"trainer.algorithm.dynamic_sampling.type={sampling}" if sampling else name
+    late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) or modes
+    return {
+        f"{name} loses a generator's columns in SkyRL {release}, which copies its own fields alone. Install skyrl 0.4, or leave it "
+        "out.": sampling is not None and Version(release) < Version("0.4"),
+        f"{name} counts rows, and in step-wise training a row is one turn, not a rollout. Leave it out.": (
+            sampling is not None and cfg.generator.step_wise_trajectories
+        ),
+        f"{name} keeps the groups that get credit, and the recipe's credit reads {', '.join(late_fields)}, which SkyRL computes "
+        "after sampling. Leave it out.": name and late_fields,
+        "trainer.algorithm.zero_variance_filter leaves out completions that a mode still learns from. Leave it out.": (
+            algorithm.zero_variance_filter and modes
+        ),
+    }
 
 
 def critic_of(cfg: Any) -> CriticConfig:
