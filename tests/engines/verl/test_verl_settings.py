@@ -156,7 +156,6 @@ SAID = {
         "sets critic.learning_rate, but verl's own",
     ),
     "alone": ("actor_rollout_ref.rollout.n=1", {}, "alone in its group"),
-    "filter": ("algorithm.filter_groups.enable=True", {}, "one number per completion"),
     "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "grow with length"),
 }
 
