@@ -2,8 +2,9 @@
 
     .venv-vllm/bin/python benchmarks/vllm_curve.py [--seeds 0,1,2,3,4] [--steps 30]
 
-A random Qwen2 of .3 M parameters writes 16 tokens; the reward is how many of their signs are ASCII. 8 prompts x 8 completions a step.
-Both samplers start from the same weights and see the same prompts; they draw other numbers, so that the curves agree in the mean alone.
+A random Qwen2 of .3 M parameters writes 16 tokens; the reward is how many of their signs are ASCII. 8 prompts x 8 completions a
+step. Both samplers start from the same weights and see the same prompts. They draw other numbers, so that the curves agree in the
+mean alone.
 """
 
 from __future__ import annotations
