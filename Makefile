@@ -71,14 +71,13 @@ test-foreign: .venv-foreign/stamp  ## reward functions of verifiers and inspect_
 test-vllm: .venv-vllm/stamp .venv-verl/stamp  ## a real vLLM on CPU: judges in TRL, verl and on a file; five minutes
 	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=default tests/served
 
-# The oldest releases that spanwise is tested with; the suites above run the newest.
-OLDEST := trl==1.10.0 verl==0.9.0 skyrl==0.3.0
+# $(1) an environment, $(2) the oldest release that spanwise is tested with, $(3) what it must have; the suites above run the newest.
+contract = $(1)/bin/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .contracts/$(2) $(2) && \
+  PYTHONPATH=.contracts/$(2):tests $(1)/bin/python -m pytest -q -p no:cacheprovider $(3)
 contracts: .venv/dev.stamp .venv-verl/stamp .venv-skyrl/stamp  ## the private names that the adapters stand on, in the oldest release of TRL, verl and SkyRL; a minute
-	for release in $(OLDEST); do \
-	  engine=$${release%%==*}; bin=$$(test $$engine = trl && echo .venv || echo .venv-$$engine)/bin; \
-	  $$bin/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .contracts/$$engine $$release && \
-	  PYTHONPATH=.contracts/$$engine:tests $$bin/python -m pytest -q -p no:cacheprovider tests/engines/$$engine/test_$${engine}_contract.py || exit 1; \
-	done
+	$(call contract,.venv,trl==1.10.0,tests/engines/trl/test_trl_contract.py)
+	$(call contract,.venv-verl,verl==0.9.0,tests/engines/verl/test_verl_contract.py)
+	$(call contract,.venv-skyrl,skyrl==0.3.0,tests/engines/skyrl/test_skyrl_contract.py)
 
 check: .venv/dev.stamp           ## what CI runs: lint, format, types, the road, tests
 	$(BIN)/ruff check .
