@@ -34,16 +34,6 @@ def ascii_signs(completions: list[str], **columns: Any) -> list[float]:
     return [float(sum(sign.isascii() for sign in text)) for text in completions]
 
 
-def keep_weights() -> None:
-    """On CPU vLLM packs the weights of linear layers, so that a second set cannot be loaded; keep them as they are."""
-    import vllm.model_executor.layers.utils as layers
-
-    def keep(layer: Any, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
-
-    layers.dispatch_cpu_unquantized_gemm = keep
-
-
 def curve(folder: Path, model: Path, *, seed: int, steps: int, vllm: bool) -> list[float]:
     """The mean reward of every step."""
     from datasets import Dataset
@@ -78,10 +68,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    keep_weights()
-    from served_small import write_model
+    import vllm.model_executor.layers.utils as layers
+
+    from served_small import keep_weights, write_model
     from tokenizers_small import byte_level
 
+    layers.dispatch_cpu_unquantized_gemm = keep_weights
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     curves: dict[str, dict[int, list[float]]] = {"generate": {}, "vLLM": {}}
     with tempfile.TemporaryDirectory() as place:

@@ -47,12 +47,11 @@ def replayed(rows, logps=None):
 
 
 class Watched(small.SpanGRPOTrainer):
-    """Keeps the advantages that go into the loss, before its normaliser is undone."""
+    """Keeps what goes into the loss, its advantages before the loss's normaliser is undone."""
 
     def _generate_and_score_completions(self, inputs):
-        output = super()._generate_and_score_completions(inputs)
-        self.seen_nt = output["advantages"]
-        return output
+        self.seen = super()._generate_and_score_completions(inputs)
+        return self.seen
 
 
 def trained(folder, recipe, rows, *, extra=None, **options):
@@ -74,7 +73,7 @@ def trained(folder, recipe, rows, *, extra=None, **options):
 
 def assert_defined(run, group):
     """What reached the loss is what loops over the definitions say."""
-    for values_t, (row, expected) in zip(run.seen_nt, group, strict=True):
+    for values_t, (row, expected) in zip(run.seen["advantages"], group, strict=True):
         length = len(row["ids"])
         assert torch.allclose(values_t[:length].double(), torch.tensor(expected).double(), atol=1e-6, rtol=0)
         assert not values_t[length:].any()

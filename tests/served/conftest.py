@@ -35,13 +35,11 @@ def tiny_model(tmp_path_factory):
 @pytest.fixture
 def kept_weights(monkeypatch):
     """On CPU vLLM packs the weights of linear layers, so that a second set cannot be loaded; keep them as they are."""
-    import torch
     import vllm.model_executor.layers.utils as layers
 
-    def keep(layer, remove_weight):
-        layer.cpu_linear = torch.nn.functional.linear
+    from served_small import keep_weights
 
-    monkeypatch.setattr(layers, "dispatch_cpu_unquantized_gemm", keep)
+    monkeypatch.setattr(layers, "dispatch_cpu_unquantized_gemm", keep_weights)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from spanwise import CriticConfig, Laser, Layout, Objective, Scheme
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
+from trl_conformance_small import Watched
 
 pytestmark = pytest.mark.timeout(600)
 GROUP, LONGEST, STEPS = 4, 16, 3
@@ -118,7 +119,7 @@ def test_it_trains_by_what_vllm_wrote(tmp_path, tiny_model, name):
         assert not bool(run.last_rollouts.batch.score_n.isnan().any())
 
 
-def trainer(folder, model, config, rule, more):
+def trainer(folder, model, config, rule, more, kind=SpanGRPOTrainer):
     """The trainer of a run."""
     method = rule.get("method", "bae")
     baseline = {"baseline": "group"} if method == "bae" else {}
@@ -130,7 +131,7 @@ def trainer(folder, model, config, rule, more):
         "logging_steps": 1, "report_to": "none", "disable_tqdm": True, "use_vllm": True, "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": 0.1, "vllm_max_model_length": 256,
     }  # fmt: skip
-    return SpanGRPOTrainer(
+    return kind(
         model=str(model),
         args=SpanGRPOConfig(str(folder / "out"), **{**usual_config, **config}),
         scheme=Scheme.preset(settings.pop("method"), settings.pop("layout"), **settings),
@@ -147,21 +148,12 @@ def assert_credit(summed_n, rewards):
     torch.testing.assert_close(summed_n, reward_n - mean_n, atol=1e-4, rtol=1e-4)
 
 
-class Watched(SpanGRPOTrainer):
-    """Keeps what goes into the loss."""
-
-    def _generate_and_score_completions(self, inputs):
-        self.seen = super()._generate_and_score_completions(inputs)
-        return self.seen
-
-
 @pytest.mark.usefixtures("kept_weights")
-def test_the_gradient_has_the_samplers_ratio_in_it(tmp_path, tiny_model, monkeypatch):
+def test_the_gradient_has_the_samplers_ratio_in_it(tmp_path, tiny_model):
     """One plain step against the loss written out, token by token, where the sampler is another policy than the one trained."""
-    monkeypatch.setattr(f"{__name__}.SpanGRPOTrainer", Watched)
     plain = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
     corrected = {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.05}
-    run = trainer(tmp_path, tiny_model, {**plain, **corrected}, {}, {})
+    run = trainer(tmp_path, tiny_model, {**plain, **corrected}, {}, {}, kind=Watched)
     torch.manual_seed(1)
     with torch.no_grad():  # after vLLM took its weights
         for weight in run.model.parameters():

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,39 +64,41 @@ def fixed_faults(required: Mapping[str, tuple[Any, str]], get_setting: Callable[
     }
 
 
-def discounts_in(settings: Mapping[str, str], get_setting: Callable[[str], Any]) -> dict[str, float]:
-    """Return the options of methods that an engine's configuration sets; `settings` gives the option of each setting."""
-    values = {option: get_setting(name) for name, option in settings.items()}
-    return {option: value for option, value in values.items() if value not in (None, 1.0)}
+@dataclass(frozen=True)
+class Discounts:
+    """What an engine's configuration sets in place of the recipe (gamma, lam): option -> the setting and its value."""
 
+    set_by: Mapping[str, tuple[str, float]]
 
-def discount_faults(settings: Mapping[str, str], values: Mapping[str, float], scheme: Scheme) -> dict[str, bool]:
-    """Map a sentence about each discount to whether the recipe has another number for it."""
-    own = {name: scheme.options.get(option) for name, option in settings.items() if option in values}
-    return {
-        f"{name} is {values[settings[name]]}, and the recipe has {settings[name]}: {number}; leave one of them out.": (
-            number not in (None, values[settings[name]])
-        )
-        for name, number in own.items()
-    }
+    @staticmethod
+    def of(settings: Mapping[str, str], get_setting: Callable[[str], Any]) -> Discounts:
+        """Read the settings of an engine; `settings` gives the option of each."""
+        values = {option: (name, get_setting(name)) for name, option in settings.items()}
+        return Discounts({option: pair for option, pair in values.items() if pair[1] not in (None, 1.0)})
 
+    @property
+    def options(self) -> dict[str, float]:
+        """The value of each option."""
+        return {option: value for option, (_, value) in self.set_by.items()}
 
-def discount_remarks(
-    settings: Mapping[str, str],
-    values: Mapping[str, float],
-    scheme: Scheme,
-    recipe_options: Mapping[str, Any],
-    *,
-    engine: str,
-) -> list[str]:
-    """Say what becomes of each discount of an engine's configuration that the recipe itself does not name."""
-    taken = {name: option for name, option in settings.items() if option in values and option not in recipe_options}
-    return [
-        f"{name}={values[option]} is taken as the recipe's option {option}."
-        if option in scheme.options
-        else f"{name}={values[option]} changes nothing: method '{scheme.method}' does not discount, as {engine}'s grpo does not."
-        for name, option in taken.items()
-    ]
+    def faults(self, scheme: Scheme) -> dict[str, bool]:
+        """Map a sentence about each discount to whether the recipe has another number for it."""
+        own = {option: scheme.options.get(option) for option in self.set_by}
+        return {
+            f"{name} is {value}, and the recipe has {option}: {own[option]}; leave one of them out.": own[option]
+            not in (None, value)
+            for option, (name, value) in self.set_by.items()
+        }
+
+    def remarks(self, scheme: Scheme, recipe_options: Mapping[str, Any], *, engine: str) -> list[str]:
+        """Say what becomes of each discount that the recipe itself does not name."""
+        return [
+            f"{name}={value} is taken as the recipe's option {option}."
+            if option in scheme.options
+            else f"{name}={value} changes nothing: method '{scheme.method}' does not discount, as {engine}'s grpo does not."
+            for option, (name, value) in self.set_by.items()
+            if option not in recipe_options
+        ]
 
 
 def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
@@ -106,7 +108,7 @@ def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
         f"{name} is {value}, and method '{scheme.method}' of the recipe divides by a group's deviation; write method: dr_grpo, or "
         "leave scale: std out."
     )
-    return {sentence: divides and value is False}
+    return {sentence: divides and value is not None and not value}
 
 
 def model_size(path: str | None) -> int | None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from spanwise import Objective
 from trl_small import OBJECTIVES, SAID, THIRD_PARTY, prompts, say, scripted, step, tokenizer, trainer
 
 pytestmark = THIRD_PARTY
@@ -83,6 +84,25 @@ def test_a_reward_that_is_missing_differs_from_nothing(tmp_path):
     )
     step(run)
     assert calls.scripts == []
+
+
+@pytest.mark.parametrize(("scripts", "times"), [([[*FIRST, *SECOND]], 1), ([[*USELESS, *SECOND], FIRST], 3)])
+def test_rewards_are_computed_again_only_after_an_exchange(tmp_path, scripts, times):
+    counts = []
+
+    def counted(completions, answer, **columns):
+        counts.append(len(completions))
+        return right(completions, answer)
+
+    objectives = (Objective(counted, pays="solution", name="correct"), OBJECTIVES[1])
+    run = trainer(
+        tmp_path,
+        extra={"rollout_func": Calls(*scripts), "train_dataset": prompts(6), "objectives": objectives},
+        dynamic_sampling="credit",
+    )
+    step(run)
+    assert len(counts) == times
+    assert bool(run.last_rollouts.advantages_nt.any())
 
 
 def test_what_stays_useless_after_the_last_round_is_trained_with_credit_0(tmp_path):

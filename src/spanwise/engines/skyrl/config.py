@@ -11,15 +11,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimator  # pyr
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.shared import (
-    RunRecord,
-    deviation_fault,
-    discount_faults,
-    discount_remarks,
-    discounts_in,
-    fixed_faults,
-    idle_fields,
-)
+from spanwise.engines.shared import Discounts, RunRecord, deviation_fault, fixed_faults, idle_fields
 from spanwise.engines.windows import untested
 from spanwise.errors import refuse, unknown
 from spanwise.mode import added_by, part_class
@@ -101,8 +93,9 @@ def check(cfg: Any) -> Scheme:
         }
     )
     max_turns = getattr(generator, "max_turns", 1) or 1
-    discounts = discounts_in(_DISCOUNTS, lambda name: attrgetter(name)(cfg))
-    scheme = scheme_at(section.recipe, longest=max_turns * generator.sampling_params.max_generate_length, options=discounts)
+    discounts = Discounts.of(_DISCOUNTS, lambda name: attrgetter(name)(cfg))
+    longest = max_turns * generator.sampling_params.max_generate_length
+    scheme = scheme_at(section.recipe, longest=longest, options=discounts.options)
     critic, modes = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
     note = " generator.apply_overlong_filtering=true leaves cut-off rollouts out of the loss."
     critic_path, option = cfg.trainer.critic.model.path, "trainer.critic.model.path=MODEL"
@@ -110,7 +103,7 @@ def check(cfg: Any) -> Scheme:
         {
             **_group_faults(cfg, scheme, release=release),
             **deviation_fault("trainer.algorithm.grpo_norm_by_std", algorithm.grpo_norm_by_std, scheme),
-            **discount_faults(_DISCOUNTS, discounts, scheme),
+            **discounts.faults(scheme),
             **critic_faults(critic, scheme, engine="SkyRL", there=critic_path, option=option, instead=note),
             "The recipe's critic has head: hl_gauss, and SkyRL's critic returns one number; leave head out.": critic.head
             != "scalar",
@@ -128,8 +121,8 @@ def check(cfg: Any) -> Scheme:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
     fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt", "value_nt", *added_by(scheme.modes, "skyrl")}
     # SkyRL has log-probabilities of whole rows; turns come from the generator's output (`SampledRows.turns`).
-    reads_turns = scheme.entry.kind != "token" and (stepwise or "steps" in scheme.needs)
-    scheme.check(fields, at_read=fields - {"logp_nt", "value_nt"} if reads_turns else fields)
+    late_fields = {"logp_nt", "value_nt"} if reads_turns(scheme, stepwise=stepwise) else set()
+    scheme.check(fields, at_read=fields - late_fields)
     say(idle_fields(section.recipe, engine="SkyRL"))
     estimator = algorithm.advantage_estimator
     if estimator not in ("spanwise", scheme.method):
@@ -137,10 +130,15 @@ def check(cfg: Any) -> Scheme:
             f"trainer.algorithm.advantage_estimator={estimator} is not used: method '{scheme.method}' of the recipe replaces it."
         )
     algorithm.advantage_estimator = "spanwise"
-    for remark in discount_remarks(_DISCOUNTS, discounts, scheme, load(section.recipe).options, engine="SkyRL"):
+    for remark in discounts.remarks(scheme, load(section.recipe).options, engine="SkyRL"):
         say(remark)
     RunRecord.of(vars(section), option=OPTION)
     return scheme
+
+
+def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
+    """Return whether a row of the batch is a turn: the scheme or the generator asks for it, and no recursion runs over tokens."""
+    return scheme.entry.kind != "token" and (stepwise or "steps" in scheme.needs)
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, release: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 from spanwise.batch import Batch
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.engines.shared import RunRecord, model_size, prompt_texts
-from spanwise.engines.skyrl.config import OPTION, check, critic_of, say
+from spanwise.engines.skyrl.config import OPTION, check, critic_of, reads_turns, say
 from spanwise.engines.skyrl.estimators import register, register_loss
 from spanwise.engines.skyrl.rows import SampledRows
 from spanwise.mode import parts_of
@@ -106,12 +106,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         rows = SampledRows.of(output, uids, output, stepwise=self.cfg.generator.step_wise_trajectories)
         batch, turns = self._batch(rows, width=max(rows.length_n))
         own = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(uids), turns)
-        names = list(dict.fromkeys(uids))  # groups are numbered as they appear
-        return {names[group] for group in batch.group_n[self.step.useful(own)].tolist()}
+        return _prompts_of(uids, batch.group_n[self.step.useful(own)])
 
     def _batch(self, rows: SampledRows, *, width: int, data: Any = None) -> tuple[Batch, Turns | None]:
         """Build the batch that the scheme reads: one row per turn, or SkyRL's rows."""
-        if self.scheme.entry.kind != "token" and (rows.stepwise or "steps" in self.scheme.needs):
+        if reads_turns(self.scheme, stepwise=rows.stepwise):
             return rows.turns(self._columns, width=width, anchored="anchor_s" in self.scheme.entry.inputs)
         return rows.whole(self._columns, data), None
 
@@ -196,14 +195,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _leave_out_useless(self, data: Any, result: StepResult, rows: SampledRows) -> None:
         """Take the groups without credit out of the loss, KL and entropy included, as SkyRL's zero-variance filter does."""
         tolerance, group_s = self.cfg.trainer.algorithm.zero_variance_filter_tol, result.own.batch.group_n
-        names = list(dict.fromkeys(rows.uids))
-        useful_uids = {
-            names[group] for group in group_s[in_useful_groups(result.credit, group_s, tolerance=tolerance)].tolist()
-        }
+        useful_uids = _prompts_of(rows.uids, group_s[in_useful_groups(result.credit, group_s, tolerance=tolerance)])
         for n, s in enumerate(rows.last_n):
             if rows.uids[s] not in useful_uids:
                 data["loss_mask"][n] = 0
-        self.all_metrics["reward/num_zero_variance_filtered"] = len(names) - len(useful_uids)
+        self.all_metrics["reward/num_zero_variance_filtered"] = len(set(rows.uids)) - len(useful_uids)
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the dataset's columns for prompts; a nested mapping becomes columns such as `reward_spec.ground_truth`."""
@@ -234,6 +230,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         )
         options: dict[str, Any] = {"recipe": recipe, "tokenizer": self.tokenizer, "rollouts": rollouts}
         record.add_batch(self.global_step, result, self.scheme, **options)
+
+
+def _prompts_of(uids: Sequence[str], group_r: Int[Tensor, " r"]) -> set[str]:
+    """Return the prompts of groups, which are numbered as their prompts appear."""
+    names = list(dict.fromkeys(uids))
+    return {names[group] for group in group_r.unique().tolist()}
 
 
 def fold_factor(

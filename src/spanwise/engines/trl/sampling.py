@@ -64,11 +64,13 @@ class DynamicSampling:
 
     Attributes:
         metrics: of the last batch: groups sampled for each group of the batch, and the share of groups that stayed useless.
+        scored: the completions of the last batch if no process exchanged a group, so that their rewards are known; else None.
     """
 
     def __init__(self, trainer: Any, kind: str, rounds: int) -> None:
         self.trainer, self.kind, self.rounds = trainer, kind, rounds
         self.metrics: dict[str, float] = {}
+        self.scored: Any = None
 
     def fill(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
         """Return the batch with other groups in the place of useless ones; `prompts` and `rows` are changed in place."""
@@ -76,10 +78,12 @@ class DynamicSampling:
         fresh_rows = self._fresh_rows()
         empty = (~self._useful(generated, prompts, rows)).nonzero()[:, 0].tolist()
         groups = sampled = len(rows) // size
+        self.scored = generated[1]
         for _ in range(self.rounds):
             needed = max(gather_object([len(empty)]))  # every process samples as much as the neediest
             if needed == 0:
                 break
+            self.scored = None
             candidates = [dict(row) for row in [next(fresh_rows) for _ in range(needed)] for _ in range(size)]
             candidate_prompts = [row["prompt"] for row in candidates]
             answers = trainer._sample(candidate_prompts)

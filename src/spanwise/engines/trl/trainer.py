@@ -289,6 +289,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         return generated
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        if self.sampling is not None and self._own is not None and self.sampling.scored is completion_ids_list:
+            return self._worth_nm(self._own)
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         start_time, columns = time.perf_counter(), self._told
         extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
@@ -299,10 +301,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         group_n = (self.accelerator.process_index * count + torch.arange(count)) // size
         batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=extras)
         self._own = self.step.read(batch)
-        # A missing reward is logged as `if_missing`; a mean over the other completions would make omission look good.
-        value_nm = self._own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
+        value_nm = self._worth_nm(self._own)
         self._read_seconds += time.perf_counter() - start_time
         return value_nm
+
+    def _worth_nm(self, own: ReadBatch) -> Tensor:
+        """Return the rewards of all processes that TRL logs."""
+        # A missing reward is logged as `if_missing`; a mean over the other completions would make omission look good.
+        return own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._rows, self._read_seconds = inputs, 0.0

@@ -36,6 +36,7 @@ class SpanRewardManager(RewardManagerBase):
         super().__init__(config, tokenizer, compute_score)
         self.scheme, self.vocabulary = scheme_in(config), vocabulary_of(config, tokenizer)
         self.step = Step(self.scheme, self.vocabulary)
+        self.marks_rewards = filter_metric(config) == ANY_REWARD
         self.own_manager = _own_manager(config, self.scheme, tokenizer, router)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
@@ -83,7 +84,7 @@ class SpanRewardManager(RewardManagerBase):
         last = value_nm[-1].tolist() if len(value_nm) else [math.nan] * len(names)
         score = sum(objective.weight * value for objective, value in zip(objectives, last, strict=True) if value == value)
         info = {**dict(zip(names, last, strict=True)), carry.KEY: packed}
-        if filter_metric(self.config) == ANY_REWARD:
+        if self.marks_rewards:
             info[ANY_REWARD] = _mark(rows.reading.scores, objectives)
         return {"reward_score": float(score), "reward_extra_info": info}
 

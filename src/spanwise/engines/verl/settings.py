@@ -10,14 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict  # pyright: ignore[reportMissingImports]
 from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.shared import (
-    deviation_fault,
-    discount_faults,
-    discount_remarks,
-    discounts_in,
-    fixed_faults,
-    idle_fields,
-)
+from spanwise.engines.shared import Discounts, deviation_fault, fixed_faults, idle_fields
 from spanwise.engines.verl.carry import MODES, USE
 from spanwise.engines.verl.estimators import loss_of
 from spanwise.engines.verl.plugin import around, say
@@ -186,12 +179,12 @@ def scheme_in(config: Any) -> Scheme:
     path = (config.algorithm.get("spanwise") or {}).get("recipe")
     if path is None:
         raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
-    return scheme_at(path, longest=config.data.max_response_length, options=_discounts(config))
+    return scheme_at(path, longest=config.data.max_response_length, options=_discounts(config).options)
 
 
-def _discounts(config: Any) -> dict[str, float]:
+def _discounts(config: Any) -> Discounts:
     """Return gamma and lam, where verl's configuration sets them."""
-    return discounts_in(_DISCOUNTS, lambda name: OmegaConf.select(config, name))
+    return Discounts.of(_DISCOUNTS, lambda name: OmegaConf.select(config, name))
 
 
 def _manager_name(config: Any) -> str | None:
@@ -231,7 +224,7 @@ def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
             OmegaConf.select(config, "reward.reward_model.enable") and not (is_paid and function is not None)
         ),
         **deviation_fault(norm_name, OmegaConf.select(config, norm_name), scheme),
-        **discount_faults(_DISCOUNTS, _discounts(config), scheme),
+        **_discounts(config).faults(scheme),
     }
 
 
@@ -277,7 +270,7 @@ def _remarks(config: Any, scheme: Scheme, recipe: Recipe) -> list[str]:
             and not scheme.value_names
             and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)
         ),
-        **dict.fromkeys(discount_remarks(_DISCOUNTS, _discounts(config), scheme, recipe.options, engine="verl"), True),
+        **dict.fromkeys(_discounts(config).remarks(scheme, recipe.options, engine="verl"), True),
         "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; the default of DPPO is 20.": (
             actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0
         ),
