@@ -1,10 +1,10 @@
-"""What a step of the verl adapter costs on the driver, beside verl's own estimator, and what sharding by group would change.
+"""What verl's V1 driver takes for a step, on a real TransferQueue: verl's `grpo`, spanwise, and verl's own metrics.
 
-    python benchmarks/driver.py [--tokens 8192] [--prompts 32,64,128,256] [--group 16] [--ask 1024]   # in an environment with verl
+    python benchmarks/driver.py [--tokens 2048,8192] [--prompts 64,256,1024] [--group 16]   # in an environment with verl
 
-For each number of prompts: a batch as V1's trainer holds it (readings packed as text by the reward workers, string ids, an int64
-mask), from there to advantages; the same for verl's `grpo`. CPU seconds of one thread and bytes at their peak, the inputs left out;
-the growth is a line through the measured sizes, read at `--ask` prompts. A shard is an eighth of the groups on its own.
+Made rows lie in the queue, as verl's workers leave them: the readings packed as text, string ids, an int64 mask. Then verl's own
+`_compute_advantage` and `_compute_metrics` run in this process, which is the driver: seconds by the clock, and memory at its peak
+above what the process held before. The parts are measured in turn, and the least of the repeats counts.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import argparse
 import ctypes
 import gc
 import resource
+import sys
+import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 from spanwise import Layout, Objective, Reading, Scheme, Scores
-from spanwise.engines.verl.carry import Rows, credited, pack
-from spanwise.step import Step
+from spanwise.engines.verl.carry import KEY, Rows, pack
 from spanwise.types import Spans
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / part) for part in (".", "engines/verl")]
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 SCHEME = Scheme(
@@ -37,10 +41,9 @@ SCHEME = Scheme(
         Objective("brier", pays="confidence", given="correct", baseline="outcome", if_missing=-1.0),
     ],
 )
-STEP = Step(SCHEME)
 
 
-class Held:
+class MadeRows:
     """A batch of `prompts` groups: lengths uniform in [T/2, T], the last twentieth of each completion its report."""
 
     def __init__(self, prompts: int, group: int, tokens: int) -> None:
@@ -63,24 +66,9 @@ class Held:
             packed.append(pack(Reading(scores, spans.length_nk, spans.fault_n, spans), [length], masked=True))
         self.rows = Rows(packed)
 
-    def ours(self) -> torch.Tensor:
-        """From packed readings to advantages."""
-        return credited(self.rows, self.uids, self.mask_nt, STEP).adv_nt
-
-    def shard(self, part: int, of: int) -> torch.Tensor:
-        """The same for the groups of one shard."""
-        here = slice(len(self.uids) * part // of, len(self.uids) * (part + 1) // of)
-        return credited(Rows(self.rows.packed[here]), self.uids[here], self.mask_nt[here], STEP).adv_nt
-
-    def verl(self) -> torch.Tensor:
-        """Verl's `grpo`, as its trainer calls it."""
-        from verl.trainer.ppo import core_algos  # pyright: ignore[reportMissingImports]
-
-        return core_algos.compute_grpo_outcome_advantage(self.reward_nt, self.mask_nt, index=self.uids)[0]
-
 
 def measured(call: Callable[[], Any]) -> tuple[float, int]:
-    """CPU seconds of this thread, and how far the resident memory rose above where it began."""
+    """Seconds by the clock, and how far the resident memory rose above where it began."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     before, peak, stop = _resident(), [0], threading.Event()
@@ -91,9 +79,9 @@ def measured(call: Callable[[], Any]) -> tuple[float, int]:
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    started = time.thread_time()
+    started = time.perf_counter()
     result = call()
-    seconds = time.thread_time() - started
+    seconds = time.perf_counter() - started
     peak[0] = max(peak[0], _resident())
     stop.set()
     watcher.join()
@@ -105,38 +93,86 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+def fill(batch: MadeRows, prompts: int, group: int, tokens: int) -> Any:
+    """Put a made batch into the queue, one group at a time; return its keys, as the replay buffer gives them."""
+    import transfer_queue as tq  # pyright: ignore[reportMissingImports]
+    from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # pyright: ignore[reportMissingImports]
+
+    keys, length_n = [], batch.mask_nt.sum(dim=1)
+    for prompt in range(prompts):
+        rows = range(prompt * group, (prompt + 1) * group)
+        uids = [batch.uids[n] for n in rows]
+        fields = list_of_dict_to_tensordict(
+            [
+                {
+                    "uid": batch.uids[n],
+                    "num_turns": 2,
+                    "extra_fields": {"reward_extra_info": {KEY: batch.rows.packed[n]}},
+                    "prompts": torch.ones(256, dtype=torch.int64),
+                    "responses": torch.ones(int(length_n[n]), dtype=torch.int64),
+                    "response_mask": batch.mask_nt[n, : length_n[n]],
+                    "rm_scores": batch.reward_nt[n, : length_n[n]],
+                    "old_log_probs": torch.zeros(int(length_n[n])),
+                }
+                for n in rows
+            ]
+        )
+        names = [f"{uid}_{n}_0" for n, uid in enumerate(uids)]
+        tags = [{"min_global_steps": 0, "max_global_steps": 0, "is_padding": False} for _ in rows]
+        tq.kv_batch_put(keys=names, partition_id="train", fields=TensorDict(fields, batch_size=group), tags=tags)
+        keys += names
+    tags = [{"min_global_steps": 0, "max_global_steps": 0, "is_padding": False} for _ in keys]
+    from transfer_queue import KVBatchMeta  # pyright: ignore[reportMissingImports]
+
+    return KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+
+
 def main() -> None:
-    """Print one row per size and the line at `--ask` prompts."""
+    """Print one line per size and part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--prompts", default="32,64,128,256")
+    parser.add_argument("--tokens", default="2048,8192")
+    parser.add_argument("--prompts", default="64,256,1024")
     parser.add_argument("--group", type=int, default=16)
-    parser.add_argument("--ask", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sizes = [int(size) for size in options.prompts.split(",")]
-    table: dict[str, list[tuple[float, float]]] = {"spanwise": [], "verl grpo": [], "one shard of 8": []}
-    carried = []
-    for size in sizes:
-        held = Held(size, options.group, options.tokens)
-        carried.append(sum(len(text) for text in held.rows.packed))
-        whole = held.ours()
-        parts = torch.cat([held.shard(part, 8) for part in range(8)])
-        assert torch.equal(whole, parts), "a shard of whole groups gives other numbers"
-        del whole, parts
-        calls = {"spanwise": held.ours, "verl grpo": held.verl, "one shard of 8": partial(held.shard, 3, 8)}
-        runs = [{name: measured(call) for name, call in calls.items()} for _ in range(options.repeats)]  # in turn
-        for name in calls:
-            seconds, peaks = zip(*(run[name] for run in runs), strict=True)
-            table[name].append((min(seconds), min(peaks) / 2**20))
-            print(f"{size:5d} prompts  {name:15s} {table[name][-1][0]:8.3f} s  {table[name][-1][1]:8.0f} MiB", flush=True)
-        del held
-    print(f"carried as text: {carried[-1] / len(range(sizes[-1] * options.group)):.0f} characters per completion")
-    for name, rows in table.items():
-        seconds, peak = (np.polyfit(sizes, [row[i] for row in rows], 1) for i in (0, 1))
-        at = [float(np.polyval(line, options.ask)) for line in (seconds, peak)]
-        print(f"{options.ask:5d} prompts  {name:15s} {at[0]:8.2f} s  {at[1] / 1024:8.2f} GiB   (by the line)")
+    warnings.simplefilter("ignore")
+    import ray  # pyright: ignore[reportMissingImports]
+    import transfer_queue as tq  # pyright: ignore[reportMissingImports]
+    import verl.trainer.main_ppo  # pyright: ignore[reportMissingImports]  # noqa: F401
+    from queue_small import trainer_of
+    from verl_small import config_of
+
+    ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    tq.init()
+    with tempfile.TemporaryDirectory() as folder:
+        ours = trainer_of(config_of(Path(folder), "data.max_response_length=16384"))
+        verls = trainer_of(config_of(Path(folder), "data.max_response_length=16384", name="grpo"))
+        for trainer in (ours, verls):
+            trainer.use_critic = False
+            trainer.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+        for tokens in map(int, options.tokens.split(",")):
+            for prompts in map(int, options.prompts.split(",")):
+                made = MadeRows(prompts, options.group, tokens)
+                keys = fill(made, prompts, options.group, tokens)
+                del made
+                parts = {
+                    "verl grpo": lambda keys=keys: verls._compute_advantage(keys, {}),
+                    "spanwise": lambda keys=keys: ours._compute_advantage(keys, {}),
+                    "verl's metrics": lambda keys=keys: verls._compute_metrics(keys, {}, {"step": 1.0}, 0, 0),
+                }
+                runs = [{name: measured(call) for name, call in parts.items()} for _ in range(options.repeats)]
+                size = f"{prompts * options.group:6d} x {tokens:5d}"
+                for name in parts:
+                    seconds, peaks = zip(*(run[name] for run in runs), strict=True)
+                    print(
+                        f"{size}  {name:20s} {min(seconds):7.2f} s  {min(peaks) / 2**20:7.0f} MiB",
+                        flush=True,
+                    )
+                tq.kv_clear(keys=keys.keys, partition_id="train")
+    tq.close()
+    ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -211,22 +211,31 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
             f"Method '{scheme.method}' compares turns that start from the same state, but no turn names its state. Let your "
             f"environment give '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
         )
-    steps = steps_of_turns(batch.steps, turns, anchors if any(anchor is not None for anchor in anchors) else None)
+    steps = steps_of_turns(
+        batch.steps, turns.row_s, turns.step_s, anchors if any(anchor is not None for anchor in anchors) else None
+    )
     return replace(rows, columns={**rows.columns, **columns}, steps=steps), turns
 
 
-def steps_of_turns(outer: Steps | None, turns: Turns, anchor_s: Any) -> Steps:
+def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
     """Number the turns of rows within their rollouts; `outer` numbers the rows, None: each row is a rollout.
 
-    >>> turns = Turns(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), torch.zeros(3, 1).long(), 4)
-    >>> steps = steps_of_turns(Steps(torch.tensor([5, 5]), torch.tensor([1, 0])), turns, None)
+    >>> outer, row_s, step_s = Steps(torch.tensor([5, 5]), torch.tensor([1, 0])), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
+    >>> steps = steps_of_turns(outer, row_s, step_s, None)
     >>> steps.trajectory_s.tolist(), steps.step_s.tolist()
     ([5, 5, 5], [3, 4, 0])
     """
     if outer is None:
-        return Steps(turns.row_s, turns.step_s, anchor_s)
-    count = len(turns.row_s)
-    return Steps(outer.trajectory_s[turns.row_s], outer.step_s[turns.row_s] * count + turns.step_s, anchor_s)
+        return Steps(row_s, step_s, anchor_s)
+    return Steps(outer.trajectory_s[row_s], outer.step_s[row_s] * len(row_s) + step_s, anchor_s)
+
+
+class BatchCredit(NamedTuple):
+    """The credit of the rows of all processes, with the metrics and the new warnings of the batch."""
+
+    credits: Credit
+    metrics: dict[str, float]
+    warnings: list[str]
 
 
 @dataclass(frozen=True)
@@ -364,9 +373,8 @@ class Step:
             SpanwiseError: see `pipeline.credit_batch` and `pipeline.advantages`.
         """
         own = own if self.ranks is None else with_tokens(own, self.scheme, self.ranks)
-        whole = own.everyone
-        credits = self._credit(whole, learn=learn)
-        own_credit, spans = credits.take(own.here), own.spans
+        batch = self.credit(own, learn=learn, number=number)
+        own_credit, spans = batch.credits.take(own.here), own.spans
         if mask_nt is not None:
             mask_su = own.take(mask_nt)
             if int(mask_su.sum()) != int(mask_nt.sum()):
@@ -376,6 +384,12 @@ class Step:
                 )
             spans = restrict(spans, mask_su)
         adv_nt = advantages(own_credit, spans, self.scheme, dtype=dtype)
+        return StepResult(own, adv_nt, spans, own_credit, batch.metrics, batch.warnings, batch.credits)
+
+    def credit(self, own: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
+        """Credit the rows of all processes, as `finish` does, without the share of each token; rows need no spans for that."""
+        whole = own.everyone
+        credits = self._credit(whole, learn=learn)
         values = metrics(credits, whole.reading, self.scheme, group_n=whole.batch.group_n)
         sentences, unscored = self._watch.of_reading(own.reading)
         if learn:
@@ -392,7 +406,7 @@ class Step:
                     "it is compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
                     f"{'the warning before this one says why' if unscored else cause}."
                 )
-        return StepResult(own, adv_nt, spans, own_credit, values, sentences, credits)
+        return BatchCredit(credits, values, sentences)
 
     def _credit(self, whole: ReadBatch, *, learn: bool) -> Credit:
         """Credit the rows of all processes; an estimator remembers the batch only if it learns."""

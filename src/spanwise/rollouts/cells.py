@@ -126,8 +126,13 @@ def as_text(value: Any) -> str | None:
     if empty(value):
         return None
     if isinstance(value, (list, dict)):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return json.dumps(value, ensure_ascii=False, default=object_text)
     return str(value)
+
+
+def object_text(value: Any) -> str:
+    """Return an object that JSON does not know as text, without its place in memory, so that equal images read equal."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
 #: The parts of a completion in order: each a text, and whether the model wrote that text.
@@ -181,7 +186,7 @@ def _called(call: Any) -> str:
     function = function if isinstance(function, Mapping) else call
     arguments = function.get("arguments")
     if isinstance(arguments, (Mapping, list)):
-        arguments = json.dumps(arguments, ensure_ascii=False, default=str)
+        arguments = json.dumps(arguments, ensure_ascii=False, default=object_text)
     return clean(f"{function.get('name') or ''}({'' if arguments is None else arguments})")
 
 

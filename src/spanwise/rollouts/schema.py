@@ -54,7 +54,7 @@ from spanwise.batch import Batch
 from spanwise.disk import whole_file
 from spanwise.errors import AlignmentError, DataError, SpanwiseError
 from spanwise.pipeline import Reading
-from spanwise.rollouts.cells import clean
+from spanwise.rollouts.cells import clean, object_text
 from spanwise.types import Credit, Scores, Spans, Status, Zero, whole_text
 
 STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt", "completion_ids", "tokens"
@@ -236,7 +236,7 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
         if values is None or isinstance(values, pa.Array):
             array = values
         elif name in (PROMPT, ANSWER):
-            texts = (x if x is None or isinstance(x, str) else json.dumps(x, default=str) for x in values)
+            texts = (x if x is None or isinstance(x, str) else json.dumps(x, default=object_text) for x in values)
             array = pa.array([text if text is None else clean(text) for text in texts], pa.string())
         else:
             entry = kind.value_type if kind is not None and pa.types.is_list(kind) else None

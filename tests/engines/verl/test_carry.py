@@ -21,9 +21,9 @@ from spanwise import (
     read,
 )  # fmt: skip
 from spanwise.credit import split_turns
-from spanwise.engines.verl.carry import Rows, credited, pack, unpack
+from spanwise.engines.verl.carry import Rows, Shares, credited, pack, unpack
 from spanwise.pipeline import Reading
-from spanwise.step import Step
+from spanwise.step import Step, turn_rows
 from tokenizers_small import byte_level
 
 TOKENIZER = byte_level()
@@ -74,7 +74,7 @@ def same(found, expected):
 
 
 def test_what_is_packed_comes_back():
-    carried = unpack([packed(text) for text in TEXTS], SCHEME, 40)
+    carried = unpack([packed(text) for text in TEXTS], SCHEME)
     back, masked_n = carried.reading, carried.masked_n
     whole = Reading.joined([read_one(text)[0] for text in TEXTS])
     for name in ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm"):
@@ -82,7 +82,7 @@ def test_what_is_packed_comes_back():
     assert torch.equal(back.length_nk, whole.length_nk)
     assert torch.equal(back.fault_n, whole.fault_n)
     assert masked_n.all()
-    for row, text in zip(back.spans.block_nt, TEXTS, strict=True):
+    for row, text in zip(carried.tokens(SCHEME, 40, range(5)).spans.block_nt, TEXTS, strict=True):
         spans = read_one(text)[0].spans
         width = spans.block_nt.shape[1]
         assert row[:width].tolist() == spans.block_nt[0].tolist()
@@ -154,6 +154,41 @@ def test_outputs_of_a_rollout_are_its_steps():
     assert float(found_nt[2].abs().sum()) > 0
 
 
+@pytest.mark.parametrize("tokens", [1, 70, 150, 10_000])
+@pytest.mark.parametrize("turns", [False, True])
+def test_shares_of_a_batch_get_what_the_whole_batch_gets(turns, tokens):
+    """Groups, outputs of a rollout and turns may lie in different shares; padding and rejected tokens are in one of them."""
+    scheme = Scheme("bae", SCHEME.layout, [Objective("correct", pays="solution", scope="turn")]) if turns else SCHEME
+    ids = [TOKENIZER(text)["input_ids"] for text in (*TEXTS, *TEXTS)]
+    sampled = [
+        [not 2 <= t < 5 for t in range(len(ids_t))] if turns and n % 2 else [True] * len(ids_t)
+        for n, ids_t in enumerate(ids)
+    ]
+    texts = []
+    for rows in (*([n] for n in range(8)), [8, 9]):  # the last rollout has two outputs
+        columns = {"answer": ["4"] * len(rows)}
+        batch = Batch.jagged([ids[n] for n in rows], [0] * len(rows), sampled=[sampled[n] for n in rows], columns=columns)
+        split, places = turn_rows(batch, scheme) if turns else (batch, None)
+        text = pack(read(split, scheme, VOCABULARY), [len(ids[n]) for n in rows], masked=True, turns=places)
+        texts += [text] * len(rows)
+    mask_nt = torch.zeros(12, max(map(len, ids)), dtype=torch.long)
+    for n, sampled_t in enumerate(sampled):
+        mask_nt[n, : len(sampled_t)] = torch.tensor(sampled_t).long()
+    mask_nt[3, 8:] = 0  # rejected
+    session, step = [*range(8), 8, 8, "pad", "pad"], [0] * 9 + [1, 0, 0]
+    rows = Rows([*texts, *texts[:2]], session=session, step=step, padding=[False] * 10 + [True] * 2)
+    uids = [*"ababababaa", "pad0", "pad1"]
+    whole, shares = credited(rows, uids, mask_nt, Step(scheme)), Shares.of(rows, uids, Step(scheme))
+    adv_nt = torch.full(mask_nt.shape, torch.nan)
+    for share in shares.split(tokens):
+        width = max(len(ids[n % 10]) for n in share)  # verl pads to the longest row of a share
+        adv_nt[list(share), :width] = shares.advantages(share, mask_nt[list(share), :width], scheme)
+    assert torch.equal(adv_nt.nan_to_num(), whole.adv_nt)
+    assert adv_nt.nan_to_num().any()
+    assert shares.batch.metrics == pytest.approx(whole.result.metrics, nan_ok=True)
+    assert {1: 12, 10_000: 1}.get(tokens, len(shares.split(tokens))) == len(shares.split(tokens))
+
+
 @pytest.mark.parametrize("state", [torch.Tensor.numpy, torch.Tensor.tolist, lambda one: tuple(map(tuple, one.tolist()))])
 def test_states_are_told_apart_by_all_that_is_in_them(state):
     """A board of 40 by 40, which differs in the middle."""
@@ -161,7 +196,7 @@ def test_states_are_told_apart_by_all_that_is_in_them(state):
     boards[2, 20, 20] = 1
     (length,) = {read_one(TEXTS[0])[1]}
     texts = [pack(read_one(TEXTS[0])[0], [length], masked=True, anchor=[state(board)]) for board in boards]
-    first, second, third = unpack(texts, SCHEME, length).anchor
+    first, second, third = unpack(texts, SCHEME).anchor
     assert hash(first) == hash(second)
     assert first == second != third
 
@@ -270,7 +305,8 @@ def test_a_token_that_was_not_read_as_the_models():
 def test_what_cannot_be_read():
     other = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
     with pytest.raises(RecipeError, match="Row 0 carries no reading"):
-        unpack([None], SCHEME, 9)
-    for scheme, width, says in ((SCHEME, 3, "room for 3"), (other, 40, "one scheme")):
-        with pytest.raises(AlignmentError, match=says):
-            unpack([packed(TEXTS[0])], scheme, width)
+        unpack([None], SCHEME)
+    with pytest.raises(AlignmentError, match="one scheme"):
+        unpack([packed(TEXTS[0])], other)
+    with pytest.raises(AlignmentError, match="room for 3"):
+        unpack([packed(TEXTS[0])], SCHEME).tokens(SCHEME, 3, range(1))

@@ -163,9 +163,9 @@ def test_aspo_has_verls_reduction():
 
 
 def test_the_benchmark_of_the_driver_starts():
-    """It hands readings to `credited` as the trainer does, and asserts that shards of whole groups give the same numbers."""
+    """It calls verl's own `_compute_advantage` and `_compute_metrics`, as a step does."""
     script = Path(__file__).resolve().parents[3] / "benchmarks" / "driver.py"
-    small = ["--tokens", "64", "--prompts", "8,16", "--group", "4", "--ask", "32"]
+    small = ["--tokens", "64", "--prompts", "4", "--group", "4"]
     printed = subprocess.run([sys.executable, script, *small], capture_output=True, text=True, check=False)
     assert printed.returncode == 0, printed.stderr
-    assert "verl grpo" in printed.stdout
+    assert [name in printed.stdout for name in ("verl grpo", "spanwise", "verl's metrics")] == [True] * 3

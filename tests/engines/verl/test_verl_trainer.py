@@ -6,13 +6,21 @@ import pytest
 import torch
 import transfer_queue as tq
 from queue_small import advantages_of, filled, trainer_of
+from tensordict import TensorDict
 from verl_small import TEXT, WHOLE, config_of, manager_of
 
+import spanwise.engines.verl.trainer as trainer_module
 from spanwise import Batch, advantages, credit_batch, read
 from spanwise.engines.verl.settings import prepare
 from spanwise.errors import AlignmentError, RecipeError
 
 pytestmark = pytest.mark.usefixtures("queue")
+
+
+def masks_of(batch):
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])
+    return list(data["response_mask"].unbind())
+
 
 PROMPTS = [
     [[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)], ["<answer>4</answer>"], [TEXT.format(4, 0.3)]],
@@ -53,6 +61,33 @@ def test_padding_of_the_batch_changes_nothing(tmp_path):
         assert torch.allclose(row, own * 8 / 6)  # verl divides by the padded number of rows
     assert all(float(row.abs().sum()) == 0 for row in after[6:])
     assert padded == plain
+
+
+def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkeypatch):
+    """Shares mix prompts, and each is padded to its own longest row; verl's own metrics of them are joined."""
+    from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+
+    config = config_of(tmp_path)
+    trainer, manager, whole, by_share = trainer_of(config), manager_of(config), {}, {}
+    batch = upsample_batch_to_divisible_size(filled(manager, PROMPTS), 4, manager.tokenizer.eos_token_id)
+    logps = [torch.full((len(row),), -0.5 - n / 10) for n, row in enumerate(masks_of(batch))]
+    for field, shift in (("old_log_probs", 0.0), ("rollout_log_probs", 0.25)):  # what verl measures between them
+        table = torch.nested.as_nested_tensor([row + shift for row in logps], layout=torch.jagged)
+        tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=TensorDict({field: table}, batch_size=len(logps)))
+    one = trainer._compute_advantage(batch, whole)
+    before, calls = advantages_of(batch), []
+    monkeypatch.setattr(trainer_module, "SHARE", 100)
+    fetch = tq.kv_batch_get
+    monkeypatch.setattr(tq, "kv_batch_get", lambda **asked: (calls.append(asked["keys"]), fetch(**asked))[1])
+    several = trainer._compute_advantage(batch, by_share)
+    assert max(map(len, calls[1:])) < len(batch) == sum(map(len, calls[1:]))  # the first call fetches the readings
+    assert all(torch.equal(row, own) for row, own in zip(advantages_of(batch), before, strict=True))
+    assert (several.keys, several.tags, several.fields) == (one.keys, one.tags, one.fields)
+    assert {name: value for name, value in by_share.items() if name.startswith("credit/")} == pytest.approx(
+        {name: value for name, value in whole.items() if name.startswith("credit/")}, nan_ok=True
+    )
+    assert by_share.keys() == whole.keys()
+    assert by_share["rollout_corr/kl"] == pytest.approx(whole["rollout_corr/kl"]) == pytest.approx(0.25)
 
 
 def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):

@@ -22,9 +22,9 @@ from spanwise.credit import Turns, group_index, split_turns
 from spanwise.credit.trajectories.turns import runs
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.modes.critic.config import returns
-from spanwise.pipeline import Reading
+from spanwise.pipeline import Reading, advantages
 from spanwise.scheme import Scheme
-from spanwise.step import ReadBatch, Step, StepResult, steps_of_turns
+from spanwise.step import BatchCredit, ReadBatch, Step, StepResult, steps_of_turns
 from spanwise.types import Spans
 
 #: The key of `reward_extra_info` that holds the packed text.
@@ -80,20 +80,76 @@ def _as_json(state: Any) -> Any:
     )
 
 
-class Carried(NamedTuple):
+class Tokens(NamedTuple):
+    """The tokens of some rows."""
+
+    spans: Spans  # one row per row, or per turn if some row of the batch was read turn by turn
+    sampled_nt: Bool[Tensor, "n t"]  # the tokens that the model sampled
+    turns: Turns | None  # the places of the turns
+    place_s: Int[Tensor, " s"]  # which rows of the whole reading they are
+
+
+@dataclass(frozen=True)
+class Carried:
     """The readings that the rows of a batch carry."""
 
-    reading: Reading  # one row per row, or per turn if some row was read turn by turn
-    sampled_nt: Bool[Tensor, "n t"]  # the tokens that the model sampled
+    reading: Reading  # one row per row, or per turn if some row was read turn by turn; without spans
+    row_s: Int[Tensor, " s"]  # the row of each row of the reading
+    runs: Sequence[list[list[int]]]  # of each row: the block of each run of its tokens, and its length
     masked_n: Bool[Tensor, " n"]  # whether the row's reader knew the sampled tokens
-    turns: Turns | None  # the places of the turns
+    split_n: Bool[Tensor, " n"]  # whether the row was read turn by turn
     anchor: list[Any] | None  # the state before each row of the reading; None: unknown
 
+    @cached_property
+    def length_n(self) -> list[int]:
+        """The number of tokens of each row, tool output included."""
+        return [sum(counts) for _, counts in self.runs]
 
-def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int] | None = None) -> Carried:
-    """Read the packed text of all rows back, right-padded to `width`; `step` is each row's place in its rollout."""
+    @cached_property
+    def step_s(self) -> Int[Tensor, " s"]:
+        """The number of each row of the reading among those of its row."""
+        first_s = torch.searchsorted(self.row_s, self.row_s)
+        return torch.arange(len(self.row_s)) - first_s
+
+    def tokens(self, scheme: Scheme, width: int, rows: Sequence[int]) -> Tokens:
+        """Return the tokens of some rows, in ascending order, right-padded to `width`."""
+        block_r, count_r = [], []
+        for n in rows:
+            blocks, counts = self.runs[n]
+            if self.length_n[n] > width:
+                raise AlignmentError(
+                    f"Row {n} was read with {self.length_n[n]} tokens, but the trainer has room for {width}."
+                )
+            block_r += [*blocks, -1]
+            count_r += [*counts, width - self.length_n[n]]
+        dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
+        block_nt = torch.from_numpy(np.repeat(np.array(block_r, dtype=dtype), count_r).reshape(len(rows), width))
+        sampled_nt, turns, row_n = block_nt >= 0, None, torch.tensor(rows, dtype=torch.int64)
+        if self.split_n.any():
+            # A turn is a run of sampled tokens, or a whole row that was read as one turn; a row without tokens has no turn.
+            turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * self.split_n[row_n, None], -1))
+            block_nt = turns.take(block_nt, fill=-1)
+        place_s = torch.isin(self.row_s, row_n).nonzero().flatten()
+        return Tokens(
+            Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[place_s]), sampled_nt, turns, place_s
+        )
+
+    def check(self, mask_nt: Tensor, sampled_nt: Tensor, rows: Sequence[int]) -> None:
+        """Refuse a row if verl trains tokens that the reward worker did not see as sampled."""
+        for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
+            if self.masked_n[rows[n]] and not (mask_nt[n] & ~sampled_nt[n]).any():
+                continue  # rejection may have removed tokens
+            raise AlignmentError(
+                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens and the reward worker took {int(sampled_nt[n].sum())} "
+                f"for the model's own. Tool output must not be scored as the model's: let agent loops set "
+                f"AgentLoopOutput.response_mask, and leave AgentLoopWorker._compute_score to verl."
+            )
+
+
+def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = None) -> Carried:
+    """Read the packed text of all rows back; `step` is each row's place in its rollout."""
     rollout_by_text: dict[str, dict[str, Any]] = {}
-    rollouts, outputs, block_r, count_r = [], [], [], []
+    rollouts, outputs = [], []
     for n, text in enumerate(packed):
         if not isinstance(text, str):
             raise RecipeError(
@@ -104,29 +160,18 @@ def unpack(packed: Sequence[Any], scheme: Scheme, width: int, step: Sequence[int
             rollout_by_text[text] = json.loads(text)
         rollouts.append(rollout_by_text[text])
         outputs.append(rollout_by_text[text]["outputs"][0 if step is None else step[n]])
-        blocks, counts = outputs[n]["runs"]
-        if (length := sum(counts)) > width:
-            raise AlignmentError(f"Row {n} was read with {length} tokens, but the trainer has room for {width}.")
-        block_r += [*blocks, -1]
-        count_r += [*counts, width - length]
-    dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
-    block_nt = torch.from_numpy(np.repeat(np.array(block_r, dtype=dtype), count_r).reshape(len(packed), width))
-    sampled_nt, turns = block_nt >= 0, None
-    if any(rollout["split"] for rollout in rollouts):
-        # A turn is a run of sampled tokens, or a whole row that was read as one turn; a row without tokens has no turn.
-        split_n1 = torch.tensor([rollout["split"] for rollout in rollouts])[:, None]
-        turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * split_n1, -1))
-        outputs = [output for output, has_tokens in zip(outputs, sampled_nt.any(dim=1).tolist(), strict=True) if has_tokens]
-        block_nt = turns.take(block_nt, fill=-1)
-    table = [row for output in outputs for row in output["table"]]
-    table_nc = torch.tensor(table, dtype=torch.float64).reshape(len(table), len(table[0]) if table else 0)
-    reading = Reading.unpack(table_nc, scheme)
-    states = [_hashable(anchor) for output in outputs for anchor in output["anchor"]]
+    splits = [rollout["split"] for rollout in rollouts]
+    # Beside rows that are split into turns, a row without tokens has no turn.
+    read_rows = [n for n, output in enumerate(outputs) if not any(splits) or max(output["runs"][0], default=-1) >= 0]
+    table = [row for n in read_rows for row in outputs[n]["table"]]
+    table_sc = torch.tensor(table, dtype=torch.float64).reshape(len(table), len(table[0]) if table else 0)
+    states = [_hashable(anchor) for n in read_rows for anchor in outputs[n]["anchor"]]
     return Carried(
-        replace(reading, spans=Spans.of_blocks(scheme.layout.names, block_nt, reading.fault_n)),
-        sampled_nt,
+        Reading.unpack(table_sc, scheme),
+        torch.tensor([n for n in read_rows for _ in outputs[n]["table"]], dtype=torch.int64),
+        [output["runs"] for output in outputs],
         torch.tensor([rollout["masked"] for rollout in rollouts]),
-        turns,
+        torch.tensor(splits),
         states if any(state is not None for state in states) else None,
     )
 
@@ -144,6 +189,22 @@ class Credited(NamedTuple):
     result: StepResult
 
 
+def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[Carried, ReadBatch]:
+    """Read what the rows of a batch carry, as a batch without tokens."""
+    group_n = group_index([uids[n] for n in rows.real])
+    output_n = None if rows.step is None else [rows.step[n] for n in rows.real]
+    carried = unpack([rows.packed[n] for n in rows.real], step.scheme, output_n)
+    session_n = torch.arange(len(group_n)) if rows.session is None else group_index([rows.session[n] for n in rows.real])
+    steps = Steps(session_n, torch.zeros_like(session_n) if output_n is None else torch.tensor(output_n), carried.anchor)
+    if carried.split_n.any():
+        steps = steps_of_turns(steps, carried.row_s, carried.step_s, carried.anchor)
+    elif len(session_n.unique()) == len(session_n) and "steps" not in step.scheme.needs:
+        steps = None
+    for mode in step.scheme.modes if steps is not None else ():
+        mode.check_turns()
+    return carried, ReadBatch(Batch(group_n[carried.row_s], steps=steps), carried.reading, len(group_n))
+
+
 def credited(
     rows: Rows,
     uids: Sequence[Any],
@@ -155,42 +216,65 @@ def credited(
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
     """Compute the advantages of the rows of a batch and the targets of its critic, 0 at masked tokens and at padding."""
-    # Rejection may have removed sampled tokens from the mask.
-    mask_nt, scheme, rows_read = mask_nt.bool(), step.scheme, rows.real
-    has_padding = len(rows_read) < len(mask_nt)
-    read_mask_nt, group_n = mask_nt[rows_read] if has_padding else mask_nt, group_index([uids[n] for n in rows_read])
-    output_n = None if rows.step is None else [rows.step[n] for n in rows_read]
-    readings = unpack([rows.packed[n] for n in rows_read], scheme, mask_nt.shape[1], output_n)
-    turns = readings.turns
-    _check_tokens(read_mask_nt, readings.sampled_nt, readings.masked_n)
-    session_n = torch.arange(len(rows_read)) if rows.session is None else group_index([rows.session[n] for n in rows_read])
-    steps = Steps(session_n, torch.zeros_like(session_n) if output_n is None else torch.tensor(output_n), readings.anchor)
-    if turns is not None:
-        steps = steps_of_turns(steps, turns, readings.anchor)
-    elif len(session_n.unique()) == len(session_n) and "steps" not in scheme.needs:
-        steps = None
-    for mode in scheme.modes if steps is not None else ():
-        mode.check_turns()
-    bare = ReadBatch(Batch(group_n), readings.reading, len(rows_read), turns)
-    fields: dict[str, Any] = {name: bare.take(value_nt[rows_read]) for name, value_nt in rows.tokens.items()}
-    fields |= more or {}
-    group_s = group_n if turns is None else group_n[turns.row_s]
-    read_batch = replace(bare, batch=Batch(group_s, mask_nt=bare.take(readings.sampled_nt), steps=steps, **fields))
-    result = step.finish(read_batch, dtype=dtype)
-    result.advantages_nt.masked_fill_(~read_batch.take(read_mask_nt), 0.0)
-
-    def to_all_rows(value_su: Tensor) -> Tensor:
-        """Put numbers of the tokens that were read into a table of all rows; 0 at tokens that verl does not train."""
-        value_nt = read_batch.put(value_su)
-        if has_padding:
-            value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(rows_read), value_nt)
-        return value_nt.masked_fill_(~mask_nt, 0.0)
-
-    adv_nt = to_all_rows(result.advantages_nt)
+    scheme, real = step.scheme, rows.real
+    carried, bare = read_rows(rows, uids, step)
+    tokens = carried.tokens(scheme, mask_nt.shape[1], range(len(real)))
+    read_mask_nt = real_rows(mask_nt.bool(), real)
+    carried.check(read_mask_nt, tokens.sampled_nt, range(len(real)))
+    bare = replace(bare, reading=replace(bare.reading, spans=tokens.spans), turns=tokens.turns)
+    fields: dict[str, Any] = {name: bare.take(value_nt[real]) for name, value_nt in rows.tokens.items()}
+    batch = replace(bare.batch, mask_nt=bare.take(tokens.sampled_nt), **fields, **(more or {}))
+    result = step.finish(replace(bare, batch=batch), dtype=dtype)
+    result.advantages_nt.masked_fill_(~bare.take(read_mask_nt), 0.0)
+    adv_nt = to_all_rows(bare.put(result.advantages_nt), real, mask_nt)
     if not scheme.value_names:
         return Credited(adv_nt, None, result)
-    return_su, error_metrics = returns(read_batch.reading, read_batch.batch, scheme, lam=value_lam)
-    return Credited(adv_nt, to_all_rows(return_su), replace(result, metrics={**result.metrics, **error_metrics}))
+    return_su, error_metrics = returns(bare.reading, batch, scheme, lam=value_lam)
+    return_nt = to_all_rows(bare.put(return_su), real, mask_nt)
+    return Credited(adv_nt, return_nt, replace(result, metrics={**result.metrics, **error_metrics}))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The credit of a batch whose method needs no tokens, from which the advantages of any of its rows follow."""
+
+    rows: Rows
+    carried: Carried
+    batch: BatchCredit
+
+    @staticmethod
+    def of(rows: Rows, uids: Sequence[Any], step: Step) -> Shares:
+        """Compute the credit of the rows of a batch."""
+        carried, read_batch = read_rows(rows, uids, step)
+        return Shares(rows, carried, step.credit(read_batch))
+
+    def split(self, tokens: int) -> list[range]:
+        """Deal the rows into shares of about so many tokens; neighbouring rows, and so padding, go to different shares."""
+        count = len(self.rows.packed)
+        shares = min(count, -(-count * max(self.carried.length_n, default=0) // tokens)) or 1
+        return [range(first, count, shares) for first in range(shares)]
+
+    def advantages(self, share: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
+        """Return the advantages of a share of the rows, 0 at masked tokens and at padding."""
+        number_by_row = {n: number for number, n in enumerate(self.rows.real)}
+        real = [i for i, n in enumerate(share) if n in number_by_row]
+        numbers = [number_by_row[share[i]] for i in real]
+        tokens = self.carried.tokens(scheme, mask_nt.shape[1], numbers)
+        self.carried.check(real_rows(mask_nt.bool(), real), tokens.sampled_nt, numbers)
+        adv_nt = advantages(self.batch.credits.take(tokens.place_s), tokens.spans, scheme)
+        return to_all_rows(adv_nt if tokens.turns is None else tokens.turns.put(adv_nt, rows=len(real)), real, mask_nt)
+
+
+def real_rows(value_nt: Shaped[Tensor, "m t"], real: Sequence[int]) -> Shaped[Tensor, "n t"]:
+    """Take the rows that are not padding; the table itself if all are."""
+    return value_nt if len(real) == len(value_nt) else value_nt[list(real)]
+
+
+def to_all_rows(value_nt: Float[Tensor, "n t"], real: Sequence[int], mask_nt: Shaped[Tensor, "m t"]) -> Float[Tensor, "m t"]:
+    """Put numbers of the rows that are not padding into a table of all rows; 0 at tokens that verl does not train."""
+    if len(real) < len(mask_nt):
+        value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(real, dtype=torch.int64), value_nt)
+    return value_nt.masked_fill_(~mask_nt.bool(), 0.0)
 
 
 def loss_factor(
@@ -200,10 +284,11 @@ def loss_factor(
     rollouts: int,
     mini_batch: int,
     tokens: int,
+    rows: int | None = None,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
     """Compute the factor on advantages that turns verl's loss into the mean over rollouts of the sum over tokens."""
-    length_n1, row_count = mask_nt.sum(dim=1, keepdim=True).float(), len(mask_nt)
+    length_n1, row_count = mask_nt.sum(dim=1, keepdim=True).float(), rows or len(mask_nt)
     if mode == "token-mean" and row_count > mini_batch:
         raise RecipeError(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {row_count} rows makes "
@@ -217,15 +302,3 @@ def loss_factor(
     if mode == "token-mean":
         return base_n1 / row_count * tokens
     return base_n1 * {"seq-mean-token-mean": length_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(mode, 1.0)
-
-
-def _check_tokens(mask_nt: Tensor, sampled_nt: Tensor, masked_n: Tensor) -> None:
-    """Refuse a row if verl trains tokens that the reward worker did not see as sampled."""
-    for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
-        if masked_n[n] and not (mask_nt[n] & ~sampled_nt[n]).any():
-            continue  # rejection may have removed tokens
-        raise AlignmentError(
-            f"Row {n}: verl trains {int(mask_nt[n].sum())} tokens and the reward worker took {int(sampled_nt[n].sum())} for the "
-            f"model's own. Tool output must not be scored as the model's: let agent loops set AgentLoopOutput.response_mask, and "
-            f"leave AgentLoopWorker._compute_score to verl."
-        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -19,6 +20,16 @@ from spanwise.modes import MODES
 #: A function from group ids and mask to advantages and returns. Our trainer sets it, because verl calls the estimator `spanwise`
 #: with rewards and a mask alone.
 CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | None] = ContextVar("carried", default=None)
+
+
+@contextmanager
+def carrying(compute_credit: Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Let verl's estimator `spanwise` return what a function computes from group ids and mask."""
+    token = CARRIED.set(compute_credit)
+    try:
+        yield
+    finally:
+        CARRIED.reset(token)
 
 
 def attach(core_algos: Any) -> None:

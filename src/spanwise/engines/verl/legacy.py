@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from spanwise.engines.verl import settings
 from spanwise.engines.verl.carry import KEY, Rows
+from spanwise.engines.verl.estimators import carrying
 from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
 
@@ -30,7 +32,7 @@ def attach(ray_trainer: Any) -> None:
         run: VerlRun = trainer_class.latest.spanwise
         tokens = {name: data.batch[field] for name, field in run.tokens.items()}
         rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=tokens)
-        with run.carrying(rows):
+        with carrying(partial(run.credit, rows, 0)):
             data = original(data, adv_estimator, *args, **kwargs)
         credit_metrics.update(run.result.metrics if run.result else {})
         run.keep(trainer_class.latest, rows, lambda: sampled_of(data))

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +14,11 @@ from torch import Tensor
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import restore_estimator
 from spanwise.engines.shared import RunRecord, model_size, prompt_texts
-from spanwise.engines.verl.carry import Rows, credited, loss_factor
-from spanwise.engines.verl.estimators import CARRIED
+from spanwise.engines.verl.carry import Rows, Shares, credited, loss_factor
 from spanwise.engines.verl.plugin import say
 from spanwise.errors import AlignmentError
 from spanwise.modes.parts import RowPart, token_logp, with_token
+from spanwise.pipeline import Reading
 from spanwise.rollouts import Rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
@@ -66,15 +65,6 @@ class VerlRun:
         self.targets: dict[str, Tensor] = {}  # by mode; the trainer writes them into the old log-probabilities
         self._vocabulary: Vocabulary | None = None
 
-    @contextmanager
-    def carrying(self, rows: Rows, number: int = 0) -> Iterator[None]:
-        """Make the rows of a batch available while verl calls the estimator `spanwise`."""
-        token = CARRIED.set(partial(self.credit, rows, number))
-        try:
-            yield
-        finally:
-            CARRIED.reset(token)
-
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
         """Return the advantages of a batch, scaled for verl's loss, and the critic's targets."""
         real, mode_fields, metrics = rows.real, {}, {}
@@ -84,10 +74,7 @@ class VerlRun:
         for sentence in result.warnings:
             say(sentence)
         reading = result.own.reading
-        rollout_count = len(real if rows.session is None else {rows.session[n] for n in real})
-        # V0's loss divides by the tokens that rejection left, V1's by all sampled tokens.
-        divided_mask = mask_nt if rows.session is None else reading.length_nk
-        adv_nt = adv_nt * loss_factor(mask_nt, rollouts=rollout_count, tokens=int(divided_mask.sum()), **self.reduction)
+        adv_nt = adv_nt * self._loss_factor(rows, mask_nt, reading)
         return_nt = adv_nt if return_nt is None else return_nt
         for name, part in self.parts.items():
             weight_n, self.targets[name], mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
@@ -95,6 +82,33 @@ class VerlRun:
             metrics |= mode_metrics
         self.result = replace(result, metrics={**result.metrics, **metrics})
         return adv_nt, return_nt
+
+    @property
+    def takes_shares(self) -> bool:
+        """Whether advantages of some rows can be computed without the tokens of the others; a run folder keeps all of them."""
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        by_token = self.tokens or self.parts or "mask_nt" in self.scheme.needs
+        return not (by_token or self.record or correction.get("rollout_is_batch_normalize"))
+
+    def credit_rows(self, rows: Rows, uids: Sequence[Any]) -> Shares:
+        """Compute the credit of a batch before its tokens are fetched; `credit_share` gives the advantages of some of its rows."""
+        shares = Shares.of(rows, uids, self.step)
+        for sentence in shares.batch.warnings:
+            say(sentence)
+        return shares
+
+    def credit_share(self, shares: Shares, share: range, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the advantages of a share of a batch, scaled for verl's loss, and the same as the critic's targets."""
+        adv_nt = shares.advantages(share, mask_nt, self.scheme)
+        adv_nt = adv_nt * self._loss_factor(shares.rows, mask_nt, shares.carried.reading)
+        return adv_nt, adv_nt
+
+    def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
+        """Compute the factor on the advantages of some rows or all; V0 gives all."""
+        rollouts = len(rows.real if rows.session is None else {rows.session[n] for n in rows.real})
+        # V0's loss divides by the tokens that rejection left, V1's by all sampled tokens.
+        tokens = int((mask_nt if rows.session is None else reading.length_nk).sum())
+        return loss_factor(mask_nt, rollouts=rollouts, tokens=tokens, rows=len(rows.packed), **self.reduction)
 
     def save_memory(self, step: int) -> None:
         """Write the state of a method that remembers earlier batches into the checkpoint of a step."""

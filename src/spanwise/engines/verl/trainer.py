@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +13,15 @@ from torch import Tensor
 
 from spanwise.engines.verl import settings
 from spanwise.engines.verl.carry import KEY, Rows
+from spanwise.engines.verl.estimators import carrying
 from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
 from spanwise.modes.parts import RowPart
 
 #: The modes of verl; a recipe can be trained in each.
 MODES = ("sync", "colocate_async", "separate_async")
+#: The tokens of a share of a batch, padding included.
+SHARE = 2**21
 
 
 def attach(v1: Any) -> None:
@@ -34,7 +38,9 @@ def attach(v1: Any) -> None:
         if run is None:
             return original(self, batch, metrics)
         rows = rows_of(batch, run.tokens, run.parts)
-        with run.carrying(rows, number=getattr(self, "global_steps", 1) - 1):
+        if run.takes_shares:
+            return _by_shares(v1.trainer_base.MetricsAggregator, partial(original, self), batch, metrics, rows, run)
+        with carrying(partial(run.credit, rows, getattr(self, "global_steps", 1) - 1)):
             batch = original(self, batch, metrics)
         metrics.update(run.result.metrics if run.result else {})
         if run.parts:
@@ -48,6 +54,22 @@ def attach(v1: Any) -> None:
         if self.spanwise is not None:
             self.spanwise.add_update(metrics)
         return result
+
+
+def _by_shares(aggregator: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
+    """Let verl fetch, credit and put back one share of a batch after the other, so that no table of all tokens is made.
+
+    What verl logs of a share is joined as verl joins the metrics of its mini-batches.
+    """
+    shares = run.credit_rows(rows, [uid for uid, _ in rows.session or ()])
+    parts, logged = [], aggregator()
+    for share in shares.split(SHARE):
+        share_metrics: dict[str, Any] = {}
+        with carrying(partial(run.credit_share, shares, share)):
+            parts.append(original(batch.select_keys([batch.keys[n] for n in share]), share_metrics))
+        logged.add_step_metrics(share_metrics, sample_count=len(share))
+    metrics.update({**logged.get_aggregated_metrics(), **shares.batch.metrics})
+    return type(batch).concat(parts).select_keys(batch.keys)
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:

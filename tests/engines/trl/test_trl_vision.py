@@ -1,0 +1,104 @@
+"""A tiny vision-language model: images beside the prompt change nothing of the credit, and reach model and run folder."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from trl import GRPOTrainer
+
+from spanwise.engines.trl import SpanGRPOTrainer
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.scheme import Scheme
+from tokenizers_small import byte_level
+from trl_small import THIRD_PARTY, config, largest_difference, many_a, plain, weights
+
+pytestmark = THIRD_PARTY
+TEMPLATE = (
+    "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+SIDE, PATCH, WIDTH = 8, 4, 16
+
+
+def processor():
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.pad_token = tokenizer.eos_token
+    size = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+    return LlavaProcessor(
+        CLIPImageProcessorPil(**size), tokenizer, patch_size=PATCH, vision_feature_select_strategy="default",
+        chat_template=TEMPLATE, num_additional_image_tokens=1,
+    )  # fmt: skip
+
+
+def model(tokenizer):
+    layers = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = LlamaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **layers)
+    vision = CLIPVisionConfig(image_size=SIDE, patch_size=PATCH, projection_dim=WIDTH, **layers)
+    torch.manual_seed(0)
+    image_token = tokenizer.convert_tokens_to_ids("<image>")
+    return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=image_token))
+
+
+def questions(seed):
+    pixels = np.random.default_rng(seed)
+    pictures = (Image.fromarray(pixels.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)) for _ in range(4))
+    content = [f"Picture {n}?" for n in range(4)]
+    return Dataset.from_list(
+        [
+            {"prompt": [{"role": "user", "content": text}], "image": picture}
+            for text, picture in zip(content, pictures, strict=True)
+        ]
+    )
+
+
+def many_letters(completions, **columns):
+    return many_a([turns[0]["content"] for turns in completions])
+
+
+def trained(folder, *, ours, pictures=0):
+    args = config(
+        folder, optim="adamw_torch", learning_rate=1e-2, max_steps=3, max_completion_length=8, loss_type="grpo", num_generations=2,
+        per_device_train_batch_size=4, keep_rollouts=1,
+    )  # fmt: skip
+    given = {"train_dataset": questions(pictures), "processing_class": processor()}
+    policy = model(given["processing_class"].tokenizer)
+    torch.manual_seed(0)
+    if ours:
+        objective = Objective(many_letters, pays="completion", scale="std")
+        scheme = Scheme.preset("bae", Layout({"completion": []}), objectives=[objective], per="completion", eps=1e-4)
+        run = SpanGRPOTrainer(policy, args=args, scheme=scheme, **given)
+    else:
+        run = GRPOTrainer(policy, args=plain(args), reward_funcs=[many_letters], **given)
+    run.train()
+    return weights(run.model)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ours")
+    return folder, trained(folder, ours=True)
+
+
+def test_one_block_is_trls_own_trainer_with_images_too(ours, tmp_path):
+    theirs = trained(tmp_path, ours=False)
+    assert largest_difference(ours[1], theirs) < 1e-5
+    start = weights(model(processor().tokenizer))
+    assert largest_difference(ours[1], start) > 1e-3, "the steps were too small to show anything"
+
+
+def test_other_images_train_other_weights(ours, tmp_path):
+    assert largest_difference(ours[1], trained(tmp_path, ours=True, pictures=1)) > 1e-4
+
+
+def test_a_run_folder_names_the_image_and_no_memory_address(ours):
+    prompts = pq.read_table(sorted((ours[0] / "rollouts").glob("*.parquet"))[0])["prompt"].to_pylist()
+    assert "image mode=RGB size=8x8" in prompts[0]
+    assert not any(" at 0x" in prompt for prompt in prompts)
+    assert len(set(prompts)) == 2  # two completions of each
