@@ -27,19 +27,41 @@ def stated(completions, **columns):
     return [float(len(text) % 2) for text in completions]
 
 
+def small_model(folder):
+    trl_small.policy(dtype=torch.float32).save_pretrained(folder)
+    trl_small.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def trainer_of(code, names, where):
+    """Run a script with a small model for one step, and return its trainer."""
+    small = "max_steps=1, max_completion_length=8, use_cpu=True, bf16=False, report_to='none', per_device_train_batch_size=8"
+    code = re.sub(
+        r'GRPOConfig\("out", (num_generations=\d)(, max_completion_length=64)?', rf'GRPOConfig("{where}", \1, {small}', code
+    )
+    namespace = {**names}
+    exec(compile(code, "a script of the docs", "exec"), namespace)
+    assert namespace["trainer"].state.global_step == 1
+    return namespace["trainer"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_whole_script_of_the_readme_trains(tmp_path):
+    text = (PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python notest\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    model = "Qwen/Qwen2.5-0.5B-Instruct"
+    assert model in code
+    trainer = trainer_of(code.replace(model, small_model(tmp_path / "model")), {}, tmp_path)
+    assert trainer.scheme.names == ("equals.customer", "equals.due", "equals.total", "short")
+    assert trainer.last_metrics["rewards/short/mean"] == 1.0
+
+
 @pytest.mark.filterwarnings("ignore")  # a policy that nobody warmed up writes no tags, which is said
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_both_sides_of_the_diff_train(tmp_path, sign):
     code = side(sign)
-    small = "num_generations=4, max_steps=1, max_completion_length=8, use_cpu=True, bf16=False, report_to='none'"
-    assert "num_generations=4" in code
-    code = code.replace("num_generations=4", small).replace('"out"', f'"{tmp_path}"')
-    trl_small.policy(dtype=torch.float32).save_pretrained(tmp_path / "model")
-    trl_small.tokenizer().save_pretrained(tmp_path / "model")
     data = Dataset.from_list([{"prompt": "2+2=", "answer": "4"}, {"prompt": "1+2=", "answer": "3"}] * 4)
-    namespace = {"model": str(tmp_path / "model"), "data": data, "solved": solved, "stated": stated}
-    exec(compile(code, f"the side {sign} of the diff", "exec"), namespace)
-    trainer = namespace["trainer"]
-    assert trainer.state.global_step == 1
+    names = {"model": small_model(tmp_path / "model"), "data": data, "solved": solved, "stated": stated}
+    trainer = trainer_of(code, names, tmp_path)
     assert type(trainer).__name__ == ("GRPOTrainer" if sign == "-" else "SpanGRPOTrainer")
     assert trainer.reward_weights.tolist() == [1.0, 0.5]

@@ -23,7 +23,7 @@ from spanwise.scheme import SCRIPT, Scheme
 from spanwise.score import REWARDS, MathVerifier
 
 #: The tasks that need no model or dataset by name.
-EMBEDDED = ("digits", "digits_twice", "digits_long", "fields")
+EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")
 #: The tasks of a model and a dataset by name.
 _BY_NAME = ("confidence", "two_attempts", SCRIPT)
 #: Field -> the tasks that can use it; all tasks can use any other field.
@@ -49,8 +49,9 @@ class Recipe(BaseModel):
 
     Attributes:
         task: digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of some seventy
-            tokens; fields: a JSON object of many small answers; confidence, two_attempts: a model and a dataset by name or
-            folder; own: of a script of your own, in the recipe.yaml that it leaves in its run folder
+            tokens; fields: a JSON object of many small answers; invoices: letters to be read into JSON; confidence,
+            two_attempts: a model and a dataset by name or folder; own: of a script of your own, in the recipe.yaml that it
+            leaves in its run folder
         start: quality of the embedded task's warm start
         start_seed: seed of the embedded task's warm start, which runs of every seed share
         start_steps: steps of each warm-start phase of the embedded task, for a quick look
@@ -107,7 +108,9 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     # What is trained on what.
-    task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts", "own"] = "digits"
+    task: Literal["digits", "digits_twice", "digits_long", "fields", "invoices", "confidence", "two_attempts", "own"] = (
+        "digits"
+    )
     start: Literal["easy", "hard"] = "easy"
     start_seed: int = 0
     start_steps: int | None = Field(None, ge=1)
@@ -367,15 +370,39 @@ def scheme_of(
 
 
 def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of the task `fields`, one reward per field; None for other tasks."""
-    if recipe.task != "fields":
+    """Return the objectives of the tasks that fill in JSON, one reward per field; None for other tasks."""
+    if recipe.task not in ("fields", "invoices"):
         return None
     entry = method(recipe.method)
     # Every field pays for keys and punctuation too: a wrong one loses a field, and no other reward would notice.
     rest_block = () if layout.rest is None else (layout.names[layout.rest],)
     pays = (OWN, *rest_block) if entry.kind == "block" else layout.names
     baseline = {"baseline": "group"} if "baseline" in entry.inputs else {}
-    return [{"reward": "equals", "each": "*", "pays": pays, "if_missing": 0.0, **baseline}]
+    each = {"reward": "equals", "each": "*", "pays": pays, "if_missing": 0.0, **baseline}
+    if recipe.task == "fields":
+        return [each]
+    # Sixteen rewards on the form would drown the values, so it is paid for two things of its own: its keys with the end, and the
+    # length of the list. They make an omission cost; `if_missing` would put its cost on the last token, and so teach not to end.
+    by_block = entry.kind == "block"
+    own, form = ((OWN,), rest_block) if by_block else (layout.names, layout.names)
+    return [
+        {**each, "pays": own, "if_missing": None if by_block else 0.0},
+        {
+            "reward": "json_schema",
+            "pays": form,
+            "options": {"schema": _invoice_schema(layout), "alone": True},
+            "if_missing": 0.0,
+            **baseline,
+        },
+        {"reward": "count", "pays": form, "options": {"path": "items"}, "if_missing": 0.0, **baseline},
+    ]
+
+
+def _invoice_schema(layout: Layout) -> dict[str, Any]:
+    marks = [mark for _, tags in layout.blocks for mark in tags]
+    of_item = [mark.removeprefix("items[*].") for mark in marks if "[" in mark]
+    lists = {"items": {"items": {"type": "object", "required": of_item}}}
+    return {"type": "object", "required": [*(mark for mark in marks if "[" not in mark), *lists], "properties": lists}
 
 
 def _limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:

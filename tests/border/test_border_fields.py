@@ -204,6 +204,12 @@ CASES = [
         "properties/price/type).",
     ),
     Case(
+        "`json_schema` of one field that must stand alone",
+        scheme("json_schema", options={"schema": {"type": "object"}, "tag": "price", "alone": True}),
+        "The reward 'json_schema' has tag 'price' and alone, which is about text around the JSON of a whole completion; leave one "
+        "of them out.",
+    ),
+    Case(
         "`json_schema` with a `$ref` to another machine",
         scheme("json_schema", options={"schema": {"$ref": "https://example.com/order.json"}}),
         "The schema of reward 'json_schema' is none: its $ref 'https://example.com/order.json' leads nowhere; nothing is fetched, "

@@ -214,6 +214,29 @@ def test_what_a_remark_said_is_not_said_again_as_a_habit():
     assert [watch.of_batch({"credit/malformed": 1.0}, step=step) for step in range(4)] == [[]] * 4
 
 
+def test_a_later_element_of_a_list_may_be_absent_and_its_first_may_not():
+    """Letters with one item each: that nobody writes a second says nothing of the reward, that nobody writes one does."""
+    layout = Layout(["items[*].price"], segmenter="json", most=2)
+    lists = Scheme.preset("bae", layout, objectives=[Objective("equals", each="*")])
+    first, later = lists.names
+    texts = [b'{"items": [', b'{"price": ', b"4", b"5", b"}", b"]}"]
+    one, none = [0, 1, 2, 4, 5], [0, 5]
+    vocabulary = Vocabulary(tuple(texts))
+    gold = {"answer": ['{"items": [{"price": 4}]}'] * 2}
+    watch = Watch(lists)
+    assert watch.of_reading(read(Batch.jagged([one, [0, 1, 3, 4, 5]], [0, 0], columns=gold), lists, vocabulary)) == (
+        [],
+        False,
+    )
+    absent = {f"credit/{name}/reward_absent": 1.0 for name in (first, later)}
+    said = [sentence for step in range(4) for sentence in watch.of_batch(absent, step=step)]
+    assert len(said) == 1
+    assert f"'{first}'" in said[0]
+    sentences, unscored = Watch(lists).of_reading(read(Batch.jagged([none, none], [0, 0], columns=gold), lists, vocabulary))
+    assert unscored
+    assert len(sentences) == 1
+
+
 def test_one_objective_that_all_earn_is_no_habit():
     """Every completion well-formed: the price on tags is unanimous and its strata are dead, as they should be."""
     tidy = {"credit/format/unanimous": 1.0, "credit/format/dead_strata": 1.0, "credit/unanimous": 0.2}

@@ -12,7 +12,7 @@ from score_small import ABSENT, BROKE, ERROR, OK
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score import Reward, check_objectives, equals, score_one
+from spanwise.score import Reward, check_objectives, equals, json_schema, score_one
 from spanwise.score.worker import run
 from spanwise.testing import check_reward
 
@@ -261,6 +261,23 @@ def test_a_schema_that_is_none_is_refused_before_anything_runs_and_nothing_is_fe
     }
     data["properties"] = {"d": {"$ref": "c.json"}, "e": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}
     check_objectives([Objective("json_schema", "a", options={"schema": data})], Layout({"a": "a"}))
+
+
+def test_text_around_the_json_is_wrong_where_it_must_stand_alone():
+    texts = [
+        '{"a": 3}',
+        ' {"a": 3}\n<eos>',
+        '{"a": 3}<|im_end|>',
+        'So {"a": 3}',
+        '{"a": 3} {"a": 3}',
+        '{"a": 3}</s> more',
+        '{"a": "x"}',
+    ]
+    integer = {"properties": {"a": {"type": "integer"}}}
+    given = {"pays": ("all",), "columns": {}, "scored": {}, "schema": integer}
+    blocks = [{"all": {"": text}} for text in texts]
+    assert json_schema(blocks, **given, alone=True).value_n.tolist() == [1, 1, 1, 0, 0, 0, 0]
+    assert json_schema(blocks, **given).value_n.tolist() == [1, 1, 1, 1, 1, 1, 0]
 
 
 def doubled(times):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -17,6 +18,9 @@ from spanwise.scheme import Scheme
 from spanwise.score import REWARDS
 from spanwise.segment import census_of
 from spanwise.types import Fault, Status, whole_text
+
+#: The place of an element of a list that is not its first.
+_LATER = re.compile(r"\[[1-9]\d*\]")
 
 
 def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
@@ -48,6 +52,8 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
         statuses = set(reading.scores.status_nm[:, m].tolist())
         if warnings["tags"] and not statuses & {Status.OK, Status.ERROR}:
             continue  # the missing tags explain the missing reward
+        if Status.ABSENT in statuses and objective.name in later_elements(scheme):
+            continue
         for kind, check in (_OF_REWARDS if Status.OK in statuses else {"scored": _unscored}).items():
             if sentence := check(objective, reading, scheme, m):
                 warnings[f"{kind}/{objective.name}"] = sentence
@@ -56,12 +62,17 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     return {key: sentence for key, sentence in warnings.items() if sentence}
 
 
+def later_elements(scheme: Scheme) -> list[str]:
+    """Return the objectives of a list's elements beyond the first, whose absence says nothing: a list may be short."""
+    return [name for name in scheme.names if _LATER.search(name) and _LATER.sub("[0]", name) in scheme.names]
+
+
 class Watch:
     """Gives every warning only once: returns each remark on the batches of a training once."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
-        self._said: set[str] = set()
+        self._said = {f"credit/{name}/reward_absent" for name in later_elements(scheme)}
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from spanwise.errors import DataError, LayoutError, RecipeError, check_number
 from spanwise.objective import Objective
 from spanwise.registry import register
+from spanwise.score.items import without_end
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged
 from spanwise.score.rewards import NUMBER
 from spanwise.score.worker import MISSING, is_valid, json_value, read_schema, whole_json
@@ -269,7 +270,7 @@ def count(
     return judged(text, pays, "", column_of(columns, column, len(text)), as_many)
 
 
-@register("json_schema", kind="reward", tags=("tag",), check=lambda options: _fixed(options["schema"]))
+@register("json_schema", kind="reward", tags=("tag",), check=lambda options: _check_schema(**options))
 def json_schema(
     text: Texts,
     *,
@@ -278,6 +279,7 @@ def json_schema(
     scored: Scored,
     schema: Mapping[str, Any] | str = "schema",
     tag: str = "",
+    alone: bool = False,
     workers: int | None = None,
     deadline: float | int = DEADLINE,
 ) -> Reward:
@@ -296,6 +298,7 @@ def json_schema(
         text, pays, columns, scored: see `spanwise.score.rewards`.
         schema: the schema; or a file that ends in .json; or the dataset column of schemas, objects or their JSON texts.
         tag: what the layout calls the field: its path; "" for the whole completion.
+        alone: whether text before or behind the JSON is wrong. Where nothing else pays for the end, a policy learns to write on.
         workers, deadline: how many processes check at a time, and the seconds each check may take, see `MathVerifier`.
 
     Raises:
@@ -316,9 +319,21 @@ def json_schema(
         stated = _field(block, tag) if tag else whole_text(blocks)
         if written is None or stated is None:
             return None if written is None else False
+        if alone and json_value(without_end(stated)) is MISSING:
+            return False
         return is_valid(written, stated) if read_schema(written)[1] else (written, stated)
 
     return judged(text, pays, tag, cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check)
+
+
+def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:
+    """Refuse a schema that is none, and `alone` of a field."""
+    _fixed(schema)
+    if alone and tag:
+        raise RecipeError(
+            f"The reward 'json_schema' has tag '{tag}' and alone, which is about text around the JSON of a whole completion; leave "
+            f"one of them out."
+        )
 
 
 def _field(block: Mapping[str, str | None], tag: str) -> str | None:

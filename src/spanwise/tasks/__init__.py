@@ -13,6 +13,7 @@ def task_start(recipe: Recipe) -> Start | Fields | None:
     """Return the warm start of a recipe's embedded task, or its fields; None if the task is not embedded."""
     starts: dict[str, Start | Fields] = {
         "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
+        "invoices": "invoices",
     }  # fmt: skip
     return starts.get(recipe.task)
 

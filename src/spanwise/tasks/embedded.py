@@ -1,14 +1,16 @@
 """The embedded tasks: the source of their problems, the shape of a completion, and the warm start of their models.
 
-A warm start is a `Course`: stretches of training on noisy traces, one after the other. Tokenizers have some forty or sixty ids
-and models at most 0.6 million parameters; all are real `transformers` classes.
+A warm start is a `Course`: stretches of training on noisy traces, one after the other. Models have at most 0.7 million parameters,
+tokenizers some sixty ids, or some 460 for letters in English; all are real `transformers` classes.
 """
 
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from spanwise.layout import Layout
 from spanwise.score import parse_confidence
-from spanwise.tasks import digits
+from spanwise.tasks import digits, invoices
 from spanwise.tasks.digits import Source
 from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
@@ -60,14 +62,59 @@ def build_fields_tokenizer() -> Any:
     return _word_tokenizer([*"0123456789", digits.FILLER, "=", *field_words()], r"""\{"a": |, "[a-z]+": |.""")
 
 
+def build_invoice_tokenizer() -> Any:
+    """Build the tokenizer of the letters: some 450 pieces of words, one token for each digit, for each key and for null.
+
+    Example:
+        >>> build_invoice_tokenizer().tokenize('blue lamp: 3 at 12')[-5:]
+        ['3', ' ', 'at ', '1', '2']
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    letters = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    # A space goes with the word before it, so that a name has the same pieces in a letter and behind a quote.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[A-Za-z_]+ ?|[0-9]|[^A-Za-z_0-9] ?"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    trainer = trainers.BpeTrainer(
+        vocab_size=448, special_tokens=[PAD, END, UNKNOWN], initial_alphabet=list(string.printable[:95]), show_progress=False
+    )
+    tokenizer.train_from_iterator([*letters.prompts, *invoices.answers(letters)], trainer)
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in invoices.key_words()])
+    return _fast_tokenizer(tokenizer)
+
+
+def build_reader(tokenizer: Any, seed: int) -> Any:
+    """Build the model of the letters: attention, and short convolutions, which make copying easy; 0.8 million parameters."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    ids = tokenizer.get_vocab()
+    config = Lfm2Config(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3, block_auto_adjust_ff_dim=False,
+        rope_theta=10_000.0, max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=ids[PAD], eos_token_id=ids[END],
+        bos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Lfm2ForCausalLM(config)
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.3)
+    return model
+
+
 def _word_tokenizer(words: list[str], pattern: str) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     ids = {word: index for index, word in enumerate([PAD, END, UNKNOWN, *words])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
+    return _fast_tokenizer(tokenizer)
+
+
+def _fast_tokenizer(tokenizer: Any) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -123,8 +170,8 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
 
 #: Training prompts and the completions that follow these prompts.
 Pairs = list[tuple[str, str]]
-#: The warm starts of the digit chain.
-Start = Literal["easy", "hard", "twice", "long"]
+#: The warm starts of the digit chain, and that of the letters.
+Start = Literal["easy", "hard", "twice", "long", "invoices"]
 
 
 @dataclass(frozen=True)
@@ -137,12 +184,12 @@ class Stretch:
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
-    def batch(self, tokenizer: Any, size: int, rng: np.random.Generator) -> tuple[Int[Tensor, "n t"], int]:
-        """Return the token ids of noisy traces, padded on the right, and the number of tokens of every prompt."""
+    def batch(self, tokenizer: Any, size: int, rng: np.random.Generator) -> tuple[Int[Tensor, "n t"], Int[Tensor, " n"]]:
+        """Return the token ids of noisy traces, padded on the right, and the number of tokens of each prompt."""
         pairs = self.draw(size, rng)
         texts = [f"{prompt}{trace}{END}" for prompt, trace in pairs]
         ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
-        return ids_nt, len(tokenizer(pairs[0][0])["input_ids"])
+        return ids_nt, torch.tensor([len(ids) for ids in tokenizer([prompt for prompt, _ in pairs])["input_ids"]])
 
 
 @dataclass(frozen=True)
@@ -153,6 +200,9 @@ class Course:
     tokenizer: Callable[[], Any] = build_tokenizer
     # The sizes that differ from the model of the short chains.
     shape: Mapping[str, int] = field(default_factory=dict)
+    model: Callable[..., Any] = build_model
+    # Whether the embeddings keep the mean 0: tied embeddings of rare words otherwise drift the same way and lose their identity.
+    centred: bool = False
     folder: str = "digits-{}"
     key: Mapping[str, Any] = field(default_factory=dict)  # everything else that decides the weights
 
@@ -202,6 +252,22 @@ def _long_course() -> Course:
     return Course((exercises, *traces.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
 
 
+def _invoice_course() -> Course:
+    """Build the warm start of the letters: short ones first, then whole ones, then the faults of a clerk."""
+
+    def stretch(place: int, name: str, noise: invoices.ClerkNoise) -> Stretch:
+        source = Source(partial(invoices.draw_letters, facts=noise.facts), invoices.INVOICES.held_out_seed)
+
+        def draw(size: int, rng: np.random.Generator) -> Pairs:
+            letters = source.draw(size // 4 or 1, rng=rng, exclude=invoices.INVOICES.held_out_prompts)
+            return list(zip(letters.prompts, invoices.clerk_traces(letters, noise, rng=rng), strict=True))
+
+        return Stretch(name, place, noise, draw)
+
+    stretches = tuple(stretch(place, *entry) for place, entry in enumerate(invoices.INVOICES_NOISE.items(), 11))
+    return Course(stretches, build_invoice_tokenizer, model=build_reader, centred=True, folder="{}")
+
+
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
 #: The places 4 and 5 belong to another warm start (benchmarks/agent_start.py).
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
@@ -210,6 +276,9 @@ STARTS: Mapping[Start, Embedded] = {
     "hard": Embedded("digits-hard", digits.DIGITS_LAYOUT, 32, digits.DIGITS, _HARD),
     "twice": Embedded("digits-twice", digits.TWICE_LAYOUT, 32, digits.DIGITS, _TWICE),
     "long": Embedded("digits-long", digits.LONG_LAYOUT, digits.LONGEST, digits.LONG, _long_course()),
+    "invoices": Embedded(
+        "invoices", invoices.INVOICES_LAYOUT, invoices.LONGEST, invoices.INVOICES, _invoice_course(), invoices.answers
+    ),
 }
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from rich.console import Console
 
 import trl_small
-from spanwise.commands.demo.demo import FIELDS, run_demo, running_mean, verdict
+from spanwise.commands.demo.demo import FIELDS, INVOICES, run_demo, running_mean, verdict
 
 pytestmark = trl_small.THIRD_PARTY
 
@@ -29,6 +29,16 @@ def test_the_seconds_of_an_arm_are_those_of_its_steps(tmp_path, monkeypatch):
     assert len(waits) == 2  # the first arm alone, for both stretches of the warm start
     assert all(0 < arm["seconds of steps"] < 1000 for arm in result["arms"].values())
     assert result["seconds"] > 2000
+
+
+def test_letters_are_trained_in_both_ways_and_measured_by_field(tmp_path, monkeypatch):
+    """A warm start of one step writes no JSON: nothing is right, and the curves say so."""
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path / "cache"))
+    choices = {"start_steps": 1, "steps": 1, "prompts": 2, "group_size": 2, "eval_prompts": 2, "report": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = run_demo(INVOICES, seeds=[0], output=str(tmp_path / "demo"), choices=choices, console=Console(quiet=True))
+    assert result["curves"] == {"one number": [0.0], "by field": [0.0]}
 
 
 def test_a_running_mean_has_fewer_values_at_the_start():

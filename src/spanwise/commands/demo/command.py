@@ -8,7 +8,7 @@ from spanwise.commands.shared.options import Fields, Flag, recipe_fields, seed_n
 
 
 def command(
-    task: Literal["digits", "fields"] = "digits",
+    task: Literal["digits", "fields", "invoices"] = "digits",
     /,
     *,
     output: str | None = None,
@@ -20,15 +20,15 @@ def command(
     """Show why blocks matter: train with one number per completion and with one per block, from the same warm start.
 
     Args:
-        task: digits: a solution and a confidence; fields: a JSON object of eight small answers.
+        task: digits: a solution and a confidence; fields: a JSON object of eight small answers; invoices: letters to be read
+            into JSON.
         output: folder for the summary and the runs; default: a new one, runs/demo-<n>.
         seeds: one or more, separated by commas.
         steps: generation batches of each arm.
         overwrite: replace the runs that the output holds.
         set_: any other recipe field of both arms, as field=value; may be repeated.
     """
-    from spanwise.commands.demo.demo import DIGITS, FIELDS, run_demo
+    from spanwise.commands.demo.demo import DEMOS, run_demo
 
     choices = recipe_fields(set_) | ({} if steps is None else {"steps": steps})
-    demo = DIGITS if task == "digits" else FIELDS
-    run_demo(demo, output=output, seeds=seed_numbers(seeds), choices=choices, overwrite=overwrite)
+    run_demo(DEMOS[task], output=output, seeds=seed_numbers(seeds), choices=choices, overwrite=overwrite)

@@ -1,7 +1,7 @@
 """`spanwise demo`: train two arms from one warm start, with every seed, write `summary.json` and show the figures.
 
 `digits`: correctness + log score paid as one number or block by block, from a hard start. `fields`: a JSON object of eight small
-answers, paid with one number or field by field.
+answers, paid with one number or field by field. `invoices`: letters to be read into JSON, paid in the same two ways.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from spanwise.errors import RecipeError
 from spanwise.recipe import Recipe, load
 from spanwise.rollouts.folder import RunFolder, check_free, sole_writer
 from spanwise.tasks import Fields
+from spanwise.tasks.invoices import MEASURED
 
 #: The number of batches in a running mean of `fields`.
 WINDOW = 5
@@ -137,7 +138,7 @@ def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
     """Return the curve of each run, its last value, and the completions until it reached the goal (None: never)."""
     figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for run in trained:
-        names = [f"rewards/equals.{name}/mean" for name in Fields(run.recipe.fields).knowable]
+        names = [f"rewards/equals.{name}/mean" for name in measured_fields(run.recipe)]
         curve = running_mean([sum(batch[name] for name in names) / len(names) for batch in run.summary["batches"]])
         goal_batch = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
         figures[run.title] = {
@@ -152,8 +153,13 @@ def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
-    title = f"fields right in the batches, means of {WINDOW}: {trained[-1].recipe.fields} fields"
+    title = f"fields right in the batches, means of {WINDOW}: {len(measured_fields(trained[-1].recipe))} fields"
     say(console, *figure_table(title, result["arms"]), text_plot(result["curves"]))
+
+
+def measured_fields(recipe: Recipe) -> tuple[str, ...]:
+    """Return the fields whose mean is shown: those that a prompt answers, and of a list those of its first element."""
+    return MEASURED if recipe.task == "invoices" else Fields(recipe.fields).knowable
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
@@ -165,3 +171,5 @@ def running_mean(values: Sequence[float]) -> list[float]:
 _WRITTEN = yaml.safe_load(files("spanwise.commands.demo").joinpath("demos.yaml").read_text(encoding="utf-8"))
 DIGITS = Demo(**_WRITTEN["digits"], result=_digits_result, show=_show_digits)
 FIELDS = Demo(**_WRITTEN["fields"], result=_fields_result, show=_show_fields)
+INVOICES = Demo(**_WRITTEN["invoices"], result=_fields_result, show=_show_fields)
+DEMOS = {"digits": DIGITS, "fields": FIELDS, "invoices": INVOICES}

@@ -15,7 +15,7 @@ def command(
     recipe: Path | None = None,
     /,
     *,
-    task: Literal["digits", "digits_twice", "digits_long", "fields", "confidence", "two_attempts"] | None = None,
+    task: Literal["digits", "digits_twice", "digits_long", "fields", "invoices", "confidence", "two_attempts"] | None = None,
     start: Literal["easy", "hard"] | None = None,
     model: str | None = None,
     dataset: str | None = None,

@@ -1,0 +1,222 @@
+"""What credit by field is worth on letters that are read into JSON, against one number for the whole object.
+
+    python benchmarks/invoices.py [--arms by_field,sum,grpo,gdpo] [--seeds 0,1,2,3,4] [--output runs/invoices]
+    python benchmarks/invoices.py --tune               # one run of each arm and rate on seed 100, by its training batches
+    python benchmarks/invoices.py --table [--charts docs/images]       # trains nothing: the runs that are there
+
+    by_field   each field's reward minus the group's mean pays the field's own value; keys, end and number of items pay the form
+    sum        the rewards added up, minus the group's mean (`dr_grpo`); the same as each with a baseline of its own, broadcast
+    grpo       the same over the standard deviation
+    gdpo       each reward standardised in its group; their sum pays every token
+
+A step is 8 new letters with 8 completions each and one step of Adam. Nine fields are measured: those that every letter has, and
+the first item's. A curve is the mean of five batches; every letter is new. At the end 256 held-out letters are read, sampled once.
+What is there already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from spanwise.commands.demo.demo import running_mean
+from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.task import load_model
+from spanwise.commands.train.train import train
+from spanwise.measure import mean_interval
+from spanwise.recipe import load
+from spanwise.tasks.invoices import INVOICES, LONGEST, MEASURED
+
+METHODS = {"by_field": "bae", "sum": "dr_grpo", "grpo": "grpo", "gdpo": "gdpo"}
+TUNING_SEED = 100
+GOALS = (0.6, 0.8)
+STEPS, PROMPTS, GROUP = 48, 8, 8
+HELD_OUT = 256
+
+
+def run_of(arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = True) -> dict[str, Any]:
+    """Train an arm, or read what it left."""
+    place = folder / f"{arm}-{rate:g}-{seed}"
+    figures = place.parent / f"{place.name}.figures"
+    if not figures.is_file():
+        fields = {
+            "task": "invoices", "method": METHODS[arm], "learning_rate": rate, "seed": seed, "output": str(place), "steps": STEPS,
+            "prompts": PROMPTS, "group_size": GROUP, "warmup_steps": 0, "entropy": 0.0, "entropy_target": None, "eval_every": 0,
+            "eval_prompts": 8, "eval_samples": 1, "keep_rollouts": 0, "save_every": 0,
+        }  # fmt: skip
+        summary = train(load(None, fields), console=Console(quiet=True), overwrite=True)
+        batches = [{name: batch[f"rewards/equals.{name}/mean"] for name in MEASURED} for batch in summary["batches"]]
+        record = {"arm": arm, "seed": seed, "rate": rate, "seconds": summary["step_seconds"], "batches": batches}
+        figures.write_text(json.dumps({**record, **({"end": held_out_figures(place / "model")} if held_out else {})}))
+    return json.loads(figures.read_text())
+
+
+def held_out_figures(folder: Path) -> dict[str, float]:
+    """Read held-out letters with a model, sampled at temperature 1: the share of fields right, and the faults of a clerk."""
+    model, tokenizer = load_model(folder)
+    letters = INVOICES.held_out(HELD_OUT)
+    tokens = tokenizer(letters.prompts, padding=True, padding_side="left", return_tensors="pt")
+    torch.manual_seed(0)
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "pad_token_id": tokenizer.pad_token_id}
+    with torch.no_grad():
+        ids_nt = model.generate(**tokens, max_new_tokens=LONGEST, **options)[:, tokens["input_ids"].shape[1] :]
+    rows: dict[str, list[float]] = {}
+    for text, gold, letter in zip(tokenizer.batch_decode(ids_nt, True), letters.gold_n, letters.letter_n, strict=True):
+        for name, value in compared(parsed(text), gold, letter).items():
+            rows.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(values)) for name, values in rows.items()}
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The object of a completion; {} if it is none."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def compared(record: Mapping[str, Any], gold: Mapping[str, Any], letter: str) -> dict[str, bool]:
+    """Which fields are right, and which faults there are; a figure is left out where it has no meaning."""
+    listed = record.get("items")
+    items = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    first = items[0] if items else {}
+    right = {name: record.get(name, "none") == value for name, value in gold.items() if name != "items"}
+    right |= {f"items[0].{name}": first.get(name) == value for name, value in gold["items"][0].items()}
+    figures = {"fields": float(np.mean(list(right.values()))), **right, "item count": len(items) == len(gold["items"])}
+    figures["due stated" if gold["due"] else "due invented"] = (
+        record.get("due") == gold["due"] if gold["due"] else bool(record.get("due"))
+    )
+    if f" {gold['total']} " not in letter:
+        figures["total computed"] = record.get("total") == gold["total"]
+    try:
+        figures["adds up"] = sum(item["quantity"] * item["price"] for item in items) == record["total"]
+    except (KeyError, TypeError):
+        figures["adds up"] = False
+    return figures
+
+
+def curve(run: Mapping[str, Any]) -> list[float]:
+    """The share of the nine fields that is right in the batches, as means of five."""
+    return running_mean([float(np.mean(list(batch.values()))) for batch in run["batches"]])
+
+
+def completions_to(run: Mapping[str, Any], goal: float) -> float:
+    """Completions until the curve reached a goal; infinity: never."""
+    step = next((step for step, value in enumerate(curve(run), start=1) if value >= goal), math.inf)
+    return step * PROMPTS * GROUP
+
+
+def written(values: Sequence[float], form: str = "{:.3f}") -> str:
+    """A mean with its interval over seeds; how many were not infinite, where some are."""
+    if not all(map(math.isfinite, values)):
+        return f"{sum(map(math.isfinite, values))} of {len(values)} got there"
+    interval = mean_interval(torch.tensor(values, dtype=torch.float64))
+    texts = [form.format(value) for value in (interval.value, interval.low, interval.high)]
+    return texts[0] if len(values) < 2 else f"{texts[0]} ({texts[1]}, {texts[2]})"
+
+
+def show(runs: Sequence[Mapping[str, Any]], start: Mapping[str, float] | None) -> None:
+    """Print the figures of each arm, and its differences from credit by field, paired by seed."""
+    by_arm: dict[tuple[str, float], dict[int, Mapping[str, Any]]] = {}
+    for run in runs:
+        by_arm.setdefault((run["arm"], run["rate"]), {})[run["seed"]] = run
+    base = next((found for (arm, _), found in by_arm.items() if arm == "by_field"), {})
+    for (arm, rate), found in by_arm.items():
+        print(f"\n{arm}, learning rate {rate:g}, seeds {', '.join(map(str, sorted(found)))}")
+        for goal in GOALS:
+            print(f"  completions to {goal:.0%}: {written([completions_to(run, goal) for run in found.values()], '{:.0f}')}")
+        for step in (8, 16, 32, STEPS):
+            values = {seed: curve(run)[step - 1] for seed, run in found.items()}
+            line = f"  fields right in the batches up to step {step}: {written(list(values.values()))}"
+            if arm != "by_field" and (both := sorted(values.keys() & base.keys())):
+                line += f"; minus by_field {written([values[seed] - curve(base[seed])[step - 1] for seed in both])}"
+            print(line)
+        for name in start or {}:
+            ends = [run["end"][name] for run in found.values() if "end" in run]
+            if ends:
+                print(f"  at the end, {name}: {written(ends)} (start {start[name]:.3f})")
+
+
+def draw(runs: Sequence[Mapping[str, Any]], place: Path) -> None:
+    """Draw the curves of every seed, and the fields at the end, by field and with the sum, on white and on dark."""
+    import altair as alt
+
+    arms = ("by_field", "sum")
+    points = [
+        {"arm": run["arm"], "seed": run["seed"], "completions": step * PROMPTS * GROUP, "right": value}
+        for run in runs if run["arm"] in arms for step, value in enumerate(curve(run), start=1)
+    ]  # fmt: skip
+    ends = [
+        {"arm": run["arm"], "field": name.replace("items[0].", ""), "right": run["end"][name]}
+        for run in runs if run["arm"] in arms for name in MEASURED
+    ]  # fmt: skip
+    for name, background, ink in (("invoices", "white", "#333"), ("invoices-dark", "#16181d", "#ccc")):
+        colour = alt.Color("arm:N", scale=alt.Scale(domain=arms), legend=alt.Legend(orient="bottom", title=None))
+        curves = alt.Chart(alt.InlineData(values=points), title="fields right in new letters", width=280, height=220)
+        left = curves.mark_line(strokeWidth=1.2, opacity=0.8).encode(
+            x=alt.X("completions:Q", axis=alt.Axis(grid=False, tickCount=4)), y=alt.Y("right:Q", title=None), color=colour,
+            detail="seed:N",
+        )  # fmt: skip
+        bars = alt.Chart(alt.InlineData(values=ends), title="held-out letters at the end, each seed", width=280, height=220)
+        right = bars.mark_point(filled=True, size=40, opacity=0.8).encode(
+            x=alt.X("right:Q", title=None, axis=alt.Axis(grid=False, tickCount=4)), y=alt.Y("field:N", title=None, sort=None),
+            yOffset=alt.YOffset("arm:N"), color=colour,
+        )  # fmt: skip
+        chart = alt.hconcat(left, right).configure(background=background).configure_view(stroke=None)
+        text: dict[str, Any] = {"labelColor": ink, "titleColor": ink}
+        chart = chart.configure_axis(**text).configure_legend(**text).configure_title(color=ink)
+        chart.save(str(place / f"{name}.png"), scale_factor=2)
+
+
+def main() -> None:
+    """Run what is missing, then print everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", default=",".join(METHODS))
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--rates", default="1.5e-4,3e-4,1e-3", help="learning rates of the tuning")
+    parser.add_argument("--output", default="runs/invoices")
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--charts", help="folder for the curves as PNG")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    quiet()
+    folder = Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    arms, start = options.arms.split(","), folder / "start.json"
+    if options.tune:
+        rates = map(float, options.rates.split(","))
+        show([run_of(arm, TUNING_SEED, rate, folder, held_out=False) for rate in rates for arm in arms], None)
+        return
+    if not options.table:
+        for seed in map(int, options.seeds.split(",")):
+            for arm in arms:
+                run_of(arm, seed, best_rate(arm, folder), folder)
+        if not start.is_file():
+            from spanwise.tasks import warm_start
+
+            start.write_text(json.dumps(held_out_figures(warm_start("invoices"))))
+    figures = [json.loads(file.read_text()) for file in sorted(folder.glob("*.figures"))]
+    runs = [run for run in figures if run["seed"] != TUNING_SEED]
+    show(runs, json.loads(start.read_text()))
+    if options.charts:
+        draw(runs, Path(options.charts))
+
+
+def best_rate(arm: str, folder: Path) -> float:
+    """The rate with the highest mean of the curve on the tuning seed, of those that were run."""
+    runs = [json.loads(file.read_text()) for file in folder.glob(f"{arm}-*-{TUNING_SEED}.figures")]
+    return float(max(runs, key=lambda run: float(np.mean(curve(run))))["rate"])
+
+
+if __name__ == "__main__":
+    main()

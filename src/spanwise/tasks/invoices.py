@@ -1,0 +1,247 @@
+"""Letters and orders in English to be read into JSON: number, customer, dates, currency, items, total.
+
+    Invoice 4821 of 12 March 2024. Customer: Dana Weltor. 3 x blue lamp, 12 each. Total 36 euros. Please pay by 26.03.2024.
+    {"invoice": 4821, "customer": "Dana Weltor", "date": "2024-03-12", "due": "2024-03-26", "currency": "EUR",
+     "items": [{"name": "blue lamp", "quantity": 3, "price": 12}], "total": 36}
+
+Letters hold what misleads a reader: other numbers, other dates, other names, smudged letters. A fact that a letter leaves out is
+null, but for the total: it is then what the items add up to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from spanwise.layout import Layout
+from spanwise.tasks.digits import EmbeddedProblems, Source
+
+#: The block of all text outside the fields.
+FORM = "form"
+MOST_ITEMS = 3
+#: Tokens of the longest object with its end, rounded up.
+LONGEST = 88
+FIELDS = ("invoice", "customer", "date", "due", "currency", "total")
+ITEM_FIELDS = ("name", "quantity", "price")
+#: The fields that every letter has; only some have a second item.
+MEASURED = (*FIELDS, *(f"items[0].{name}" for name in ITEM_FIELDS))
+INVOICES_LAYOUT = Layout(
+    {FORM: [], **{name: [name] for name in FIELDS}, **{f"items[*].{name}": [f"items[*].{name}"] for name in ITEM_FIELDS}},
+    segmenter="json",
+    most=MOST_ITEMS,
+)
+
+_FIRST = (
+    "Ada",
+    "Ben",
+    "Cora",
+    "Dana",
+    "Emil",
+    "Fay",
+    "Gus",
+    "Hana",
+    "Ivo",
+    "Jana",
+    "Kai",
+    "Lena",
+    "Milo",
+    "Nora",
+    "Otto",
+    "Pia",
+)
+_SYLLABLES = ("bar", "del", "fen", "gor", "han", "kel", "lin", "mar", "nor", "pel", "ran", "sol", "tam", "vik", "wel", "zan")
+_ENDS = ("son", "berg", "ski", "mann", "ton", "er")
+_COLOURS = ("blue", "red", "green", "black", "white", "small", "large", "round", "heavy", "plain", "oak", "steel")
+_THINGS = (
+    "lamp", "desk", "chair", "shelf", "cable", "pump", "valve", "filter", "ladder", "bench", "tile", "brush", "panel", "hinge",
+    "motor", "basket", "frame", "mirror", "carpet", "kettle",
+)  # fmt: skip
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
+)  # fmt: skip
+_CURRENCIES: Mapping[str, tuple[str, ...]] = {
+    "EUR": ("EUR", "euros"), "USD": ("USD", "dollars"), "GBP": ("GBP", "pounds"), "CHF": ("CHF", "francs"),
+}  # fmt: skip
+#: How an item stands in a letter; a name is always followed by a mark, as in the object.
+_LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", "{quantity} of {name}; {price} per piece")
+
+
+@dataclass(frozen=True)
+class InvoiceProblems(EmbeddedProblems):
+    """N letters, the objects they stand for, and what in them misleads."""
+
+    letter_n: Shaped[np.ndarray, " n"]  # text
+    gold_n: Shaped[np.ndarray, " n"]  # the object
+    other_n: Shaped[np.ndarray, " n"]  # another number, date and name, where the letter has them
+
+    @property
+    def prompts(self) -> list[str]:
+        """The letters, each with the sign after which the object begins."""
+        return [f"{letter}\n" for letter in self.letter_n]
+
+
+@dataclass(frozen=True)
+class ClerkNoise:
+    """How often the completions of a warm start have the faults of a hurried clerk, and how full its letters are."""
+
+    slip: float = 0.0  # the probability of a fault in each field
+    facts: float = 1.0  # the smallest share of optional facts in a letter
+
+
+INVOICES_NOISE: dict[str, ClerkNoise] = {
+    "invoices_early": ClerkNoise(facts=0.2),
+    "invoices": ClerkNoise(),
+    "invoices_clerk": ClerkNoise(slip=0.65),
+}
+
+
+def name_of(rng: np.random.Generator) -> str:
+    """Make up a first name and a surname of one or two syllables and an end."""
+    count = int(rng.integers(1, 3))
+    surname = "".join(_pick(_SYLLABLES, rng) for _ in range(count)) + _pick(_ENDS, rng)
+    return f"{_pick(_FIRST, rng)} {surname.capitalize()}"
+
+
+def _pick(words: Any, rng: np.random.Generator) -> Any:
+    return words[int(rng.integers(len(words)))]
+
+
+def _written(day: date, form: int) -> str:
+    month = _MONTHS[day.month - 1]
+    return (
+        day.isoformat(), f"{day:%d.%m.%Y}", f"{day.day} {month} {day.year}", f"{month} {day.day}, {day.year}",
+        f"{day.day} {month[:3]} {day.year}",
+    )[form]  # fmt: skip
+
+
+def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0) -> InvoiceProblems:
+    """Draw letters with their objects; below 1 `facts` is the smallest share of optional facts."""
+    letters, golds, others = (np.empty(size, dtype=object) for _ in range(3))
+    for n in range(size):
+        letters[n], golds[n], others[n] = _draw_one(rng, facts if facts == 1 else float(rng.uniform(facts, 1)))
+    return InvoiceProblems(letters, golds, others)
+
+
+def _draw_one(rng: np.random.Generator, facts: float) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    def has(share: float) -> bool:
+        return bool(rng.random() < share * facts)
+
+    date_form, currency = int(rng.integers(5)), _pick(tuple(_CURRENCIES), rng)
+    spelling = _pick(_CURRENCIES[currency], rng)
+    number = int(rng.integers(1000, 10_000)) if has(0.88) else None
+    day = date(2021, 1, 1) + timedelta(days=int(rng.integers(2_000)))
+    due = day + timedelta(days=int(rng.integers(7, 61)))
+    is_dated, is_due = has(0.95), has(0.5)
+    customer = name_of(rng) if has(0.95) else None
+    things = [f"{_pick(_COLOURS, rng)} {_pick(_THINGS, rng)}" for _ in range(int(rng.integers(1, MOST_ITEMS + 1)))]
+    items = [{"name": name, "quantity": int(rng.integers(1, 6)), "price": int(rng.integers(2, 30))} for name in things]
+    total = sum(item["quantity"] * item["price"] for item in items)
+    gold = {
+        "invoice": number, "customer": customer, "date": day.isoformat() if is_dated else None,
+        "due": due.isoformat() if is_due else None, "currency": currency, "items": items, "total": total,
+    }  # fmt: skip
+    other = {
+        "invoice": int(rng.integers(1000, 10_000)) if has(0.4) else None,
+        "date": (day + timedelta(days=int(rng.integers(-20, 21)))).isoformat() if has(0.5) else None,
+        "name": name_of(rng) if has(0.4) else None,
+    }
+    head = " ".join(
+        [_pick(("Invoice", "Bill", "Invoice no."), rng), *([str(number)] if number else [])]
+        + ([_pick(("of", "from", "dated"), rng), _written(day, date_form)] if is_dated else [])
+    )
+    sentences = [f"{head}."]
+    if customer:
+        sentences.append(_pick(("Customer: {}.", "For {}.", "Billed to {}."), rng).format(customer))
+    line = _pick(_LINES, rng)
+    body = [f"{line.format(**item)}." for item in items]
+    sums = _pick(("Total", "Sum", "In all"), rng)
+    end = [f"{sums} {total} {spelling}." if has(0.7) else f"Prices in {spelling}."]
+    if is_due:
+        end.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_written(due, date_form)}.")
+    extra = []
+    if other["invoice"]:
+        extra.append(f"{_pick(('Replaces', 'Order', 'Our reference'), rng)} {other['invoice']}.")
+    if other["date"]:
+        extra.append(
+            f"{_pick(('Delivered', 'Ordered', 'Shipped'), rng)} {_written(date.fromisoformat(other['date']), date_form)}."
+        )
+    if other["name"]:
+        extra.append(f"{_pick(('Contact: {}.', 'Regards, {}.', 'Delivered to {}.'), rng).format(other['name'])}")
+    middle = [*body, *end]
+    for sentence in extra:
+        middle.insert(int(rng.integers(len(body), len(middle) + 1)), sentence)
+    letter = " ".join([*sentences, *middle])
+    return (_smudged(letter, rng) if has(0.5) else letter), gold, other
+
+
+def _smudged(letter: str, rng: np.random.Generator) -> str:
+    """Smudge one to three letters of words that every letter has."""
+    marks = list(letter)
+    starts = [
+        i for word in ("Customer", "Total", "each", "Please", "Invoice", "pay", "Prices") if (i := letter.find(word)) >= 0
+    ]
+    for start in starts[: int(rng.integers(1, 4))]:
+        marks[start + int(rng.integers(1, 3))] = "_"
+    return "".join(marks)
+
+
+def text_of(record: Mapping[str, Any]) -> str:
+    """Write an object as completions and the column `answer` hold it."""
+    return json.dumps(record)
+
+
+def answers(problems: InvoiceProblems) -> list[str]:
+    """Return the gold objects as JSON."""
+    return [text_of(gold) for gold in problems.gold_n]
+
+
+def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
+    """Write the completions that the warm start imitates."""
+    pairs = zip(problems.gold_n, problems.other_n, strict=True)
+    return [text_of(_slipped(gold, other, noise.slip, rng)) for gold, other in pairs]
+
+
+def _slipped(gold: Mapping[str, Any], other: Mapping[str, Any], rate: float, rng: np.random.Generator) -> dict[str, Any]:
+    """Copy an object with the faults of a clerk: what misleads is taken, dates are invented or overlooked, numbers are off."""
+
+    def slips() -> bool:
+        return bool(rng.random() < rate)
+
+    record = {**gold, "items": [dict(item) for item in gold["items"]]}
+    if slips():
+        record["invoice"] = other["invoice"]
+    if slips() and record["customer"]:
+        record["customer"] = other["name"] or record["customer"].split()[-1]
+    if slips() and record["date"]:
+        record["date"] = other["date"] or record["due"] or record["date"]
+    if slips():
+        record["due"] = None if record["due"] else (other["date"] or gold["date"])
+    if slips():
+        record["currency"] = _pick(tuple(_CURRENCIES), rng)
+    for item in record["items"]:
+        if slips():
+            item["name"] = item["name"].split()[-1]
+        if slips():
+            item["quantity"] = max(1, item["quantity"] + _pick((-1, 1), rng))
+        if slips():
+            item["price"] = max(1, item["price"] + _pick((-10, -1, 1, 10), rng))
+    if slips():
+        record["total"] = sum(item["price"] for item in gold["items"])
+    return record
+
+
+INVOICES: Source[InvoiceProblems] = Source(draw_letters, 20_264)
+
+
+def key_words() -> list[str]:
+    """Return what a tokenizer writes as one token: the keys with their punctuation, the quote and null."""
+    first, *rest = FIELDS[:-1]
+    inner = [f', "{name}": ' for name in ITEM_FIELDS[1:]]
+    return [f'{{"{first}": ', *(f', "{name}": ' for name in rest), ', "items": [', '{"name": ', '}, {"name": ', *inner,
+            '}], "total": ', "}", '"', "null"]  # fmt: skip
