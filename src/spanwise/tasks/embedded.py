@@ -92,8 +92,8 @@ def build_reader(tokenizer: Any, seed: int) -> Any:
     config = Lfm2Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=4, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3, block_auto_adjust_ff_dim=False,
-        rope_theta=10_000.0, max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=ids[PAD], eos_token_id=ids[END],
-        bos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, max_position_embeddings=512, tie_word_embeddings=True,
+        pad_token_id=ids[PAD], eos_token_id=ids[END], bos_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -117,7 +117,7 @@ def warm_start(
     Args:
         start: "easy" solves about 58 % of the held-out prompts, "hard" about 33 % and refuses twice as often (9 %); "twice" makes
             two attempts, each of which solves about 18 %, and "long" writes some seventy tokens, see `tasks.digits`,
-            and solves about half; "invoices" reads letters into JSON, with about 28 % of nine fields right.
+            and solves about half; "invoices" reads letters into JSON, with about 30 % of nine fields right.
             `Fields` write a JSON object, see `fields`; every kind and number of fields has a start of its own.
         seed: of the weights and the traces.
         cache_folder: where to keep it; None: see `default_cache_folder`.
