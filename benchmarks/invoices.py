@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from spanwise.commands.demo.demo import running_mean
+from spanwise.commands.demo.demo import running_mean, shares_right
 from spanwise.commands.shared.display import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.commands.train.train import train
@@ -53,7 +53,7 @@ def run_of(arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = T
             "eval_prompts": 8, "eval_samples": 1, "keep_rollouts": 0, "save_every": 0,
         }  # fmt: skip
         summary = train(load(None, fields), console=Console(quiet=True), overwrite=True)
-        batches = [{name: batch[f"rewards/equals.{name}/mean"] for name in MEASURED} for batch in summary["batches"]]
+        batches = shares_right(load(place / "recipe.yaml"), MEASURED)
         record = {"arm": arm, "seed": seed, "rate": rate, "seconds": summary["step_seconds"], "batches": batches}
         figures.write_text(json.dumps({**record, **({"end": held_out_figures(place / "model")} if held_out else {})}))
     return json.loads(figures.read_text())

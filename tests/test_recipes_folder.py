@@ -73,7 +73,7 @@ def test_one_line_pays_sixteen_fields_and_the_prompt_asks_for_each() -> None:
     schema = {"required": ["seller", "date", "currency", "total", "items"], "properties": keys}
     assert [(o.name, o.pays, o.weight, o.options) for o in filled.objectives] == [
         *((f"equals.{n}", (n,), 1.0, {"tag": n}) for n in names),
-        ("json_schema", ("form",), 1.0, {"schema": schema}),
+        ("json_schema", ("form",), 1.0, {"alone": True, "schema": schema}),
         ("count", ("form",), 1.0, {"path": "items"}),
     ]
 

@@ -53,7 +53,8 @@ def test_the_warm_start_imitates_the_agent_and_not_the_environment(tmp_path) -> 
     assert len(losses) == 2  # without slips, then with them
     tokenizer = build_tokenizer()
     rng = np.random.default_rng([0, 0, 4])  # what its first traces were always seeded by
-    ids_nt, width = agents.AGENT.stretches[0].batch(tokenizer, settings.batch, rng)
+    ids_nt, length_n = agents.AGENT.stretches[0].batch(tokenizer, settings.batch, rng)
+    (width,) = set(length_n.tolist())
     with torch.no_grad():
         logits_ntv = build_model(tokenizer, 0)(ids_nt).logits
     per_token = []

@@ -146,6 +146,7 @@ def test_finished_warm_starts_keep_their_cache() -> None:
         for name, task in STARTS.items()
     }
     assert names == {
+        "invoices": "invoices_clerk-0-a0ed61271943",
         "easy": "digits-easy-0-ffa9c4402686",
         "hard": "digits-hard-0-fdae0b15b4a9",
         "twice": "digits-twice-0-edc41e500e19",
@@ -156,7 +157,8 @@ def test_finished_warm_starts_keep_their_cache() -> None:
 @pytest.mark.parametrize("index", [1, 2])
 def test_batches_hold_long_traces_of_prompts_that_are_not_held_out(index) -> None:
     tokenizer, stretch = build_tokenizer(), STARTS["long"].course.stretches[index]
-    ids_nt, prompt_length = stretch.batch(tokenizer, 600, np.random.default_rng(0))
+    ids_nt, length_n = stretch.batch(tokenizer, 600, np.random.default_rng(0))
+    (prompt_length,) = set(length_n.tolist())
     assert (len(ids_nt), prompt_length) == (300, 18)
     texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
     assert not {text[: text.index("=") + 1] for text in texts} & LONG.held_out_prompts

@@ -89,7 +89,8 @@ def test_the_layout_reads_both_answers() -> None:
 @pytest.mark.parametrize(("index", "share"), [(0, 0.2), (1, 0.85)])
 def test_batches_hold_traces_of_two_attempts(index, share) -> None:
     tokenizer = build_tokenizer()
-    ids_nt, prompt_length = STARTS["twice"].course.stretches[index].batch(tokenizer, 600, np.random.default_rng(0))
+    ids_nt, length_n = STARTS["twice"].course.stretches[index].batch(tokenizer, 600, np.random.default_rng(0))
+    (prompt_length,) = set(length_n.tolist())
     assert prompt_length == 8
     texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
     prompts, completions = zip(*(text.split("=", 1) for text in texts), strict=True)

@@ -93,7 +93,8 @@ def test_held_out_prompts_are_different_and_excluded(kind) -> None:
 
 def test_batches_of_the_warm_start_hold_no_held_out_prompt() -> None:
     tokenizer, fields, rng = build_fields_tokenizer(), Chain(3), np.random.default_rng(20_263)
-    ids_nt, prompt_length = embedded(fields).course.stretches[1].batch(tokenizer, 1000, rng)
+    ids_nt, length_n = embedded(fields).course.stretches[1].batch(tokenizer, 1000, rng)
+    (prompt_length,) = set(length_n.tolist())
     assert (tuple(ids_nt.shape), prompt_length) == ((1000, 17 + fields.longest), 17)
     prompts = tokenizer.batch_decode(ids_nt[:, :prompt_length])
     assert not set(prompts) & Chain.source.held_out_prompts

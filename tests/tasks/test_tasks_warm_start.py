@@ -155,7 +155,8 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None:
 
 def test_batches_hold_whole_traces_of_prompts_that_are_not_held_out() -> None:
     tokenizer, held = build_tokenizer(), set(DIGITS.held_out().prompts)
-    ids_nt, prompt_length = STARTS["easy"].course.stretches[0].batch(tokenizer, 600, np.random.default_rng(0))
+    ids_nt, length_n = STARTS["easy"].course.stretches[0].batch(tokenizer, 600, np.random.default_rng(0))
+    (prompt_length,) = set(length_n.tolist())
     assert prompt_length == 8
     for ids, text in zip(ids_nt.tolist(), tokenizer.batch_decode(ids_nt[:, :8]), strict=True):
         assert text[-1] == "="

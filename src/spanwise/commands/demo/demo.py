@@ -6,6 +6,7 @@ answers, paid with one number or field by field. `invoices`: letters to be read 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,8 +139,8 @@ def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
     """Return the curve of each run, its last value, and the completions until it reached the goal (None: never)."""
     figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for run in trained:
-        names = [f"rewards/equals.{name}/mean" for name in measured_fields(run.recipe)]
-        curve = running_mean([sum(batch[name] for name in names) / len(names) for batch in run.summary["batches"]])
+        names = measured_fields(run.recipe)
+        curve = running_mean([sum(right.values()) / len(right) for right in shares_right(run.recipe, names)])
         goal_batch = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
         figures[run.title] = {
             "right at the end": curve[-1],
@@ -155,6 +156,22 @@ def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
 def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     title = f"fields right in the batches, means of {WINDOW}: {len(measured_fields(trained[-1].recipe))} fields"
     say(console, *figure_table(title, result["arms"]), text_plot(result["curves"]))
+
+
+def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
+    """Return of each batch of a run the share of completions that have each field right; a field that is left out is not right."""
+    # Where leaving out costs nothing, the mean reward is that of the completions that have the field.
+    costs = recipe.task == "fields" or recipe.method != "bae"
+    lines = map(json.loads, (Path(recipe.output or "") / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [
+        {
+            name: batch.get(f"rewards/equals.{name}/mean", 0.0)
+            * (1.0 if costs else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
+            for name in names
+        }
+        for batch in lines
+        if f"credit/equals.{names[0]}/reward_absent" in batch
+    ]
 
 
 def measured_fields(recipe: Recipe) -> tuple[str, ...]:
