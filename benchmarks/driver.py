@@ -32,6 +32,8 @@ from spanwise.types import Spans
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / part) for part in (".", "engines/verl")]
 
+#: What verl notes of a row.
+TAG = {"min_global_steps": 0, "max_global_steps": 0, "is_padding": False}
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 SCHEME = Scheme(
     "bae",
@@ -93,10 +95,11 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def fill(batch: MadeRows, prompts: int, group: int, tokens: int) -> Any:
+def fill(batch: MadeRows, prompts: int, group: int) -> Any:
     """Put a made batch into the queue, one group at a time; return its keys, as the replay buffer gives them."""
     import transfer_queue as tq  # pyright: ignore[reportMissingImports]
     from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
+    from transfer_queue import KVBatchMeta  # pyright: ignore[reportMissingImports]
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # pyright: ignore[reportMissingImports]
 
     keys, length_n = [], batch.mask_nt.sum(dim=1)
@@ -119,13 +122,10 @@ def fill(batch: MadeRows, prompts: int, group: int, tokens: int) -> Any:
             ]
         )
         names = [f"{uid}_{n}_0" for n, uid in enumerate(uids)]
-        tags = [{"min_global_steps": 0, "max_global_steps": 0, "is_padding": False} for _ in rows]
-        tq.kv_batch_put(keys=names, partition_id="train", fields=TensorDict(fields, batch_size=group), tags=tags)
+        values = TensorDict(fields, batch_size=group)
+        tq.kv_batch_put(keys=names, partition_id="train", fields=values, tags=[TAG] * group)
         keys += names
-    tags = [{"min_global_steps": 0, "max_global_steps": 0, "is_padding": False} for _ in keys]
-    from transfer_queue import KVBatchMeta  # pyright: ignore[reportMissingImports]
-
-    return KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+    return KVBatchMeta(keys=keys, tags=[TAG] * len(keys), partition_id="train")
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ def main() -> None:
         for tokens in map(int, options.tokens.split(",")):
             for prompts in map(int, options.prompts.split(",")):
                 made = MadeRows(prompts, options.group, tokens)
-                keys = fill(made, prompts, options.group, tokens)
+                keys = fill(made, prompts, options.group)
                 del made
                 parts = {
                     "verl grpo": lambda keys=keys: verls._compute_advantage(keys, {}),

@@ -52,8 +52,9 @@ def run_of(arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = T
             "prompts": PROMPTS, "group_size": GROUP, "warmup_steps": 0, "entropy": 0.0, "entropy_target": None, "eval_every": 0,
             "eval_prompts": 8, "eval_samples": 1, "keep_rollouts": 0, "save_every": 0,
         }  # fmt: skip
-        summary = train(load(None, fields), console=Console(quiet=True), overwrite=True)
-        batches = shares_right(load(place / "recipe.yaml"), MEASURED)
+        recipe = load(None, fields)
+        summary = train(recipe, console=Console(quiet=True), overwrite=True)
+        batches = shares_right(recipe, MEASURED)
         record = {"arm": arm, "seed": seed, "rate": rate, "seconds": summary["step_seconds"], "batches": batches}
         figures.write_text(json.dumps({**record, **({"end": held_out_figures(place / "model")} if held_out else {})}))
     return json.loads(figures.read_text())

@@ -47,12 +47,12 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     """
     if not len(reading):
         return {}
-    warnings = {"tags": _untagged(reading, scheme)}
+    warnings, later = {"tags": _untagged(reading, scheme)}, later_elements(scheme)
     for m, objective in enumerate(scheme.objectives):
         statuses = set(reading.scores.status_nm[:, m].tolist())
         if warnings["tags"] and not statuses & {Status.OK, Status.ERROR}:
             continue  # the missing tags explain the missing reward
-        if Status.ABSENT in statuses and objective.name in later_elements(scheme):
+        if Status.ABSENT in statuses and objective.name in later:
             continue
         for kind, check in (_OF_REWARDS if Status.OK in statuses else {"scored": _unscored}).items():
             if sentence := check(objective, reading, scheme, m):

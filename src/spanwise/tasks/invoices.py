@@ -21,9 +21,8 @@ from jaxtyping import Shaped
 
 from spanwise.layout import Layout
 from spanwise.tasks.digits import EmbeddedProblems, Source
+from spanwise.tasks.fields import FORM
 
-#: The block of all text outside the fields.
-FORM = "form"
 MOST_ITEMS = 3
 #: Tokens of the longest object with its end, rounded up.
 LONGEST = 88
@@ -38,23 +37,8 @@ INVOICES_LAYOUT = Layout(
 )
 
 _FIRST = (
-    "Ada",
-    "Ben",
-    "Cora",
-    "Dana",
-    "Emil",
-    "Fay",
-    "Gus",
-    "Hana",
-    "Ivo",
-    "Jana",
-    "Kai",
-    "Lena",
-    "Milo",
-    "Nora",
-    "Otto",
-    "Pia",
-)
+    "Ada", "Ben", "Cora", "Dana", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jana", "Kai", "Lena", "Milo", "Nora", "Otto", "Pia",
+)  # fmt: skip
 _SYLLABLES = ("bar", "del", "fen", "gor", "han", "kel", "lin", "mar", "nor", "pel", "ran", "sol", "tam", "vik", "wel", "zan")
 _ENDS = ("son", "berg", "ski", "mann", "ton", "er")
 _COLOURS = ("blue", "red", "green", "black", "white", "small", "large", "round", "heavy", "plain", "oak", "steel")
@@ -101,7 +85,7 @@ INVOICES_NOISE: dict[str, ClerkNoise] = {
 }
 
 
-def name_of(rng: np.random.Generator) -> str:
+def _name(rng: np.random.Generator) -> str:
     """Make up a first name and a surname of one or two syllables and an end."""
     count = int(rng.integers(1, 3))
     surname = "".join(_pick(_SYLLABLES, rng) for _ in range(count)) + _pick(_ENDS, rng)
@@ -138,7 +122,7 @@ def _draw_one(rng: np.random.Generator, facts: float) -> tuple[str, dict[str, An
     day = date(2021, 1, 1) + timedelta(days=int(rng.integers(2_000)))
     due = day + timedelta(days=int(rng.integers(7, 61)))
     is_dated, is_due = has(0.95), has(0.5)
-    customer = name_of(rng) if has(0.95) else None
+    customer = _name(rng) if has(0.95) else None
     things = [f"{_pick(_COLOURS, rng)} {_pick(_THINGS, rng)}" for _ in range(int(rng.integers(1, MOST_ITEMS + 1)))]
     items = [{"name": name, "quantity": int(rng.integers(1, 6)), "price": int(rng.integers(2, 30))} for name in things]
     total = sum(item["quantity"] * item["price"] for item in items)
@@ -149,7 +133,7 @@ def _draw_one(rng: np.random.Generator, facts: float) -> tuple[str, dict[str, An
     other = {
         "invoice": int(rng.integers(1000, 10_000)) if has(0.4) else None,
         "date": (day + timedelta(days=int(rng.integers(-20, 21)))).isoformat() if has(0.5) else None,
-        "name": name_of(rng) if has(0.4) else None,
+        "name": _name(rng) if has(0.4) else None,
     }
     head = " ".join(
         [_pick(("Invoice", "Bill", "Invoice no."), rng), *([str(number)] if number else [])]
@@ -191,20 +175,15 @@ def _smudged(letter: str, rng: np.random.Generator) -> str:
     return "".join(marks)
 
 
-def text_of(record: Mapping[str, Any]) -> str:
-    """Write an object as completions and the column `answer` hold it."""
-    return json.dumps(record)
-
-
 def answers(problems: InvoiceProblems) -> list[str]:
     """Return the gold objects as JSON."""
-    return [text_of(gold) for gold in problems.gold_n]
+    return [json.dumps(gold) for gold in problems.gold_n]
 
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
     """Write the completions that the warm start imitates."""
     pairs = zip(problems.gold_n, problems.other_n, strict=True)
-    return [text_of(_slipped(gold, other, noise.slip, rng)) for gold, other in pairs]
+    return [json.dumps(_slipped(gold, other, noise.slip, rng)) for gold, other in pairs]
 
 
 def _slipped(gold: Mapping[str, Any], other: Mapping[str, Any], rate: float, rng: np.random.Generator) -> dict[str, Any]:

@@ -6,7 +6,6 @@ answers, paid with one number or field by field. `invoices`: letters to be read 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.folder import new_folder
 from spanwise.commands.train.train import train
 from spanwise.errors import RecipeError
-from spanwise.recipe import Recipe, load
-from spanwise.rollouts.folder import RunFolder, check_free, sole_writer
-from spanwise.tasks import Fields
+from spanwise.recipe import Recipe, load, scheme_of
+from spanwise.rollouts.folder import RunFolder, check_free, metrics_until, sole_writer
+from spanwise.tasks import Fields, task_shape
 from spanwise.tasks.invoices import MEASURED
 
 #: The number of batches in a running mean of `fields`.
@@ -161,15 +160,16 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
     """Return of each batch of a run the share of completions that have each field right; a field that is left out is not right."""
     # Where leaving out costs nothing, the mean reward is that of the completions that have the field.
-    costs = recipe.task == "fields" or recipe.method != "bae"
-    lines = map(json.loads, (Path(recipe.output or "") / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    costs = {
+        objective.name for objective in scheme_of(recipe, *task_shape(recipe)).objectives if objective.if_missing is not None
+    }
     return [
         {
             name: batch.get(f"rewards/equals.{name}/mean", 0.0)
-            * (1.0 if costs else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
+            * (1.0 if f"equals.{name}" in costs else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
             for name in names
         }
-        for batch in lines
+        for batch in metrics_until(Path(recipe.output or ""), recipe.steps)
         if f"credit/equals.{names[0]}/reward_absent" in batch
     ]
 

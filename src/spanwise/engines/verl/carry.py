@@ -51,6 +51,11 @@ class Rows:
         """The indices of the rows that are not padding."""
         return [n for n in range(len(self.packed)) if not (self.padding and self.padding[n])]
 
+    @cached_property
+    def rollouts(self) -> int:
+        """The number of rollouts that the rows come from, without padding."""
+        return len(self.real if self.session is None else {self.session[n] for n in self.real})
+
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
     """Pack a reading of the outputs of one rollout as text, because verl's V0 trainer carries no other uneven data."""
@@ -248,6 +253,11 @@ class Shares:
         carried, read_batch = read_rows(rows, uids, step)
         return Shares(rows, carried, step.credit(read_batch))
 
+    @cached_property
+    def _number_by_row(self) -> dict[int, int]:
+        """The number of each row among those that are not padding."""
+        return {n: number for number, n in enumerate(self.rows.real)}
+
     def split(self, tokens: int) -> list[range]:
         """Deal the rows into shares of about so many tokens; neighbouring rows, and so padding, go to different shares."""
         count = len(self.rows.packed)
@@ -256,9 +266,8 @@ class Shares:
 
     def advantages(self, share: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Return the advantages of a share of the rows, 0 at masked tokens and at padding."""
-        number_by_row = {n: number for number, n in enumerate(self.rows.real)}
-        real = [i for i, n in enumerate(share) if n in number_by_row]
-        numbers = [number_by_row[share[i]] for i in real]
+        real = [i for i, n in enumerate(share) if n in self._number_by_row]
+        numbers = [self._number_by_row[share[i]] for i in real]
         tokens = self.carried.tokens(scheme, mask_nt.shape[1], numbers)
         self.carried.check(real_rows(mask_nt.bool(), real), tokens.sampled_nt, numbers)
         adv_nt = advantages(self.batch.credits.take(tokens.place_s), tokens.spans, scheme)

@@ -105,10 +105,9 @@ class VerlRun:
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
         """Compute the factor on the advantages of some rows or all; V0 gives all."""
-        rollouts = len(rows.real if rows.session is None else {rows.session[n] for n in rows.real})
         # V0's loss divides by the tokens that rejection left, V1's by all sampled tokens.
         tokens = int((mask_nt if rows.session is None else reading.length_nk).sum())
-        return loss_factor(mask_nt, rollouts=rollouts, tokens=tokens, rows=len(rows.packed), **self.reduction)
+        return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=tokens, rows=len(rows.packed), **self.reduction)
 
     def save_memory(self, step: int) -> None:
         """Write the state of a method that remembers earlier batches into the checkpoint of a step."""
