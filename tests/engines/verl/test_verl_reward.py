@@ -41,7 +41,7 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     assert info["correct"] == 1.0
     assert info["brier"] == pytest.approx(-0.01)
     assert output.reward_score == pytest.approx(0.99)
-    carried = carry.unpack([info[carry.KEY]], manager.scheme, 80)
+    carried = carry.unpack([info[carry.KEY]], manager.scheme)
     reading, masked_n = carried.reading, carried.masked_n
     assert reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
     assert masked_n.tolist() == [True]
@@ -56,7 +56,7 @@ def test_absent_and_unreadable_survive_the_way(config, manager):
     for text, expected in (("<answer>4</answer>", Status.ABSENT), (TEXT.format(4, "high"), Status.UNPARSABLE)):
         (output,) = scored(config, outputs_of(manager.tokenizer, [text]), manager)
         assert info_of(output)["brier"] == -1.0  # what is logged is what it stands for
-        reading = carry.unpack([info_of(output)[carry.KEY]], manager.scheme, 80).reading
+        reading = carry.unpack([info_of(output)[carry.KEY]], manager.scheme).reading
         assert reading.scores.status_nm.tolist() == [[Status.OK, expected]]
         assert math.isnan(reading.scores.reward_nm[0, 1])
 
@@ -85,7 +85,7 @@ def test_tool_output_is_not_the_models(config, manager):
     mask = [1] * len(own) + [0] * len(tool) + [1] * len(rest)
     (output,) = scored(config, outputs_of(manager.tokenizer, [own + tool + rest], [mask]), manager)
     assert info_of(output)["correct"] == 1.0
-    carried = carry.unpack([info_of(output)[carry.KEY]], manager.scheme, len(mask))
+    carried = carry.unpack([info_of(output)[carry.KEY]], manager.scheme)
     reading, masked_n = carried.reading, carried.masked_n
     assert (reading.spans.block_nt[0] >= 0).long().tolist() == mask
     assert masked_n.all()
@@ -96,7 +96,7 @@ def test_every_output_of_a_rollout_is_read(config, manager):
     outputs = scored(config, outputs_of(manager.tokenizer, ["So", TEXT.format(4, 0.9)]), manager)
     assert info_of(outputs[-1])["correct"] == 1.0  # the number that is logged is the last output's
     packed = info_of(outputs[-1])[carry.KEY]
-    reading = carry.unpack([packed, packed], manager.scheme, 80, [0, 1]).reading
+    reading = carry.unpack([packed, packed], manager.scheme, [0, 1]).reading
     assert reading.scores.reward_nm[:, 0].tolist() == [0.0, 1.0]
     assert reading.scores.status_nm[:, 1].tolist() == [Status.ABSENT, Status.OK]
     assert reading.length_nk[0].tolist() == [len(outputs[0].response_ids), 0]
@@ -146,9 +146,9 @@ def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
     )
     assert math.isnan(info_of(empty)["correct"])
     assert empty.reward_score == 0.0
-    both = carry.unpack([info_of(one)[carry.KEY] for one in (empty, right)], manager.scheme, 9)
+    both = carry.unpack([info_of(one)[carry.KEY] for one in (empty, right)], manager.scheme)
     assert both.reading.scores.reward_nm.tolist() == [[1.0]]
-    assert both.turns.row_s.tolist() == [1]
+    assert both.row_s.tolist() == [1]
 
 
 def test_a_missing_column_says_so(config, manager):
@@ -175,7 +175,7 @@ def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
     outputs[0].extra_fields, outputs[1].extra_fields = {"won": None}, {"won": 1.0}
     scored(manager.config, outputs, manager)
     packed = info_of(outputs[-1])[carry.KEY]
-    reading = carry.unpack([packed, packed], manager.scheme, 80, [0, 1]).reading
+    reading = carry.unpack([packed, packed], manager.scheme, [0, 1]).reading
     assert reading.scores.status_nm[:, 0].tolist() == [Status.ABSENT, Status.OK]
     assert reading.scores.reward_nm[1, 0] == 1.0
 
@@ -268,7 +268,7 @@ def test_verls_own_reward_manager_pays_as_the_environment(tmp_path):
     for text in ("<answer>4</answer>", "<answer>5</answer>" + "x" * 30, TEXT.format(4, 0.9)):
         (output,) = scored(config, outputs_of(manager_of(config).tokenizer, [text]))
         (other,) = scored(alone, outputs_of(manager_of(config).tokenizer, [text]))
-        carried = carry.unpack([info_of(output)[carry.KEY]], scheme_in(config), 120).reading.scores
+        carried = carry.unpack([info_of(output)[carry.KEY]], scheme_in(config)).reading.scores
         assert float(carried.reward_nm[0, 0]) == pytest.approx(float(other.reward_score), abs=1e-6)
         assert "confidence" not in text or float(carried.reward_nm[0, 1]) == info_of(other)["short"]
     assert float(other.reward_score) < 1  # the penalty was due
