@@ -7,15 +7,15 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds fields invoices demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds starts fields invoices demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
 
-demo-seeds: .venv/train.stamp    ## the same for seeds 0, 1 and 2: the table of the README
-	$(BIN)/spanwise demo --seeds 0,1,2 --output runs/demo-seeds --overwrite
+demo-seeds: .venv/train.stamp    ## the digit puzzle with a stated confidence for seeds 0, 1 and 2: docs/evidence.md; ten minutes
+	$(BIN)/spanwise demo confidence --seeds 0,1,2 --output runs/demo-seeds --overwrite
 
-demo-verl: .venv/train.stamp .venv-verl/stamp    ## the demo through verl on CPU, about twelve minutes
+demo-verl: .venv/train.stamp .venv-verl/stamp    ## the digit puzzle through verl on CPU, about twelve minutes
 	$(BIN)/python benchmarks/verl_digits.py --python $(CURDIR)/.venv-verl/bin/python
 
 easy: .venv/train.stamp          ## from the easy start with Brier, three seeds: docs/evidence.md
@@ -36,6 +36,9 @@ turns: .venv/train.stamp         ## what credit by turns is worth on the agent t
 
 critic: .venv/train.stamp        ## PPO with GAE and SAE beside GRPO, five seeds: docs/critic.md; hours, and goes on where it stopped
 	$(BIN)/python benchmarks/critic.py --charts docs/images
+
+starts: .venv/train.stamp        ## train the warm start that the package brings anew, over the one in src; four minutes
+	$(BIN)/python benchmarks/starts.py
 
 fields: .venv/train.stamp        ## credit by field against one number, K = 1 to 16, five seeds: docs/evidence.md; an hour, goes on where it stopped
 	$(BIN)/python benchmarks/fields.py

@@ -76,8 +76,8 @@ def test_what_a_layout_cannot_tell():
 def test_what_a_layout_without_tags_cannot_tell_is_said_of_its_parts():
     assert unmeasured(Layout(["answer", "confidence"], segmenter="json"), TAGS) == {}
     fields = unmeasured(Layout(["g", "h"], segmenter="json"), TAGS)
-    assert fields["coverage"] == "the last block, h, has no part 'confidence', only 'h'"
-    assert fields["accuracy"].startswith("no block has the part 'answer', only 'g', 'h'; name the answer's own")
+    assert set(fields.values()) == {"no block has the part 'answer' or 'confidence'"}
+    assert {"coverage", "accuracy"} < set(fields)
     rest = unmeasured(Layout({"answer": "json:answer", "rest": []}), TAGS)
     assert set(rest.values()) == {"the last block, rest, has no part 'confidence'"}
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rollout_files import said, verl_file
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.write import figures_table, summary
+from spanwise.commands.credit.write import figures_tables, summary
 from spanwise.commands.methods.methods import _table as methods_table
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, vote_table
 from spanwise.commands.shared.fitted import say
@@ -53,7 +53,8 @@ def credited():
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_credit_and_why(credited, width, tmp_path_factory):
-    check(figures_table(summary(credited, {})["methods"], credited.title), width, keep=2)
+    for table in figures_tables(summary(credited, {})["methods"], credited.title):
+        check(table, width, keep=2)
     found = reasons(credited)
     check(_counts(credited, found, 3), width, keep=2)
     for line in _one(credited, found, 1)[1:]:
@@ -66,7 +67,7 @@ def test_a_path_of_any_length_stands_above_the_table(width, tmp_path):
     folder = tmp_path / ("deep" * 20)
     folder.mkdir()
     result = credit_rollouts(verl_file(folder / "1.jsonl", [said("4", "0.9"), said("5", "0.1")], acc=[1, 0]))
-    text = printed(figures_table(summary(result, {})["methods"], result.title), width=width, keep=2)
+    text = printed(*figures_tables(summary(result, {})["methods"], result.title), width=width, keep=2)
     assert str(folder) in re.sub(r"\s", "", text).replace("\n", "")
 
 

@@ -70,6 +70,29 @@ def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, start):
     assert found(ids, scheme(if_missing=-1.0)) == {}
 
 
+def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
+    layout = Layout({name: [name] for name in ("answer", "sure", "plan")})
+
+    def one(name):
+        def there(blocks):
+            return [1.0 if block.get(name) else None for block in blocks]
+
+        return there
+
+    rule = Scheme("bae", layout, [Objective(one(name), name, name=f"own.{name}") for name in layout.names])
+    watch, some = Watch(rule), [[0, 4, 1], [2, 6, 3], [7, 4, 8]]
+
+    def said(ids):
+        batch = Batch.jagged(ids, [0] * len(ids))
+        return watch.of_reading(read(batch, rule, VOCABULARY))[0]
+
+    (sentence,) = said(some)
+    assert sentence.startswith(
+        "Up to 2 of 3 completions leave out one of answer, sure, plan, but the objectives 'own' have no"
+    )
+    assert said([*some, [0, 4, 1]]) == [], "neither again, nor of a part alone"
+
+
 def test_another_objective_charges_what_is_left_out():
     assert list(found([WHOLE, SILENT], PRICED)) == []
 

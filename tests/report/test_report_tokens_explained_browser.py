@@ -277,7 +277,7 @@ def test_the_group_leads_to_its_completions_and_says_who_was_compared(browser, e
 
 def test_words_are_explained_by_pointer_and_by_keys(browser, export):
     opened(browser, export, height=1200)
-    term = browser.driver.find_element(By.CSS_SELECTOR, ".token-share .token-term")
+    term = browser.driver.find_element(By.CSS_SELECTOR, ".token-reason-head > :last-child .token-term")
     ActionChains(browser.driver).move_to_element(term).perform()
     assert browser.run(HINT).text.startswith("token share: The part of a block's credit")
     ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, ".token-count")).perform()

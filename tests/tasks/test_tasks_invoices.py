@@ -10,10 +10,11 @@ from datetime import date
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from spanwise import Batch, Vocabulary, credit_batch, read
 from spanwise.recipe import load, scheme_of
-from spanwise.tasks import task_layout
+from spanwise.tasks import task_layout, warm_start
 from spanwise.tasks.embedded import build_invoice_tokenizer, build_reader, embedded
 from spanwise.tasks.invoices import (
     INVOICES,
@@ -24,7 +25,8 @@ from spanwise.tasks.invoices import (
     draw_letters,
     key_words,
 )
-from spanwise.tasks.warm_start import WarmStartSettings, _train
+from spanwise.tasks.warm_start import SHIPPED, WarmStartSettings, _train, is_intact
+from spanwise.tasks.warm_start import load as load_model
 
 LETTERS = draw_letters(400, np.random.default_rng(3))
 
@@ -72,6 +74,20 @@ def test_a_letter_without_facts_says_them_nowhere():
             assert not re.search(r"\d", head), letter
         if gold["due"] is None:
             assert not re.search(r"(Please pay by|Due|Payable until) ", letter), letter
+
+
+def test_the_start_comes_with_the_package_and_nothing_is_trained(tmp_path, monkeypatch):
+    """Its name says which settings made it: if one of them changes, `make starts` is due."""
+    monkeypatch.setenv("SPANWISE_CACHE", str(tmp_path))
+    folder = warm_start("invoices", progress=lambda *_: pytest.fail("trained"))
+    assert folder == SHIPPED / "invoices_clerk-0-a0ed61271943"
+    assert is_intact(folder)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 4e6
+    assert list(tmp_path.iterdir()) == []
+    model, tokenizer = load_model(folder), build_invoice_tokenizer()
+    assert model.num_parameters() == 716_160
+    letters = INVOICES.held_out(8)
+    assert AutoTokenizer.from_pretrained(folder)(letters.prompts)["input_ids"] == tokenizer(letters.prompts)["input_ids"]
 
 
 def test_few_facts_make_short_letters():

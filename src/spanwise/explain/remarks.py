@@ -19,6 +19,10 @@ from spanwise.score import REWARDS
 from spanwise.segment import census_of
 from spanwise.types import Fault, Status, whole_text
 
+_DRIFT = (
+    "this costs nothing, so training may drift towards it. Set if_missing, the reward to count for such a completion: "
+    "Objective(..., if_missing=-1.0)."
+)
 #: The place of an element of a list that is not its first.
 _LATER = re.compile(r"\[[1-9]\d*\]")
 
@@ -58,7 +62,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
             if sentence := check(objective, reading, scheme, m):
                 warnings[f"{kind}/{objective.name}"] = sentence
                 break
-    warnings["lambda"] = _short(reading, scheme)
+    warnings = _free_together(warnings, reading, scheme) | {"lambda": _short(reading, scheme)}
     return {key: sentence for key, sentence in warnings.items() if sentence}
 
 
@@ -78,10 +82,14 @@ class Watch:
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
         """Return the warnings of `setup_warnings` not given before, and whether some objective has no reward at all."""
         warnings = setup_warnings(reading, self.scheme)
+        sentences = self._new(warnings)
         for kind, _, name in (key.partition("/") for key in warnings):  # `habits` would repeat this warning in other words
-            if kind in ("tags", "scored", "free"):
-                self._said.add("credit/malformed" if kind == "tags" else f"credit/{name}/reward_absent")
-        return self._new(warnings), any(key.startswith(("tags", "scored/")) for key in warnings)
+            if kind == "tags":
+                self._said.add("credit/malformed")
+            elif kind in ("scored", "free"):
+                parts = [each for each in self.scheme.names if each == name or each.startswith(f"{name}.")]
+                self._said.update(text for each in parts for text in (f"free/{each}", f"credit/{each}/reward_absent"))
+        return sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, shown: Mapping[str, float], *, step: int | None = None) -> list[str]:
         """Return the warnings of `habits` not given before, after a training batch with these metrics."""
@@ -185,19 +193,38 @@ def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str
     """Warn that leaving out a block costs nothing, if `if_missing` is None."""
     if objective.if_missing is not None:
         return ""
-    paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
-    is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
-    is_charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
-    omitted = 0 if is_charged else int(is_omitted_n.sum())
+    omitted = _omitted(objective, reading, scheme)
     unread = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
     counts = {f"completions leave out {' and '.join(objective.pays)}": omitted, "write there what cannot be read": unread}
     parts = [f"{count} of {len(reading)} {what}" for what, count in counts.items() if count]
     if not parts:
         return ""
-    return (
-        f"{' and '.join(parts)}, but objective '{objective.name}' has no if_missing: this costs nothing, so training may "
-        f"drift towards it. Set if_missing, the reward to count for such a completion: Objective(..., if_missing=-1.0)."
-    )
+    return f"{' and '.join(parts)}, but objective '{objective.name}' has no if_missing: {_DRIFT}"
+
+
+def _omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
+    """Count the completions that leave out what an objective pays, unless another objective charges for it."""
+    paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
+    is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
+    is_charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
+    return 0 if is_charged else int(is_omitted_n.sum())
+
+
+def _free_together(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
+    """Say in one sentence what several parts of one reward have in common: leaving them out costs nothing."""
+    free = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
+    for family in {objective.name.partition(".")[0] for objective in free if "." in objective.name}:
+        parts = [objective for objective in free if objective.name.startswith(f"{family}.")]
+        counts = [count for objective in parts if (count := _omitted(objective, reading, scheme))]
+        if len(counts) < 3:
+            continue
+        warnings = {key: text for key, text in warnings.items() if key not in {f"free/{each.name}" for each in parts}}
+        blocks = ", ".join(dict.fromkeys(block for objective in parts for block in objective.pays))
+        warnings[f"free/{family}"] = (
+            f"Up to {max(counts)} of {len(reading)} completions leave out one of {blocks}, but the objectives '{family}' have no "
+            f"if_missing: {_DRIFT}"
+        )
+    return warnings
 
 
 def _short(reading: Reading, scheme: Scheme) -> str:

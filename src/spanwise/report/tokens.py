@@ -16,7 +16,7 @@ from markupsafe import Markup
 from spanwise.errors import AlignmentError, DataError
 from spanwise.report.page import deflated, template
 from spanwise.report.why import DIGITS, Rule, clause, credits, explained, opening, unit
-from spanwise.report.words import GLOSSARY
+from spanwise.report.words import GLOSSARY, SHARING
 from spanwise.rollouts.rows import TokenRow
 
 #: Significant digits of a value or a probability, and of any column that changes between neighbouring tokens more than MANY times:
@@ -128,14 +128,13 @@ def payload(view: TokenView) -> dict[str, Any]:
         "openings": _coded([[opening(row, view.outcome, stating_objectives)] for row in rows]),
         "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules.items()],
         "why": [[explained(row, method, rule) for method, rule in rules.items()] for row in rows],
-        "credits": [
-            [{block: _number(value) for block, value in credits(row, method).items()} for method in rules] for row in rows
-        ],
-        "units": [unit(rows, method) for method in rules],
+        "credits": [[_rounded(credits(row, method, rule)) for method, rule in rules.items()] for row in rows],
+        "units": [unit(rows, method, rule) for method, rule in rules.items()],
         "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],
         "answers": [row.answer for row in rows],
         "stated": [next((value for value in row.stated.values() if _number(value) is not None), None) for row in rows],
         "glossary": dict(GLOSSARY),
+        "sharing": SHARING,
         "total": max(view.total or 0, len(rows)),
         "opens": [{name: list(tokens) for name, tokens in row.opens.items()} for row in rows],
         "probabilities": _coded_numbers([row.probabilities for row in rows], COARSE),
@@ -199,6 +198,10 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
         "words": words,
         "codes": [None if row is None else "".join(codes.get(word, padding) for word in row) for row in rows],
     }
+
+
+def _rounded(credit: Mapping[str, float]) -> dict[str, float | int | str | None]:
+    return {block: _number(value) for block, value in credit.items()}
 
 
 def _number(value: float | None, digits: int = DIGITS) -> float | int | str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from spanwise.rollouts import CreditPart
-from spanwise.rollouts.rows import TokenRow
+from spanwise.rollouts.rows import COMPLETION, TokenRow
 
 #: Significant digits that are shown.
 DIGITS = 4
@@ -103,15 +103,17 @@ def _term(weight: float, value: float, name: str) -> _Term:
     return weight * value, shown(value) if weight == 1.0 else f"{shown(weight)} · {_factor(value)}", name
 
 
-def credits(row: TokenRow, method: str) -> dict[str, float]:
-    """Return the credit of each block that the completion has."""
+def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
+    """Return the credit of each block that the completion has, or once that of the completion, if a method gives it one number."""
     credit = row.credit.get(method, {})
-    return {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
+    known = {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
+    pays_all = all(known.keys() <= set(objective["pays"]) for objective in rule.objectives.values())
+    return {COMPLETION: next(iter(known.values()))} if rule.kind == "completion" and known and pays_all else known
 
 
-def unit(rows: Sequence[TokenRow], method: str) -> float:
+def unit(rows: Sequence[TokenRow], method: str, rule: Rule) -> float:
     """Return the usual size of a method's credit: the 98th percentile of all that is not 0, or 1 if all is 0."""
-    sizes = [abs(value) for row in rows for value in credits(row, method).values() if value]
+    sizes = [abs(value) for row in rows for value in credits(row, method, rule).values() if value]
     return float(np.quantile(sizes, 0.98, method="higher")) if sizes else 1.0
 
 
@@ -140,7 +142,7 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
 def clause(row: TokenRow, method: str, rule: Rule) -> str:
     """Say how one method treats a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
     numbers = [float(value) for value in row.advantages[method] if not math.isnan(value)]
-    credit, stop = credits(row, method), row.stop.get(method)
+    credit, stop = credits(row, method, rule), row.stop.get(method)
     if not numbers:
         return f"{method} trains none of its tokens"
     if not credit and not stop:
@@ -167,7 +169,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
 
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     """Explain the credit under one method: the arithmetic of its `blocks`, or a `note` if it has none."""
-    blocks = {block: _block(row, method, rule, block, credit) for block, credit in credits(row, method).items()}
+    blocks = {block: _block(row, method, rule, block, credit) for block, credit in credits(row, method, rule).items()}
     note = ""
     if not any(block["terms"] for block in blocks.values()) and blocks:
         note = f"The file does not say what the credit of {method} is made of. {rule.about}".strip()
@@ -185,7 +187,7 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 
 def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
-    paying = [name for name, objective in rule.objectives.items() if block in objective["pays"]]
+    paying = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     parts = list(row.parts.get(method, ()))
     if not paying or len(parts) != 1:  # otherwise one number may stand for all objectives together
         parts = [part for part in parts if part.objective in paying]
@@ -208,7 +210,7 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
             for part in parts if exact
         ],
         "warning": warning if parts and not exact else "",
-        "share": _share(row, method, block, credit),
+        **dict(zip(("each", "share"), _share(row, method, block, credit), strict=True)),
     }  # fmt: skip
 
 
@@ -255,22 +257,22 @@ def _compared(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     return f"baseline {shown(part.baseline)}{f': {words}' if words else ''}{scale}"
 
 
-def _share(row: TokenRow, method: str, block: str, credit: float) -> str:
-    """Say which share of a block's credit its tokens carry."""
+def _share(row: TokenRow, method: str, block: str, credit: float) -> tuple[str, str]:
+    """Say which share of a block's credit each of its tokens carries, and what they carry together; empty where none is trained."""
     advantages = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
     if advantages and row.stop.get(method):
         advantages[max(advantages)] -= row.stop[method]
     pieces = row.spans.get(block)
     if pieces is None:  # a method with a single block credits the whole completion
-        pieces = [(0, len(row.tokens))] if len(row.credit[method]) == 1 else []
+        pieces = [(0, len(row.tokens))] if block == COMPLETION or len(row.credit[method]) == 1 else []
     values = [advantages[t] for t in sorted({t for piece in pieces for t in range(*piece)} & advantages.keys())]
     if not values:
-        return ""
+        return "", ""
     low, high, total = min(values), max(values), math.fsum(values)
     total_text = shown(credit if math.isclose(total, credit, rel_tol=1e-5, abs_tol=1e-9) else total, sign=True)
     are_equal, count = math.isclose(low, high, rel_tol=1e-5, abs_tol=1e-12), len(values)
     place = "its one token" if count == 1 else f"{'each of ' if are_equal else ''}its {count} tokens"
-    return f"{shown(low, sign=True) if are_equal else _range(low, high)} on {place}, together {total_text}"
+    return shown(low, sign=True) if are_equal else _range(low, high), f"on {place}, together {total_text}"
 
 
 def _range(low: float, high: float) -> str:

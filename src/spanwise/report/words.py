@@ -18,6 +18,8 @@ NOTES: Mapping[str, str] = _WRITTEN["notes"]
 #: The names of evaluation figures and of ways of voting.
 FIGURES: Mapping[str, str] = _WRITTEN["figures"]
 WAYS: Mapping[str, str] = _WRITTEN["ways"]
+#: How credit and a token's share go together, and what GRPO calls an advantage.
+SHARING: str = _WRITTEN["sharing"]
 #: Term -> its meaning.
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 

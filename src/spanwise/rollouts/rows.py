@@ -26,6 +26,9 @@ from spanwise.rollouts.table import load_tokenizer
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
 
+#: What a method credits that gives a completion one number.
+COMPLETION = "completion"
+
 
 def read_numbers(file: Path) -> pa.Table:
     """Read the columns with one number per completion, such as credit, rewards, spans and steps."""
@@ -71,6 +74,23 @@ def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
         stop_n = by_block.pop(schema.STOP, torch.zeros(0))
         credit[method] = by_block | charged(stop_n)
     return credit
+
+
+def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
+    """Return what a method of this kind credits: the blocks, or once the `completion`, where all its blocks get the same.
+
+    >>> same = {"a": torch.tensor([0.5, torch.nan]), "b": torch.tensor([0.5, -0.5])}
+    >>> credited_units(same, "completion")["completion"].tolist(), list(credited_units(same, "block"))
+    ([0.5, -0.5], ['a', 'b'])
+    """
+    blocks = {name: credit_n for name, credit_n in by_block.items() if name != schema.STOP}
+    if kind != "completion" or not blocks:
+        return dict(by_block)
+    credit_nk = torch.stack(list(blocks.values()), dim=1)
+    mean_n = credit_nk.nanmean(dim=1)
+    if not torch.where(credit_nk.isnan(), mean_n[:, None], credit_nk).isclose(mean_n[:, None], equal_nan=True).all():
+        return dict(by_block)
+    return {COMPLETION: mean_n, **{name: by_block[name] for name in by_block.keys() - blocks.keys()}}
 
 
 def charged(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:

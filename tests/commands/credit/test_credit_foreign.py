@@ -24,7 +24,7 @@ from rollout_files import (
 )
 from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.write import figures_table, summary
+from spanwise.commands.credit.write import figures_tables, summary
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.table import fitting_runs
@@ -195,5 +195,5 @@ def test_brackets_in_a_path_are_shown(tmp_path):
     file = verl_file(folder / "1.jsonl", WELL_FORMED, correct=[0, 1, 1, 0])
     result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
     console = Console(file=StringIO(), width=400)
-    console.print(figures_table(summary(result, {})["methods"], result.title))
+    console.print(*figures_tables(summary(result, {})["methods"], result.title))
     assert str(file) in console.file.getvalue().replace("\n", "")

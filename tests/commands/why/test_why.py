@@ -72,9 +72,9 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     assert "compared with rows 0, 1, 2; prompt '2+2='" in one
     assert "Reward correct: 0; of all rows compared: 0 0 0" in one
     assert "Reward brier: -0.04; of all rows compared: -0.81 -0.04 -" in one
-    assert "solution 0 unanimous: all wrong (correct)" in one
+    assert "solution 0 0 unanimous: all wrong (correct)" in one
     length = int(credit_rollouts(file, **OURS).marked.length_nk[1, 1])
-    assert f"confidence {0.385 / length:.4g} credited" in one  # -.04 minus the mean of -.81 and -.04, over its tokens
+    assert f"confidence 0.385 {0.385 / length:.4g} credited" in one  # -.04 minus the mean of -.81 and -.04, over its tokens
     assert "Its tags: missing, truncated." in shown(*words, "--completion", "2")
 
 

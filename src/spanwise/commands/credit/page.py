@@ -20,7 +20,7 @@ from spanwise.credit.methods._gae import SaeSegments
 from spanwise.modes import Mode, scoring_mode
 from spanwise.report import Rule, TokenView, credit_report
 from spanwise.rollouts import schema
-from spanwise.rollouts.rows import read_numbers, read_rows, read_vocabulary, recorded_credit, token_rows
+from spanwise.rollouts.rows import credited_units, read_numbers, read_rows, read_vocabulary, recorded_credit, token_rows
 from spanwise.rollouts.schema import numbers
 
 
@@ -28,12 +28,13 @@ def credit_page(folder: Path) -> str:
     """Build the report of a credit export; tokens are ids if the tokenizer that the file names no longer exists."""
     file, summary = folder / EXPORT, read_fields(folder / "summary.json")
     table, options = read_numbers(file), summary.get("options") or {}
-    credit = recorded_credit(table)
+    paying = summary.get("paid") or {}
+    credit = shown_credit(table, paying)
     group_n = numbers(table, schema.GROUP).long()
     chosen = choose_rows(group_n, options.get("rows", MOST))
     chosen_rows = read_rows(file, chosen)
     view = credited_view(
-        table, chosen_rows, chosen, paying=summary.get("paid") or {}, outcome=summary.get("outcome"), own=summary.get("own"),
+        table, chosen_rows, chosen, paying=paying, outcome=summary.get("outcome"), own=summary.get("own"),
         tokenizer=schema.tokenizer_of(chosen_rows.schema),
     )  # fmt: skip
     left_out = (
@@ -57,6 +58,12 @@ def credit_page(folder: Path) -> str:
         samples=samples,
         command=again_command("credit", summary["source"], folder=folder, options=options),
     )
+
+
+def shown_credit(table: pa.Table, paying: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
+    """Return the recorded credit by method, each with the blocks that it tells apart; `paying` as in `credited_view`."""
+    kinds = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
+    return {name: credited_units(columns, kinds.get(name, "")) for name, columns in recorded_credit(table).items()}
 
 
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:

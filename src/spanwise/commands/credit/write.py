@@ -21,7 +21,7 @@ from spanwise.commands.shared.folder import EXPORT, MOST, write_page
 from spanwise.errors import lacking
 from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.folder import RunFolder
-from spanwise.rollouts.rows import credit_figures
+from spanwise.rollouts.rows import credit_figures, credited_units
 from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.rollouts.table import fitting_runs
 from spanwise.score import judge_of
@@ -29,16 +29,21 @@ from spanwise.types import Status
 
 #: Tokens per row group of the file; smaller row groups make a larger file.
 AT_A_TIME = 1_000_000
+_CAPTION = (
+    "Exactly 0: share of the completions with the block. No signal: completions without credit on any token. "
+    "Dead strata: comparisons in which no completion gets credit. "
+    "Stop: credit on the last token of completions without any block that a reward pays."
+)
 
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
     """Write the completions with their credit, the figures and, if its packages are installed, the page; print notes and table."""
     table, figures = result.table, summary(result, options)
-    table_of_figures = figures_table(figures["methods"], result.title)
+    tables = figures_tables(figures["methods"], result.title)
     pieces = None if table.has_ids else table.vocabulary.pieces
     write_rollouts(folder / EXPORT, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
     RunFolder(folder).write_summary(figures)
-    say(console, table_of_figures, *result.notes, keep=2)
+    say(console, *tables, *result.notes, keep=2)
     written = [str(folder / EXPORT)]
     try:
         from spanwise.commands.credit.page import credit_page
@@ -85,9 +90,13 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}
         for m, name in enumerate(scores.names)
     }
+    kinds = {name: scheme.entry.kind for name, scheme in arms.schemes.items()}
     methods = {
         arm.name: {
-            "blocks": {name: credit_figures(credit_n) for name, credit_n in arm.by_block.items()},
+            "blocks": {
+                name: credit_figures(credit_n)
+                for name, credit_n in credited_units(arm.by_block, kinds.get(arm.name, "")).items()
+            },
             "no_signal_share": float(arm.silent_n.double().mean()),
             "stop_mean_abs": float(arm.credit.stop_n.abs().mean()),
             "dead_strata": arm.dead,
@@ -114,8 +123,19 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(written, default=str))
 
 
-def figures_table(methods: Mapping[str, Mapping[str, Any]], title: Text) -> Table:
-    """Build the short table of the terminal: a row per method and block of a `summary`."""
+def figures_tables(methods: Mapping[str, Mapping[str, Any]], title: Text) -> list[Table]:
+    """Build the short tables of the terminal, a row per method and block; methods of the same blocks share a table."""
+    blocks_of = {name: tuple(figures["blocks"]) for name, figures in methods.items()}
+    tables = [
+        _figures_table({name: methods[name] for name in methods if blocks_of[name] == blocks})
+        for blocks in dict.fromkeys(blocks_of.values())
+    ]
+    tables[0].title, tables[0].title_justify = title, "left"
+    tables[-1].caption, tables[-1].caption_justify = _CAPTION, "left"
+    return tables
+
+
+def _figures_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
     rows = []
     for method, figures in methods.items():
         blocks = [
@@ -127,12 +147,8 @@ def figures_table(methods: Mapping[str, Mapping[str, Any]], title: Text) -> Tabl
         for position, (row, strata) in enumerate(zip_longest(blocks, dead_texts)):
             rows.append(["" if position else method, *(row or ("", "", "")), "" if position else no_signal, strata or ""])
     return plain_table(
-        "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=rows, right=(2, 3, 4),
-        title=title, title_justify="left", caption_justify="left",
-        caption="Exactly 0: share of the completions with the block. No signal: completions without credit on any token. "
-        "Dead strata: comparisons in which no completion gets credit. "
-        "Stop: credit on the last token of completions without any block that a reward pays.",
-    )  # fmt: skip
+        "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=rows, right=(2, 3, 4)
+    )
 
 
 def _cell(value: float | None, form: str) -> str:

@@ -8,7 +8,7 @@ from spanwise.commands.shared.options import Fields, Flag, recipe_fields, seed_n
 
 
 def command(
-    task: Literal["digits", "fields", "invoices"] = "digits",
+    task: Literal["invoices", "confidence", "fields", "digits"] = "invoices",
     /,
     *,
     output: str | None = None,
@@ -20,8 +20,8 @@ def command(
     """Show why blocks matter: train with one number per completion and with one per block, from the same warm start.
 
     Args:
-        task: digits: a solution and a confidence; fields: a JSON object of eight small answers; invoices: letters to be read
-            into JSON.
+        task: invoices: letters to be read into JSON; confidence: a digit puzzle with a solution and a stated confidence, also
+            called digits; fields: a JSON object of eight small answers.
         output: folder for the summary and the runs; default: a new one, runs/demo-<n>.
         seeds: one or more, separated by commas.
         steps: generation batches of each arm.

@@ -1,7 +1,7 @@
 """`spanwise demo`: train two arms from one warm start, with every seed, write `summary.json` and show the figures.
 
-`digits`: correctness + log score paid as one number or block by block, from a hard start. `fields`: a JSON object of eight small
-answers, paid with one number or field by field. `invoices`: letters to be read into JSON, paid in the same two ways.
+`invoices`: letters to be read into JSON, paid with one number or field by field. `fields`: a JSON object of eight small answers,
+paid in the same two ways. `confidence`: correctness + log score paid as one number or block by block, from a hard start.
 """
 
 from __future__ import annotations
@@ -189,4 +189,4 @@ _WRITTEN = yaml.safe_load(files("spanwise.commands.demo").joinpath("demos.yaml")
 DIGITS = Demo(**_WRITTEN["digits"], result=_digits_result, show=_show_digits)
 FIELDS = Demo(**_WRITTEN["fields"], result=_fields_result, show=_show_fields)
 INVOICES = Demo(**_WRITTEN["invoices"], result=_fields_result, show=_show_fields)
-DEMOS = {"digits": DIGITS, "fields": FIELDS, "invoices": INVOICES}
+DEMOS = {"invoices": INVOICES, "confidence": DIGITS, "fields": FIELDS, "digits": DIGITS}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.page import credit_page, credited_view, several
+from spanwise.commands.credit.page import credit_page, credited_view, several, shown_credit
 from spanwise.commands.credit.write import credited_parts, outcome_of
 from spanwise.commands.shared.folder import EXPORT, FIDELITY, MOST, again_command, read_fields, write_page
 from spanwise.commands.shared.samples import FILE, Samples, ended_runs, read_samples, unmeasured
@@ -24,7 +24,7 @@ from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.files import records
 from spanwise.rollouts.readers.own import tokenizer_in
-from spanwise.rollouts.rows import read_rows, recorded_credit
+from spanwise.rollouts.rows import read_rows
 
 #: Budgets of the voting curves; more points would cost time and show little.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -169,7 +169,7 @@ def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | 
     if methods:
         of_run = {"objectives": entries, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         paying = {methods[0]: of_run, **paying}
-    credit, first_rows = recorded_credit(table), table.slice(0, MOST)
+    credit, first_rows = shown_credit(table, paying), table.slice(0, MOST)
     view = credited_view(
         table, first_rows, range(len(first_rows)), paying=paying,
         outcome=outcome_of(schema.behind(table.column_names, "reward"), judges),

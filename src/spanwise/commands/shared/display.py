@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -41,8 +42,8 @@ class Live:
         self._progress.start()
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Show the figures of a step; None and absent values are left out."""
-        line = "  ".join(f"{name} {_short(value)}" for name, value in values.items() if value is not None)
+        """Show the figures of a step; None and absent values are left out, and the parts of one reward have one mean."""
+        line = "  ".join(f"{name} {_short(value)}" for name, value in _families(values).items() if value is not None)
         self._progress.update(self._task, completed=step, figures=line)
         if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
             seconds_left = (time.perf_counter() - self._started) / max(step, 1) * (self.steps - step)
@@ -170,6 +171,23 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
             mark = {height - 1: "1", 0: "0"}.get(row, " ")
             lines.append(f"{label:<{width}}  {mark} |{''.join(_LEVELS[n] for n in eighths)}".rstrip())
     return "\n".join(lines)
+
+
+def _families(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the figures of more than three parts of one reward by their mean.
+
+    >>> _families({"equals.a": 1.0, "equals.b": 0.0, "equals.c": 0.5, "equals.d": None, "form": 1.0})
+    {'equals (mean of 4 parts)': 0.5, 'form': 1.0}
+    """
+    sizes, joined = Counter(name.partition(".")[0] for name in values if "." in name), dict[str, Any]()
+    for name, value in values.items():
+        family = name.partition(".")[0]
+        if sizes[family] <= 3:
+            joined[name] = value
+            continue
+        numbers = [each for key, each in values.items() if key.startswith(f"{family}.") and each is not None]
+        joined[f"{family} (mean of {sizes[family]} parts)"] = sum(numbers) / len(numbers) if numbers else None
+    return joined
 
 
 def _short(value: Any) -> str:

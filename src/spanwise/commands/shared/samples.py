@@ -151,6 +151,16 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
 
     reasons: dict[str, str] = {}
     last, (answer, confidence) = list(keys_of)[-1], (tags["answer"], tags["confidence"])
+    if noun == "part" and not {answer, confidence} & set(all_parts):  # another kind of task, whose parts need no list
+        names = (
+            "accuracy",
+            "refusal_rate",
+            "verdict_rate",
+            "coverage",
+            *CALIBRATION,
+            *(SCORE_FIGURES[1:] if scored else ()),
+        )
+        return dict.fromkeys(names, f"no block has the part '{answer}' or '{confidence}'")
     if confidence not in keys_of[last]:
         reason = f"the last block, {last}, has no {noun} {template.format(confidence)}{only(keys_of[last])}"
         reason += "; the figures of the score are measured" if scored and answer in all_parts else ""

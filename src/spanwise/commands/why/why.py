@@ -21,6 +21,7 @@ from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.errors import RecipeError
 from spanwise.explain.remarks import cut_off
+from spanwise.report.words import SHARING
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
@@ -143,7 +144,7 @@ def _one(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table
         reward = f"{own:g}" if own == own else Status(int(scores.status_nm[n, m])).name.lower()
         listed = " ".join(f"{value:g}" if value == value else "-" for value in others)
         lines.append(f"Reward {name}: {reward}; of all rows compared: {listed}{' ...' if len(mates) > _MATES else ''}")
-    return [*lines, *(_runs(table, arm, zeros[arm.name], n) for arm in result.applied)]
+    return [*lines, *(_runs(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
 
 
 def _runs(table: RolloutTable, arm: Applied, tally: Zeros, n: int) -> Table:
@@ -152,6 +153,7 @@ def _runs(table: RolloutTable, arm: Applied, tally: Zeros, n: int) -> Table:
     ids = table.tokens.slice(n, n + 1).astype(np.int64)
     advantages = arm.advantages(table, n, n + 1).tolist()
     blocks, keys = arm.marked.blocks(n, n + 1).tolist(), tally.key_v[first:last].tolist()
+    credits = [f"{credit:.4g}" for credit in arm.credit.block_nk[n].tolist()]
     rows = []
     for (block, key, _), places in groupby(range(last - first), key=lambda t: (blocks[t], keys[t], f"{advantages[t]:.6g}")):
         run = list(places)
@@ -159,10 +161,12 @@ def _runs(table: RolloutTable, arm: Applied, tally: Zeros, n: int) -> Table:
         cell = repr(text) if len(text) <= 60 else f"{text[:28]!r} ... {text[-28:]!r}"
         rows.append([
             f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}", escape(cell),
-            escape(arm.marked.names[block]) if block >= 0 else "-", f"{advantages[run[0]]:.4g}",
+            escape(arm.marked.names[block]) if block >= 0 else "-", credits[block] if block >= 0 else "-",
+            f"{advantages[run[0]]:.4g}",
             _words(reason_of(key), tally.objective(key)),
         ])  # fmt: skip
-    return plain_table("tokens", "text", "block", "advantage", "why", rows=rows, right=[3], title=Text(arm.name))
+    headings = ("tokens", "text", "block", "credit", "per token", "why")
+    return plain_table(*headings, rows=rows, right=[3, 4], title=Text(arm.name))
 
 
 def _words(reason: Zero, objective: str) -> str:

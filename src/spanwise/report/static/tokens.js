@@ -118,16 +118,17 @@
     };
     const paidHere = (block, m) => { // a method with one block for everything pays it here, too
       const found = data.why[shown.n][m].blocks, [only, ...more] = Object.keys(found), paid = found[block] ? block : more.length ? "" : only;
-      return paid ? [" · ", hints.term("credit", "credit", -1), show(make("span", "token-block"), ` of the ${paid === block ? "block" : paid} ${found[paid].credit}`)] : [];
+      return paid ? [make("span", "token-block", " · ", hints.term("credit", "credit", -1), show(make("span"), ` of the ${paid === block ? "block" : paid} ${found[paid].credit}`))] : [];
     };
     const head = (row, side, x) => {
       const values = x.slice(...row.opens).filter((value) => !Number.isNaN(value)), write = kind() === "probability" ? plain : signed;
       let low = Infinity, high = -Infinity;
       for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
       const range = low === high ? `${write(low)} × ` : `${write(low)} to ${write(high)}, `;
-      return make("p", "token-head", show(make("b"), row.names.join(" + ") || "no block"),
-        show(make("span"), kind() === "credit" ? ` · ${name(side)} · ` : " · "), ...(kind() === "credit" ? [hints.term("advantage", "per token", -1), " "] : []), values.length ? range + count(values.length, "token") : write(NaN),
-        ...(kind() === "credit" && row.begins ? paidHere(row.names[0], control[side].value) : []));
+      const credited = kind() === "credit", each = values.length ? range + count(values.length, "token") : write(NaN);
+      return make("p", "token-head", make("span", "", show(make("b"), row.names.join(" + ") || "no block"), show(make("span"), credited ? ` · ${name(side)} · ` : " · ")),
+        make("span", "token-each", ...(credited ? [hints.term("token share", "per token", -1), " "] : []), each),
+        ...(credited && row.begins ? paidHere(row.names[0], control[side].value) : []));
     };
     const drawRow = () => {
       const row = waiting.shift(), line = make("div", `token-row ${row.opens ? "opens" : "later"}`);

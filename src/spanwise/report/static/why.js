@@ -98,8 +98,9 @@ window.spanwiseWhy = ({ view, data, make, show, decode, rewards, outcomes, hints
     return show(box, named ? text.slice(9) : text);
   };
   const reason = (block, found) => {
-    const box = make("div", "token-reason", make("p", "token-reason-head", hinted(show(make("b"), block), `block: ${data.glossary.block}`), " ",
-      term("credit"), " ", hinted(make("span", "token-credit", found.credit), `credit of the block ${block}: ${found.credit}`)));
+    const box = make("div", "token-reason", make("p", "token-reason-head", hinted(show(make("b"), block), `block: ${data.glossary.block}`),
+      make("span", "", " ", term("credit"), " ", hinted(make("span", "token-credit", found.credit), `credit of the ${block}: ${found.credit}`)),
+      ...(found.each ? [make("span", "", " ", term("token share", "per token"), " ", hinted(make("span", "token-credit", found.each), `a token of it: ${found.each} ${found.share}`))] : [])));
     if (found.warning) box.append(show(make("p", "token-warning"), found.warning));
     if (found.total) box.append(make("p", "", sum(found.total, `The block is paid by ${count(found.terms.length, "objective")}: their credits add up.`)));
     for (const each of found.terms) {
@@ -111,12 +112,12 @@ window.spanwiseWhy = ({ view, data, make, show, decode, rewards, outcomes, hints
       if (each.said) line.append(" · ", show(make("q", "token-said"), each.said));
       box.append(line);
     }
-    if (found.share) box.append(make("p", "token-share", term("token share"), " ", show(make("span"), found.share)));
+    if (found.share) box.append(show(make("p", "token-share"), found.share));
     return box;
   };
   const drawWhy = (n, methods) => {
     const box = view.querySelector(".token-why");
-    box.replaceChildren(make("h3", "", "Why these numbers"));
+    box.replaceChildren(make("h3", "", "Why these numbers"), make("p", "token-note", data.sharing));
     if (data.answers[n] !== null) box.append(make("p", "token-gold", make("b", "", "Gold answer "), show(make("span", "token-text"), data.answers[n])));
     const columns = make("div", "token-columns");
     for (const m of methods) {
