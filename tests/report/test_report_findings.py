@@ -14,7 +14,7 @@ from spanwise.measure import Interval, compare_arms
 from spanwise.report.compare import compare_finding
 from spanwise.report.credit import credit_finding
 from spanwise.report.page import CITE
-from spanwise.report.train import train_finding
+from spanwise.report.train import glance_section, train_finding
 from spanwise.report.words import GLOSSARY, Terms
 
 ROOT = Path(__file__).parents[2]
@@ -71,10 +71,29 @@ def test_what_cannot_be_measured_gives_way_to_the_rewards():
         [{"step": 2, "accuracy": None}], steps=2, unmeasured={"accuracy": "no block has the tag <answer>"},
         rewards={"short": (-0.5, -0.25), "never": (None, None)},
     )  # fmt: skip
+    assert said == "After 2 steps the mean reward in the last batch of short is -0.250 (was -0.500)."
+
+
+def test_many_rewards_have_one_mean_and_the_largest_and_smallest_change():
+    """By hand: the ends add up to 2.5, the starts to 1; 'a' moved by 1, 'e' by -.5."""
+    rewards = {"a": (0.0, 1.0), "b": (0.0, 0.5), "c": (0.5, 0.5), "d": (0.0, 0.5), "e": (0.5, 0.0)}
+    said = train_finding([{"step": 2}], steps=2, unmeasured={"accuracy": "x"}, rewards=rewards, of_batches=False)
     assert said == (
-        "After 2 steps accuracy cannot be measured: no block has the tag <answer>. "
-        "Mean rewards in the last batch: short -0.250 (was -0.500)."
+        "After 2 steps the mean of 5 rewards on held-out prompts is 0.500 (was 0.200); "
+        "it moved most by +1.000 in a and least by -0.500 in e."
     )
+
+
+def test_the_three_pictures_join_the_elements_of_a_list_and_five_batches():
+    lines = [
+        {"step": step, "rewards/x[0]/mean": 0.0, "rewards/x[1]/mean": float(step), "credit/x[0]/dead_strata": 0.5,
+         "completions/mean_length": 7.0}
+        for step in range(1, 7)
+    ]  # fmt: skip
+    rewards, dead, length = glance_section(lines, ["x[0]", "x[1]"]).panels
+    assert [row["x[*]"] for row in rewards.table] == [0.5, 0.75, 1.0, 1.25, 1.5, 2.0]  # the last: 2 to 6, of two elements
+    assert {row["mean over the parts"] for row in dead.table} == {0.5}
+    assert {row["tokens"] for row in length.table} == {7.0}
 
 
 def test_the_page_says_it_first_and_marks_it_where_something_is_wrong():

@@ -5,7 +5,8 @@ The rules of an evaluation are here: the figure that shows a problem, its bound,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, TypeVar
 
@@ -63,6 +64,8 @@ CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUAT
 _Key = TypeVar("_Key")
 #: A problem is a habit if it lasts for this many training batches in a row.
 IN_A_ROW = 3
+#: The place of an element of a list that is not its first.
+_LATER = re.compile(r"\[[1-9]\d*\]")
 
 
 def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
@@ -98,13 +101,21 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
     return keys_of
 
 
+def later_elements(names: Iterable[str]) -> set[str]:
+    """Return the objectives of a list's elements beyond the first, whose absence says nothing: a list may be short."""
+    known = set(names)
+    return {name for name in known if _LATER.search(name) and _LATER.sub("[0]", name) in known}
+
+
 def _watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
     """Yield each number of training batches that has an alarm of this kind: its key, the part in brackets, the alarm."""
     of_modes = (metric for mode in registered("mode").values() for metric in mode.metrics)
-    for key, name, metric in metrics_in(batches, [*CREDIT, *of_modes]):
-        if alarm := getattr(metric, when):
+    watched = list(metrics_in(batches, [*CREDIT, *of_modes]))
+    short_lists = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in watched)}
+    for key, name, metric in watched:
+        if (alarm := getattr(metric, when)) and key not in short_lists:
             yield key, name, alarm
 
 

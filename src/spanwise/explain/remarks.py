@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.credit import length_adaptive_lambda
-from spanwise.explain.alarms import IN_A_ROW, habits
+from spanwise.explain.alarms import IN_A_ROW, habits, later_elements
 from spanwise.objective import Objective
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
@@ -23,8 +22,6 @@ _DRIFT = (
     "this costs nothing, so training may drift towards it. Set if_missing, the reward to count for such a completion: "
     "Objective(..., if_missing=-1.0)."
 )
-#: The place of an element of a list that is not its first.
-_LATER = re.compile(r"\[[1-9]\d*\]")
 
 
 def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
@@ -51,7 +48,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     """
     if not len(reading):
         return {}
-    warnings, later = {"tags": _untagged(reading, scheme)}, later_elements(scheme)
+    warnings, later = {"tags": _untagged(reading, scheme)}, later_elements(scheme.names)
     for m, objective in enumerate(scheme.objectives):
         statuses = set(reading.scores.status_nm[:, m].tolist())
         if warnings["tags"] and not statuses & {Status.OK, Status.ERROR}:
@@ -66,17 +63,12 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     return {key: sentence for key, sentence in warnings.items() if sentence}
 
 
-def later_elements(scheme: Scheme) -> list[str]:
-    """Return the objectives of a list's elements beyond the first, whose absence says nothing: a list may be short."""
-    return [name for name in scheme.names if _LATER.search(name) and _LATER.sub("[0]", name) in scheme.names]
-
-
 class Watch:
     """Gives every warning only once: returns each remark on the batches of a training once."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
-        self._said = {f"credit/{name}/reward_absent" for name in later_elements(scheme)}
+        self._said = set[str]()
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:

@@ -32,6 +32,8 @@ _HEADLINES = (
     "accuracy", "ece", "auroc", "brier", "laser_ece", "laser_auroc", "laser_brier", "refusal_rate", "malformed",
 )  # fmt: skip
 #: Figures whose axis begins at 0.
+#: The largest number of rewards that the finding names one by one.
+_NAMED = 4
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
 
 
@@ -101,6 +103,7 @@ def train_report(
         zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
         learning += parts.figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=zero)
     sections = [
+        glance_section(batches, names),
         parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning),
         parts.calibration_section(samples_by_arm),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
@@ -214,12 +217,13 @@ def train_finding(
     intervals, unmeasured = intervals or {}, unmeasured or {}
     earned = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
     if not points:
-        return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{earned}"
+        said = f" {earned[0].upper()}{earned[1:]}." if earned else ""
+        return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{said}"
     last, first = points[-1], points[0] if len(points) > 1 else {}
     wrong = alarms({name: last[name] for name in last if name not in unmeasured})
     after = f"After {_count(last['step'], 'step')}" if last["step"] else "Before any training"
     if "accuracy" in unmeasured:
-        return f"{after} accuracy cannot be measured: {unmeasured['accuracy']}.{earned}"
+        return f"{after} {earned}." if earned else f"{after} accuracy cannot be measured: {unmeasured['accuracy']}."
     clauses = [_moved("accuracy", last, first, intervals.get("accuracy"))]
     if (refused := figure(last, "refusal_rate")) is not None:
         clauses.append(f"the refusal rate {percent(refused)}")
@@ -256,13 +260,22 @@ def _mean_reward(
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
-    """State the mean rewards of the first and the last batches."""
-    sentences = [
-        f"{name} {means[-1]:.3f}" + (f" (was {means[0]:.3f})" if len(means) > 1 else "")
-        for name, means in rewards.items()
-        if means[-1] is not None
-    ]
-    return f" Mean rewards {where}: {', '.join(sentences)}." if sentences else ""
+    """State the mean rewards at the end and at the start: each of a few, of many their mean and the largest and smallest change."""
+    ends = {
+        name: (means[0] if len(means) > 1 else None, means[-1]) for name, means in rewards.items() if means[-1] is not None
+    }
+    was = {name: "" if start is None else f" (was {start:.3f})" for name, (start, _) in ends.items()}
+    if len(ends) <= _NAMED:
+        listed = ", ".join(f"{name} is {end:.3f}{was[name]}" for name, (_, end) in ends.items())
+        return f"the mean reward {where} of {listed}" if ends else ""
+    moved = {name: end - start for name, (start, end) in ends.items() if start is not None and end is not None}
+    mean = math.fsum(end for _, end in ends.values() if end is not None) / len(ends)
+    if len(moved) < len(ends):
+        return f"the mean of {len(ends)} rewards {where} is {mean:.3f}"
+    most, least = max(moved, key=moved.__getitem__), min(moved, key=moved.__getitem__)
+    changes = f"most by {moved[most]:+.3f} in {most} and least by {moved[least]:+.3f} in {least}"
+    before = mean - math.fsum(moved.values()) / len(moved)
+    return f"the mean of {len(ends)} rewards {where} is {mean:.3f} (was {before:.3f}); it moved {changes}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -277,6 +290,37 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
         zero = chart.y.startswith(("share", "mean |"))
         panels += _panel(replace(chart, series=series), batches, names, y_zero=zero, percent=chart.y.startswith("share"))
     return parts.section(title, legend=names, panels=panels)
+
+
+def glance_section(batches: Lines, names: Sequence[str]) -> Section:
+    """Build the three pictures that one would show: the reward of each part, the comparisons that teach nothing, the length."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(any_index(name), []).append(name)
+
+    def mean(lines: Lines, metric: str, members: Sequence[str]) -> float | None:
+        numbers = [value for name in members for value in values_of(lines, metric.format(name))]
+        return math.fsum(numbers) / len(numbers) if numbers else None
+
+    joined = [
+        {
+            "step": line["step"],
+            **{
+                family: mean(batches[max(0, place - 4) : place + 1], "rewards/{}/mean", members)
+                for family, members in families.items()
+            },
+            "dead": mean([line], "credit/{}/dead_strata", names),
+            "length": line.get("completions/mean_length"),
+        }
+        for place, line in enumerate(batches)
+    ]
+    charts = (
+        Chart("Reward of each part, over five batches", {family: family for family in families}, "mean reward"),
+        Chart("Comparisons that teach nothing", {"dead": "mean over the parts"}, "share of comparisons"),
+        Chart("Length of a completion", {"length": "tokens"}, "tokens"),
+    )
+    panels = [panel for chart in charts for panel in _panel(chart, joined, percent=chart.y.startswith("share"))]
+    return parts.section("At a glance", panels=panels)
 
 
 def rewards_section(

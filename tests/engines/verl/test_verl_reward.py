@@ -42,14 +42,12 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     assert info["brier"] == pytest.approx(-0.01)
     assert output.reward_score == pytest.approx(0.99)
     carried = carry.unpack([info[carry.KEY]], manager.scheme)
-    reading, masked_n = carried.reading, carried.masked_n
-    assert reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
+    block_nt, masked_n = carried.tokens(manager.scheme, 80, [0]).spans.block_nt, carried.masked_n
+    assert carried.reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
     assert masked_n.tolist() == [True]
-    text = manager.tokenizer.decode(
-        [i for i, b in zip(output.response_ids, reading.spans.block_nt[0].tolist(), strict=False) if b]
-    )
+    text = manager.tokenizer.decode([i for i, b in zip(output.response_ids, block_nt[0].tolist(), strict=False) if b])
     assert text == "analysis>x</analysis><confidence>0.9</confidence>"  # "><" is one token, and goes with its first byte
-    assert int(reading.spans.block_nt[0].ge(0).sum()) == len(output.response_ids)
+    assert int(block_nt[0].ge(0).sum()) == len(output.response_ids)
 
 
 def test_absent_and_unreadable_survive_the_way(config, manager):
@@ -86,9 +84,8 @@ def test_tool_output_is_not_the_models(config, manager):
     (output,) = scored(config, outputs_of(manager.tokenizer, [own + tool + rest], [mask]), manager)
     assert info_of(output)["correct"] == 1.0
     carried = carry.unpack([info_of(output)[carry.KEY]], manager.scheme)
-    reading, masked_n = carried.reading, carried.masked_n
-    assert (reading.spans.block_nt[0] >= 0).long().tolist() == mask
-    assert masked_n.all()
+    assert (carried.tokens(manager.scheme, len(mask), [0]).spans.block_nt[0] >= 0).long().tolist() == mask
+    assert carried.masked_n.all()
     assert set(output.extra_fields) == {"reward_extra_info"}  # the mask does not stay there
 
 
