@@ -1,4 +1,4 @@
-"""The pictures of docs/report.md and docs/report_album.md: small fixed runs, their pages in headless Chromium.
+"""The pictures of the README, docs/report.md and docs/report_album.md: small fixed runs, their pages in headless Chromium.
 
     make screenshots            # trains what is missing under runs/screenshots, then writes docs/images
     python benchmarks/screenshots.py --only report-compare-dark token-view-dark
@@ -39,6 +39,23 @@ MADE: dict[str, list[str]] = {
     ],
     "fidelity": ["fidelity", str(RUNS / "train"), "--prompts", "64", "--samples", "16", "--rerolls", "16"],
     "credit": ["credit", str(RUNS / "train")],
+    "letters": ["train", "--method", "bae", "--steps", "24", "--eval-every", "0"]
+    + [
+        part
+        for field in (
+            "task=invoices",
+            "learning_rate=0.0003",
+            "warmup_steps=0",
+            "entropy=0.0",
+            "entropy_target=null",
+            "prompts=8",
+            "group_size=8",
+            "keep_rollouts=24",
+            "eval_prompts=16",
+            "eval_samples=1",
+        )
+        for part in ("--set", field)
+    ],
 }
 COLOURS = 224
 
@@ -53,7 +70,7 @@ class Shot:
         width: of the window in CSS pixels.
         height: how much of the page.
         dark: the colour scheme.
-        at: the id of the section to show; the top of the page by default.
+        at: the id of the section to show, or a completion (token-49); the top of the page by default.
     """
 
     name: str
@@ -71,6 +88,8 @@ SHOTS = (
     Shot("report-compare-phone-dark", "compare", width=375, height=1000, dark=True),
     Shot("report-fidelity", "fidelity", height=1000),
     Shot("token-view-dark", "train", height=1000, dark=True, at="tokens"),
+    Shot("letter", "letters", width=1060, height=900, at="token-49"),
+    Shot("letter-dark", "letters", width=1060, height=900, dark=True, at="token-49"),
 )
 #: The pages of the album and how they are shown: at a desk and on a phone, light and dark.
 ALBUM = (
@@ -82,14 +101,18 @@ ALBUM = (
 DESK, PHONE, GAP = (1440, 1300), (375, 1000), 20
 
 
-def make_runs() -> None:
-    """Train, compare and measure what is not there yet; a page older than the code of the reports is written anew."""
+def make_runs(wanted: set[str]) -> None:
+    """Train, compare and measure what is wanted and not there yet; a page older than the code of the reports is written anew."""
     changed = max(
         file.stat().st_mtime
         for file in (ROOT / "src" / "spanwise" / "report").rglob("*")
         if "__pycache__" not in str(file) and file.is_file()
     )
+    if wanted & {"fidelity", "credit"}:
+        wanted = wanted | {"train"}
     for name, command in MADE.items():
+        if name not in wanted:
+            continue
         folder, spanwise = RUNS / name, [sys.executable, "-m", "spanwise.cli"]
         page = folder / "report.html"
         if not page.is_file():
@@ -114,7 +137,12 @@ def take(shots: tuple[Shot, ...]) -> None:
 def picture(browser, shot: Shot, runs: Path = RUNS) -> bytes:
     """The page of a run at a place, drawn."""
     browser.show(runs / shot.run / "report.html", width=shot.width, height=shot.height, dark=shot.dark)
-    if shot.at:
+    if shot.at.startswith("token-"):
+        browser.run("location.hash = arguments[0]", shot.at)
+        browser.wait("return document.querySelector('.token-headline').innerText")
+        browser.run("document.querySelector('nav').style.display = 'none'")
+        browser.run("document.querySelector('.token-headline').scrollIntoView({behavior: 'instant'})")
+    elif shot.at:
         browser.run("document.getElementById(arguments[0]).scrollIntoView({behavior: 'instant'})", shot.at)
     browser.wait(
         "return [...document.querySelectorAll('.chart')].every(e => { const r = e.getBoundingClientRect();"
@@ -193,8 +221,9 @@ def main() -> None:
     wanted = asked.only
     if unknown := set(wanted) - {shot.name for shot in SHOTS}:
         parser.error(f"there is no picture {', '.join(sorted(unknown))}; there are {', '.join(shot.name for shot in SHOTS)}")
-    make_runs()
-    take(tuple(shot for shot in SHOTS if shot.name in wanted))
+    shots = tuple(shot for shot in SHOTS if shot.name in wanted)
+    make_runs({shot.run for shot in (*shots, *(ALBUM if asked.before else ()))})
+    take(shots)
     if asked.before:
         album(asked.before)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -242,3 +243,19 @@ def _all(values: Any, test: Callable[[Any], Any]) -> bool:
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def families(names: Iterable[str]) -> dict[str, list[str]]:
+    """Collect the objectives that are parts of one reward, where there are more than three; others stand alone.
+
+    >>> families(["equals.a", "equals.b", "equals.c", "equals.d", "form"])
+    {'equals (4 parts)': ['equals.a', 'equals.b', 'equals.c', 'equals.d'], 'form': ['form']}
+    """
+    names = list(names)
+    sizes, members = Counter(name.partition(".")[0] for name in names if "." in name), dict[str, list[str]]()
+    for name in names:
+        reward = name.partition(".")[0]
+        members.setdefault(f"{reward} ({sizes[reward]} parts)" if "." in name and sizes[reward] > 3 else name, []).append(
+            name
+        )
+    return members

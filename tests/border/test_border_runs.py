@@ -259,8 +259,8 @@ CASES = [
     Case(
         "`spanwise eval` under a layout of JSON fields without them",
         lambda folder: evaluated(folder, "--set", "layout=[g, h]", "--set", "segmenter=json"),
-        "Not measured: coverage; the last block, h, has no part 'confidence', only 'h'. Not measured: ECE, brier, AUROC, ... no "
-        "block has the part 'answer', only 'g', 'h'; name the answer's own in the objective correct.",
+        "Not measured: accuracy, ... sharpness; no block has the part 'answer' or 'confidence'; if another part is the answer, "
+        "name it in the objective correct.",
     ),
     Case(
         "`spanwise eval` of a model that answers nothing",

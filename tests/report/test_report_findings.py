@@ -91,9 +91,9 @@ def test_the_three_pictures_join_the_elements_of_a_list_and_five_batches():
         for step in range(1, 7)
     ]  # fmt: skip
     rewards, dead, length = glance_section(lines, ["x[0]", "x[1]"]).panels
-    assert [row["x[*]"] for row in rewards.table] == [0.5, 0.75, 1.0, 1.25, 1.5, 2.0]  # the last: 2 to 6, of two elements
-    assert {row["mean over the parts"] for row in dead.table} == {0.5}
-    assert {row["tokens"] for row in length.table} == {7.0}
+    assert [row["x[*]"] for row in rewards.rows] == [0.5, 0.75, 1.0, 1.25, 1.5, 2.0]  # the last: 2 to 6, of two elements
+    assert {row["mean over the parts"] for row in dead.rows} == {0.5}
+    assert {row["tokens"] for row in length.rows} == {7.0}
 
 
 def test_the_page_says_it_first_and_marks_it_where_something_is_wrong():

@@ -21,6 +21,7 @@ from spanwise.errors import RecipeError
 from spanwise.explain import alarms, setup_warnings
 from spanwise.explain.alarms import OF_SCORE, SCORE_FIGURES
 from spanwise.layout import Layout
+from spanwise.objective import families
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.rows import charged
@@ -212,11 +213,14 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
 def _origins(table: RolloutTable, arms: Arms) -> str:
     """Say where each reward comes from, and which recorded numbers are not used."""
     origins, names = [], list(dict.fromkeys(objective.name for objective in arms.objectives))
-    for name in names:
-        column = arms.taken.get(name)
-        origins.append(
-            f"{name} from " + ("the text" if column is None else "the file" if column == name else f"the file's '{column}'")
-        )
+    for label, members in families(names).items():
+        columns = {name: arms.taken.get(name) for name in members}
+        places = [
+            "the text" if column is None else "the file" if column == name else f"the file's '{column}'"
+            for name, column in columns.items()
+        ]
+        alike = len(set(places)) == 1
+        origins += [f"{label} from {places[0]}"] if alike else map(" from ".join, zip(members, places, strict=True))
     used = {arms.taken.get(name) for name in names}
     unused = [name for name in table.rewards if name not in used] if origins else []
     rest = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
@@ -231,7 +235,13 @@ def _sums(schemes: Mapping[str, Scheme]) -> str:
     parts = []
     for name, scheme in schemes.items():
         if has_sums and scheme.entry.kind == "completion":
-            terms = (f"{'' if term.weight == 1 else f'{term.weight:g} '}{term.name}" for term in scheme.objectives)
+            weights, terms = {term.name: term.weight for term in scheme.objectives}, list[str]()
+            for label, members in families(weights).items():
+                alike = len({weights[member] for member in members}) == 1
+                terms += [
+                    f"{'' if weights[member] == 1 else f'{weights[member]:g} '}{label if alike else member}"
+                    for member in (members[:1] if alike else members)
+                ]
             parts.append(f"{name}: {' + '.join(terms)}{'' if len(scheme.objectives) > 1 else ' alone'}")
     return f"The one number of a completion adds up rewards: {'; '.join(parts)}." if parts else ""
 

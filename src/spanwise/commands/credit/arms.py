@@ -269,7 +269,10 @@ def _compared(
         given = objective.given if against in ("outcome", "blended") else judges
         # A method that adds up objectives pays every block, the objective's own block first.
         pays = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *names)))
-        compared.append(replace(objective, pays=pays, given=given, baseline=against, scale=None, back_off=None))
+        changes = {"pays": pays, "given": given, "baseline": against, "scale": None, "back_off": None}
+        if chosen.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
+            changes["if_missing"] = 0.0  # or a list of two would have no sum beside an objective of its third element
+        compared.append(replace(objective, **changes))
     if baseline and not any(objective.given for objective in objectives):
         raise RecipeError(
             f"No objective of the recipe is given an outcome, so the baseline '{baseline}' would change nothing."

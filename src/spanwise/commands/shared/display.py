@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
@@ -19,6 +18,7 @@ from spanwise.explain.alarms import OF_REWARD, OF_SCORE, alarms, by_sentence
 from spanwise.fidelity import ScoreName, fixed_point
 from spanwise.measure import Curve, Interval
 from spanwise.measure.intervals import bounds_text
+from spanwise.objective import families
 from spanwise.scheme import Scheme
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -174,19 +174,15 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
 
 
 def _families(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the figures of more than three parts of one reward by their mean.
+    """Replace the figures of many parts of one reward by their mean.
 
     >>> _families({"equals.a": 1.0, "equals.b": 0.0, "equals.c": 0.5, "equals.d": None, "form": 1.0})
-    {'equals (mean of 4 parts)': 0.5, 'form': 1.0}
+    {'equals (4 parts)': 0.5, 'form': 1.0}
     """
-    sizes, joined = Counter(name.partition(".")[0] for name in values if "." in name), dict[str, Any]()
-    for name, value in values.items():
-        family = name.partition(".")[0]
-        if sizes[family] <= 3:
-            joined[name] = value
-            continue
-        numbers = [each for key, each in values.items() if key.startswith(f"{family}.") and each is not None]
-        joined[f"{family} (mean of {sizes[family]} parts)"] = sum(numbers) / len(numbers) if numbers else None
+    joined = dict[str, Any]()
+    for label, names in families(values).items():
+        numbers = [values[name] for name in names if values[name] is not None]
+        joined[label] = values[label] if label in values else sum(numbers) / len(numbers) if numbers else None
     return joined
 
 

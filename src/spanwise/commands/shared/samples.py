@@ -160,7 +160,8 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
             *CALIBRATION,
             *(SCORE_FIGURES[1:] if scored else ()),
         )
-        reason = f"no block has the part '{answer}' or '{confidence}'; if another part is the answer, name it in the objective correct"
+        reason = f"no block has the part '{answer}' or '{confidence}'"
+        reason += "; if another part is the answer, name it in the objective correct"
         return dict.fromkeys(names, reason)
     if confidence not in keys_of[last]:
         reason = f"the last block, {last}, has no {noun} {template.format(confidence)}{only(keys_of[last])}"

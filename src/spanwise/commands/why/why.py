@@ -29,6 +29,8 @@ from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros
 
 #: How many of the compared completions are shown with their rows and rewards.
 _MATES = 16
+#: The largest number of missing blocks that have a sentence each.
+_NAMED = 4
 
 
 def why(
@@ -120,13 +122,17 @@ def _all(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> lis
         lines.append(
             f"Of the {int(wrong_n.sum())} completions whose group is all wrong {int(faulty_n.sum())} are malformed{inside}."
         )
-    for k, name in enumerate(result.marked.names):
-        lacking_n = present_nk.any(dim=1) & ~present_nk[:, k]
-        if bool(lacking_n.any()):
-            rows = _listed(lacking_n.nonzero().flatten()[:3].tolist())
-            lack = f"Block '{name}' is missing in {int(lacking_n.sum())} of {len(lacking_n)} completions (row {rows})"
-            lines.append(f"{lack}, so there is no token that its objectives could pay.")
-    return lines
+    lacking_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
+    counts = {name: count for name, count in zip(result.marked.names, lacking_nk.sum(dim=0).tolist(), strict=True) if count}
+    listed = [
+        f"Block '{name}' is missing in {count} of {len(lacking_nk)} completions (row {_listed(rows)})"
+        for name, count in counts.items()
+        for rows in [lacking_nk[:, result.marked.names.index(name)].nonzero().flatten()[:3].tolist()]
+    ]
+    if len(counts) > _NAMED:
+        named = ", ".join(f"{name} in {count}" for name, count in counts.items())
+        listed = [f"Of {len(lacking_nk)} completions some lack a block ({named})"]
+    return [*lines, *(f"{lack}, so there is no token that its objectives could pay." for lack in listed)]
 
 
 def _one(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
