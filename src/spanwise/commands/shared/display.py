@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from spanwise.commands.shared.fitted import plain_table
-from spanwise.explain.alarms import OF_REWARD, OF_SCORE, alarms, by_sentence
+from spanwise.explain.alarms import OF_REWARD, OF_SCORE, alarms, by_sentence, later_elements
 from spanwise.fidelity import ScoreName, fixed_point
 from spanwise.measure import Curve, Interval
 from spanwise.measure.intervals import bounds_text
@@ -174,13 +174,13 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
 
 
 def _families(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the figures of many parts of one reward by their mean.
+    """Replace the figures of many parts of one reward by their mean; of a list its first element counts, as lists may be short.
 
-    >>> _families({"equals.a": 1.0, "equals.b": 0.0, "equals.c": 0.5, "equals.d": None, "form": 1.0})
+    >>> _families({"equals.a": 1.0, "equals.b": 0.0, "equals.c[0]": 0.5, "equals.c[1]": 0.0, "equals.d": None, "form": 1.0})
     {'equals (4 parts)': 0.5, 'form': 1.0}
     """
-    joined = dict[str, Any]()
-    for label, names in families(values).items():
+    joined, later = dict[str, Any](), later_elements(values)
+    for label, names in families(name for name in values if name not in later).items():
         numbers = [values[name] for name in names if values[name] is not None]
         joined[label] = values[label] if label in values else sum(numbers) / len(numbers) if numbers else None
     return joined

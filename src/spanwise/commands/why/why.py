@@ -19,6 +19,7 @@ from rich.text import Text
 from spanwise.commands.credit.apply import AT_A_TIME, Applied, CreditResult
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.fitted import plain_table, say
+from spanwise.commands.why.decisions import decision_notes
 from spanwise.errors import RecipeError
 from spanwise.explain.remarks import cut_off
 from spanwise.report.words import SHARING
@@ -53,7 +54,8 @@ def why(
         raise RecipeError(f"--completion is {completion}, but '{result.table.path}' holds the completions 0 to {last}.")
     zeros = reasons(result)
     lines = _all(result, zeros, examples) if completion is None else _one(result, zeros, completion)
-    say(console, *lines, *result.notes, keep=2)
+    notes = decision_notes(result) if completion is None else ()
+    say(console, *lines, *notes, *result.notes, keep=2)
     return zeros
 
 

@@ -1,0 +1,83 @@
+"""How a file's unlikely tokens and its critic suit SAE: how many decisions there are, how they lie, and how late they are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from spanwise.commands.credit.apply import CreditResult
+from spanwise.commands.credit.arms import token_columns
+from spanwise.commands.credit.page import opening_tokens
+from spanwise.credit.methods._gae import SaeSegments
+
+#: Tokens after a decision at which a critic is asked how much it has seen.
+LAGS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The tokens from one decision to the next: the critic's values over them, and the reward of their completion."""
+
+    value_t: np.ndarray  # the first before the decision, the last before the next one
+    reward: float
+
+
+def decision_notes(result: CreditResult) -> Iterator[str]:
+    """Yield a sentence for each method that cuts at unlikely tokens, and one on the critic's delay where the rewards tell."""
+    for name, scheme in result.arms.schemes.items():
+        segments = SaeSegments.of(scheme.method, scheme.options)
+        if segments is None:
+            continue
+        counts, stretches = _stretches(result, segments, token_columns(scheme)["value_nt"][0])
+        mean_count = sum(counts) / max(len(counts), 1)
+        start = f"{name}: {mean_count:.3g} decisions (tokens below {segments.threshold:g}) in a completion"
+        if not stretches:
+            yield f"{start}, so that it is GAE with lambda 1 nearly everywhere."
+            continue
+        sizes = np.array([len(stretch.value_t) - 1 for stretch in stretches])
+        lam = scheme.options.get("lam", 0.95) ** (1 / sizes.mean())
+        yield (
+            f"{start}, {sizes.mean():.3g} tokens from one to the next (deviation {sizes.std() / sizes.mean():.2g} of that). "
+            f"GAE with lambda {lam:.4g} at each token has the same horizon; docs/critic.md says where they differ."
+        )
+        yield _seen(name, stretches)
+
+
+def _stretches(result: CreditResult, segments: SaeSegments, values: str) -> tuple[list[int], list[Stretch]]:
+    """Return the number of decisions of each completion, and the stretches between them."""
+    table, counts, stretches = result.table, list[int](), list[Stretch]()
+    reward_n = result.scores.reward_nm.nansum(dim=1)
+    for n in range(len(table)):
+        tokens = slice(int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1]))
+        sampled = np.asarray(table.trainable[tokens])
+        logp_t, value_t = (table.token_values[column][tokens][sampled] for column in ("logprobs", values))
+        opens = opening_tokens(segments, logp_t, np.ones(len(logp_t), dtype=bool))
+        counts.append(len(opens))
+        edges = [*opens, len(value_t) - 1]
+        stretches += [
+            Stretch(value_t[first : last + 1].astype(np.float64), float(reward_n[n]))
+            for first, last in pairwise(edges)
+            if last > first and np.isfinite(value_t[first : last + 1]).all()
+        ]
+    return counts, stretches
+
+
+def _seen(name: str, stretches: list[Stretch]) -> str:
+    """Say how soon the critic's value follows a decision, as far as its changes agree with the rewards."""
+    reward = np.array([stretch.reward for stretch in stretches])
+    reward = reward - reward.mean()
+
+    def agreement(lag: int | None) -> np.ndarray:
+        ends = [stretch.value_t[-1 if lag is None else min(lag, len(stretch.value_t) - 1)] for stretch in stretches]
+        change = np.array(ends) - np.array([stretch.value_t[0] for stretch in stretches])
+        return (change - change.mean()) * reward
+
+    whole = agreement(None)
+    if len(whole) < 2 or whole.mean() <= 2 * whole.std(ddof=1) / len(whole) ** 0.5:
+        return f"{name}: over a stretch the critic's value does not move with the reward, so that it has not seen what was decided."
+    lag = next((lag for lag in LAGS if agreement(lag).mean() >= whole.mean() / 2), None)
+    words = "more than 64 tokens" if lag is None else f"{lag} token{'s' if lag > 1 else ''}"
+    return f"{name}: the critic has half of what it learns of a decision after {words}."
