@@ -34,6 +34,7 @@ highlight_language = "text"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["spanwise.css"]
+html_search_scorer = str(DOCS / "_static" / "scorer.js")
 html_show_sphinx = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#1f5fa8", "color-brand-content": "#1f5fa8"},
