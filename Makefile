@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds starts fields invoices demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds starts gpu fields invoices demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -118,6 +118,9 @@ bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/segmenters.py
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/credit_files.py
+
+gpu: .venv/train.stamp           ## credit on a CUDA device: equal, how often it waits, seconds, work side by side; docs/gpu.md; minutes
+	$(BIN)/python benchmarks/gpu.py --width 768 --layers 12
 
 first-report: .venv/train.stamp  ## a stranger's path to a report on rollouts of TRL, verl, verifiers and a CSV table; a fresh clone with --folder
 	$(BIN)/python benchmarks/first_report.py

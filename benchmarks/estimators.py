@@ -61,15 +61,19 @@ class Batch:
         """Write the result once."""
         return self.reward_n[:, None] * self.mask_float_nt
 
+    def groups(self) -> torch.Tensor:
+        """The groups by number, where the rewards are."""
+        return group_index(self.ids).to(self.reward_n.device)
+
     def blockwise(self, **options: Any) -> torch.Tensor:
         """Credit per block, spread over tokens."""
-        block_nk = credit.bae(self.reward_nk, group_index(self.ids), **options)
-        nothing_m = torch.zeros(2, dtype=torch.long)
-        return spread(Credit(block_nk, torch.zeros(len(block_nk), dtype=torch.float64), nothing_m, nothing_m), self.spans)
+        block_nk = credit.bae(self.reward_nk, self.groups(), **options)
+        nothing_m, stop_n = torch.zeros(2, dtype=torch.long), block_nk.new_zeros(len(block_nk), dtype=torch.float64)
+        return spread(Credit(block_nk, stop_n, nothing_m, nothing_m), self.spans)
 
     def grouped(self, estimator: Callable[..., torch.Tensor], **options: Any) -> torch.Tensor:
         """From token rewards to token advantages with a per-completion estimator, as verl's functions do."""
-        return to_tokens(estimator(self.reward_nt.sum(dim=1), group_index(self.ids), **options), self.mask_nt)
+        return to_tokens(estimator(self.reward_nt.sum(dim=1), self.groups(), **options), self.mask_nt)
 
 
 def rows(batch: Batch, peer: Any) -> list[tuple[str, Call, dict[str, Call], str]]:

@@ -42,7 +42,7 @@ def synthetic_batch(completions: int, tokens: int, *, words: int = 50_000) -> tu
         for place, mark in zip(places, marks, strict=True):
             ids[row, place : place + 3] = mark
     mask = np.arange(tokens) < length[:, None]
-    return Vocabulary(pieces), torch.from_numpy(ids), torch.from_numpy(mask)
+    return Vocabulary(tuple(pieces)), torch.from_numpy(ids), torch.from_numpy(mask)
 
 
 def main() -> None:
