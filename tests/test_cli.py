@@ -207,7 +207,7 @@ def test_fidelity_of_a_model_that_states_no_confidence(run, cache):
 
 def test_demo_has_both_arms(cache, tmp_path):
     done = spanwise(
-        "demo", "--steps", "1", "--output", tmp_path / "demo", "--set", "start_steps=2", "--set", "eval_prompts=4",
+        "demo", "confidence", "--steps", "1", "--output", tmp_path / "demo", "--set", "start_steps=2", "--set", "eval_prompts=4",
         "--set", "eval_samples=2", "--set", "prompts=2", "--set", "group_size=4", "--set", "report=false", cache=cache,
     )  # fmt: skip
     arms = json.loads((tmp_path / "demo" / "summary.json").read_text())["arms"]

@@ -7,7 +7,7 @@ import tutorial_pages
 from spanwise.credit import METHODS
 from trl_small import THIRD_PARTY
 
-PAGES = sorted(tutorial_pages.FOLDER.glob("*.md"))
+PAGES = sorted(page for page in tutorial_pages.FOLDER.glob("*.md") if page.stem != "index")
 pytestmark = [
     *THIRD_PARTY,
     pytest.mark.usefixtures("unchecked_shapes"),

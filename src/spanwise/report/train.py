@@ -217,8 +217,8 @@ def train_finding(
     intervals, unmeasured = intervals or {}, unmeasured or {}
     earned = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
     if not points:
-        said = f" {earned[0].upper()}{earned[1:]}." if earned else ""
-        return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{said}"
+        rewards_sentence = f" {earned[0].upper()}{earned[1:]}." if earned else ""
+        return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{rewards_sentence}"
     last, first = points[-1], points[0] if len(points) > 1 else {}
     wrong = alarms({name: last[name] for name in last if name not in unmeasured})
     after = f"After {_count(last['step'], 'step')}" if last["step"] else "Before any training"

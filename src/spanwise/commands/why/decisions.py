@@ -18,7 +18,7 @@ LAGS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Passage:
     """The tokens from one decision to the next: the critic's values over them, and the reward of their completion."""
 
     value_t: np.ndarray  # the first before the decision, the last before the next one
@@ -31,7 +31,8 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:
             continue
-        counts, stretches = _stretches(result, segments, token_columns(scheme)["value_nt"][0])
+        columns = token_columns(scheme)
+        counts, stretches = _stretches(result, segments, columns["logp_nt"][0], columns["value_nt"][0])
         mean_count = sum(counts) / max(len(counts), 1)
         start = f"{name}: {mean_count:.3g} decisions (tokens below {segments.threshold:g}) in a completion"
         if not stretches:
@@ -46,26 +47,26 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         yield _seen(name, stretches)
 
 
-def _stretches(result: CreditResult, segments: SaeSegments, values: str) -> tuple[list[int], list[Stretch]]:
+def _stretches(result: CreditResult, segments: SaeSegments, logp: str, value: str) -> tuple[list[int], list[Passage]]:
     """Return the number of decisions of each completion, and the stretches between them."""
-    table, counts, stretches = result.table, list[int](), list[Stretch]()
+    table, counts, stretches = result.table, list[int](), list[Passage]()
     reward_n = result.scores.reward_nm.nansum(dim=1)
     for n in range(len(table)):
         tokens = slice(int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1]))
         sampled = np.asarray(table.trainable[tokens])
-        logp_t, value_t = (table.token_values[column][tokens][sampled] for column in ("logprobs", values))
+        logp_t, value_t = (table.token_values[column][tokens][sampled] for column in (logp, value))
         opens = opening_tokens(segments, logp_t, np.ones(len(logp_t), dtype=bool))
         counts.append(len(opens))
         edges = [*opens, len(value_t) - 1]
         stretches += [
-            Stretch(value_t[first : last + 1].astype(np.float64), float(reward_n[n]))
+            Passage(value_t[first : last + 1].astype(np.float64), float(reward_n[n]))
             for first, last in pairwise(edges)
             if last > first and np.isfinite(value_t[first : last + 1]).all()
         ]
     return counts, stretches
 
 
-def _seen(name: str, stretches: list[Stretch]) -> str:
+def _seen(name: str, stretches: list[Passage]) -> str:
     """Say how soon the critic's value follows a decision, as far as its changes agree with the rewards."""
     reward = np.array([stretch.reward for stretch in stretches])
     reward = reward - reward.mean()
