@@ -66,8 +66,14 @@ test: .venv/dev.stamp            ## the test suite
 test-long: .venv/dev.stamp       ## two processes that train together, a run that is killed, pip, notebooks and examples; five minutes
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m long tests
 
+VERL_TESTS := .venv-verl/bin/python -m pytest -q
+# These share the whole runs of a session; each run waits for its processes a third of the time.
+VERL_RUNS := tests/engines/verl/test_main_ppo.py tests/engines/verl/test_verl_keeping.py
 test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an environment of its own; whole runs on CPU among it
-	.venv-verl/bin/python -m pytest -q tests/engines/verl
+	@mkdir -p runs; echo "$(VERL_TESTS) tests/engines/verl, whole runs beside the others; their output comes last"
+	@$(VERL_TESTS) $(VERL_RUNS) > runs/verl-tests.log 2>&1 & whole=$$!; \
+	$(VERL_TESTS) tests/engines/verl $(VERL_RUNS:%=--ignore=%); others=$$?; \
+	wait $$whole; whole=$$?; cat runs/verl-tests.log; [ $$others = 0 ] && [ $$whole = 0 ]
 
 test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; needs a Python >= 3.12
 	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl src/spanwise/engines/skyrl
