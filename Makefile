@@ -68,7 +68,7 @@ test-long: .venv/dev.stamp       ## two processes that train together, a run tha
 
 VERL_TESTS := .venv-verl/bin/python -m pytest -q
 # These share the whole runs of a session; each run waits for its processes a third of the time.
-VERL_RUNS := tests/engines/verl/test_main_ppo.py tests/engines/verl/test_verl_keeping.py
+VERL_RUNS := tests/engines/verl/test_main_ppo.py tests/engines/verl/test_verl_keeping.py tests/engines/verl/test_killed.py
 test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an environment of its own; whole runs on CPU among it
 	@mkdir -p runs; echo "$(VERL_TESTS) tests/engines/verl, whole runs beside the others; their output comes last"
 	@$(VERL_TESTS) $(VERL_RUNS) > runs/verl-tests.log 2>&1 & whole=$$!; \

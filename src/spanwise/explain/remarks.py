@@ -205,7 +205,7 @@ def _omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
 def _free_together(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
     """Say in one sentence what several parts of one reward have in common: leaving them out costs nothing."""
     free = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
-    for family in {objective.name.partition(".")[0] for objective in free if "." in objective.name}:
+    for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free if "." in objective.name):
         parts = [objective for objective in free if objective.name.startswith(f"{family}.")]
         counts = [count for objective in parts if (count := _omitted(objective, reading, scheme))]
         if len(counts) < 3:

@@ -13,7 +13,7 @@ from torch import Tensor
 from spanwise.credit import METHODS
 from spanwise.explain import alarms, batch_alarms, end_alarms
 from spanwise.explain.alarms import CAUSES, OF_REWARD, OF_SCORE, by_sentence, values_of
-from spanwise.layout import any_index
+from spanwise.layout import any_index, together
 from spanwise.measure import Curve, Interval
 from spanwise.measure.intervals import bounds_text
 from spanwise.metric import Metric, metrics_in
@@ -31,9 +31,9 @@ _HELD_OUT, _BATCH = "held-out prompts", "training batches"
 _HEADLINES = (
     "accuracy", "ece", "auroc", "brier", "laser_ece", "laser_auroc", "laser_brier", "refusal_rate", "malformed",
 )  # fmt: skip
-#: Figures whose axis begins at 0.
 #: The largest number of rewards that the finding names one by one.
 _NAMED = 4
+#: Figures whose axis begins at 0.
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
 
 
@@ -294,9 +294,7 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
 
 def glance_section(batches: Lines, names: Sequence[str]) -> Section:
     """Build the three pictures that one would show: the reward of each part, the comparisons that teach nothing, the length."""
-    families: dict[str, list[str]] = {}
-    for name in names:
-        families.setdefault(any_index(name), []).append(name)
+    families = together({name: name for name in names})
 
     def mean(lines: Lines, metric: str, members: Sequence[str]) -> float | None:
         numbers = [value for name in members for value in values_of(lines, metric.format(name))]

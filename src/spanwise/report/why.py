@@ -200,6 +200,7 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
             terms.append(_term(mixed * part.weight, score, "its own score"))
     total = math.fsum(amount for amount, *_ in terms)
     exact = abs(total - credit) <= 1e-6 * (1 + abs(credit))
+    each, share_text = _share(row, method, block, credit)
     warning = f"The recorded parts add up to {shown(total, sign=True)}, which is not the credit: do not rely on them."
     return {
         "credit": shown(credit, sign=True),
@@ -210,7 +211,8 @@ def _block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) ->
             for part in parts if exact
         ],
         "warning": warning if parts and not exact else "",
-        **dict(zip(("each", "share"), _share(row, method, block, credit), strict=True)),
+        "each": each,
+        "share": share_text,
     }  # fmt: skip
 
 

@@ -157,6 +157,7 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripte
                 here = row[f"end/{block}"] > 0
                 held = float(credit[trained].get(block, credit[trained].get("completion"))[first + n])
                 if trained == "rlcr" and not here:
+                    assert row[f"credit/{trained}/{block}"] is None
                     continue  # the completion's one number stands, whatever it leaves out
                 assert held == row[f"credit/{trained}/{block}"] if here else np.isnan(held)
         right = [row["reward/correct"] for row in group]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from spanwise.score import REWARDS, Reward, as_scores
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
 
+_T = TypeVar("_T")
 #: The largest number of places of a padded table that are processed at once.
 AT_A_TIME = 250_000
 _OF_A_SCORE = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
@@ -210,17 +211,28 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     return score_figures, f"{sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in reasons)
 
 
+def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
+    """Return the values of objectives by name, or once for all parts of a reward, where they agree.
+
+    >>> _by_family({"x.a": 1, "x.b": 1, "x.c": 1, "x.d": 1, "y": 2})
+    {'x (4 parts)': 1, 'y': 2}
+    """
+    joined: dict[str, _T] = {}
+    for label, members in families(values).items():
+        agree = len({values[member] for member in members}) == 1
+        joined |= {label: values[members[0]]} if agree else {member: values[member] for member in members}
+    return joined
+
+
 def _origins(table: RolloutTable, arms: Arms) -> str:
     """Say where each reward comes from, and which recorded numbers are not used."""
-    origins, names = [], list(dict.fromkeys(objective.name for objective in arms.objectives))
-    for label, members in families(names).items():
-        columns = {name: arms.taken.get(name) for name in members}
-        places = [
-            "the text" if column is None else "the file" if column == name else f"the file's '{column}'"
-            for name, column in columns.items()
-        ]
-        alike = len(set(places)) == 1
-        origins += [f"{label} from {places[0]}"] if alike else map(" from ".join, zip(members, places, strict=True))
+    names = list(dict.fromkeys(objective.name for objective in arms.objectives))
+    columns = {name: arms.taken.get(name) for name in names}
+    places = {
+        name: "the text" if column is None else "the file" if column == name else f"the file's '{column}'"
+        for name, column in columns.items()
+    }
+    origins = [f"{label} from {place}" for label, place in _by_family(places).items()]
     used = {arms.taken.get(name) for name in names}
     unused = [name for name in table.rewards if name not in used] if origins else []
     rest = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
@@ -235,13 +247,8 @@ def _sums(schemes: Mapping[str, Scheme]) -> str:
     parts = []
     for name, scheme in schemes.items():
         if has_sums and scheme.entry.kind == "completion":
-            weights, terms = {term.name: term.weight for term in scheme.objectives}, list[str]()
-            for label, members in families(weights).items():
-                alike = len({weights[member] for member in members}) == 1
-                terms += [
-                    f"{'' if weights[member] == 1 else f'{weights[member]:g} '}{label if alike else member}"
-                    for member in (members[:1] if alike else members)
-                ]
+            weights = _by_family({term.name: term.weight for term in scheme.objectives})
+            terms = (f"{'' if weight == 1 else f'{weight:g} '}{label}" for label, weight in weights.items())
             parts.append(f"{name}: {' + '.join(terms)}{'' if len(scheme.objectives) > 1 else ' alone'}")
     return f"The one number of a completion adds up rewards: {'; '.join(parts)}." if parts else ""
 
