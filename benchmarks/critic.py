@@ -1,6 +1,7 @@
 """What a critic is worth: PPO with GAE and with SAE beside GRPO, the same start, prompts and number of completions.
 
-    python benchmarks/critic.py [--task digits,digits_long] [--seeds 0,1,2,3,4] [--arms gae-1,gae-.95] [--output runs/critic]
+    python benchmarks/critic.py [--task digits,digits_long,walk] [--seeds 0,1,2,3,4] [--arms gae-1,gae-.95] [--output runs/critic]
+    python benchmarks/critic.py --task walk --seeds 100 --rates .0003,.001,.003    # the grid that RATES was chosen from
     python benchmarks/critic.py --table [--charts docs/images]          # trains nothing: tables of the runs that are there
 
     gae-L              GAE with lambda L
@@ -11,6 +12,9 @@
     grpo               GRPO at G = 16: no critic
     rloo               the same without the division by the group's standard deviation
     gae-.95-pairs, sae-start-.2-pairs   as many completions, two of a prompt instead of sixteen: a critic needs no groups
+    ...-exact          the values are the true ones (benchmarks/walk_truth.py), on the walks alone
+
+The walks (benchmarks/walk_task.py) are trained as a user would train them: a model folder, a file of prompts and a reward function.
 
 First a critic is fitted for each seed on completions of the start, which is not trained meanwhile; every arm with a critic starts
 from it. Only the reward of the solution counts, and it lies on the solution's last token. What is there already is not run again.
@@ -19,8 +23,10 @@ from it. Only the reward of the solution counts, and it lies on the solution's l
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import io
+import itertools
 import json
 import os
 import time
@@ -28,6 +34,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -35,6 +42,7 @@ import numpy as np
 import torch
 import yaml
 from rich.console import Console
+from walk_task import WALKS, walk_start, write_prompts
 
 from spanwise.commands.compare.compare import ArmRun
 from spanwise.commands.shared.display import quiet
@@ -69,6 +77,22 @@ TASKS: dict[str, dict[str, Any]] = {
         "objectives": [{"reward": "correct", "pays": ["solution"]}],
     },
 }
+_WALK = {
+    "steps": 40,
+    "prompts": 4,
+    "group_size": 8,
+    "warmup_steps": 0,
+    "entropy": 0.0,
+    "entropy_target": None,
+    "eval_every": 0,
+    "eval_prompts": 128,
+    "eval_samples": 1,
+    "layout": {"walk": []},
+    "objectives": [{"reward": f"{Path(__file__).with_name('walk_task.py')}:right", "name": "correct", "pays": ["walk"]}],
+}
+TASKS |= dict.fromkeys(WALKS, _WALK)
+#: Warm starts of the walks: a run takes that of its seed, modulo this.
+WALK_STARTS = 2
 #: What the critic's own training has, and how many steps it is fitted before the policy trains.
 CRITICS: dict[str, dict[str, Any]] = {
     "digits": {"learning_rate": 5e-4, "mini_batches": 8},
@@ -78,8 +102,12 @@ AHEAD: dict[str, dict[str, int]] = {
     "digits": {"steps": 20, "prompts": 128, "group_size": 2},
     "digits_long": {"steps": 20, "prompts": 128, "group_size": 2},
 }
+CRITICS |= {name: {"learning_rate": 1e-3, "mini_batches": 4} for name in WALKS}
+AHEAD |= {name: {"steps": 20, "prompts": 32, "group_size": 8} for name in WALKS}
 #: The accuracy whose price in samples is looked for.
-REACH = {"digits": (0.75, 0.8), "digits_long": (0.7, 0.8)}
+REACH = {"digits": (0.75, 0.8), "digits_long": (0.7, 0.8), **dict.fromkeys(WALKS, (0.5, 0.7))}
+#: The learning rate of each arm of the walks, by the mean reward of all batches on seed 100, over `GRID`.
+RATES: dict[str, dict[str, float]] = {}
 
 
 def _gae(**options: Any) -> dict[str, Any]:
@@ -109,6 +137,18 @@ ARMS: dict[str, dict[str, Any]] = {
     "sae-start-.2-pairs": {**_sae("start", 0.2), **_PAIRS},
     "rloo": {"method": "rloo"},
 }
+_OF_DIGITS = list(ARMS)
+#: The same horizon as SAE .95 has, in tokens, for each walk: .95^(1/L).
+for _walk in WALKS.values():
+    ARMS[f"gae-{_walk.horizon:.4f}"] = _gae(lam=_walk.horizon)
+ARMS["sae-start-.2-lam-.8"] = _sae("start", 0.2, 0.8)
+ARMS |= {f"{arm}-exact": ARMS[arm] for arm in ("gae-1", "gae-.95", "sae-start-.2")}
+#: The arms that are run on a walk if none are named.
+_OF_WALK = {
+    name: ["grpo", "gae-1", "gae-.95", f"gae-{walk.horizon:.4f}", "sae-start-.2", "sae-start-.2-lam-.8"]
+    for name, walk in WALKS.items()
+}
+ARMS_OF = {task: _OF_WALK.get(task, _OF_DIGITS) for task in TASKS}
 #: These are run for every seed before any of the others.
 FIRST = 6
 FIGURES = ("held-out, at the end", "area", "area, all counted")
@@ -132,24 +172,31 @@ def pretraining(task: str, seed: int, folder: Path) -> ArmRun:
     return _run("pre", seed, folder, {**fields, "task": task, "seed": 1000 + seed})
 
 
-def planned(task: str, arm: str, seed: int, folder: Path, *, save: Sequence[int] = ()) -> ArmRun:
+def planned(task: str, arm: str, seed: int, folder: Path, *, save: Sequence[int] = (), rate: float | None = None) -> ArmRun:
     """The run of an arm; that of a critic's arm goes on with the critic of its seed."""
     fields = {**TASKS[task], **ARMS[arm], "task": task, "seed": seed}
+    if task in WALKS:
+        fields["learning_rate"] = rate or RATES.get(task, {}).get(arm.removesuffix("-exact"), 3e-4)
     fields["prompts"] = TASKS[task]["prompts"] * TASKS[task]["group_size"] // fields["group_size"]
     if _has_critic(arm):
         fields["critic"] = {**CRITICS[task], "model": str(folder / f"pre-{seed}" / "critic")}
     if seed in save:
         fields["save_every"] = 20
-    return _run(arm, seed, folder, fields)
+    return _run(arm if rate is None else f"{arm}@{rate:g}", seed, folder, fields)
 
 
 def _run(arm: str, seed: int, folder: Path, fields: Mapping[str, Any]) -> ArmRun:
     common = {"report": False, "keep_rollouts": 20, "output": str(folder / f"{arm}-{seed}")}
+    if (walk := WALKS.get(fields["task"])) is not None:
+        prompts = write_prompts(walk, folder / "prompts.jsonl", 8_000)
+        model = walk_start(walk, seed=seed % WALK_STARTS)
+        common |= {"task": "confidence", "model": str(model), "dataset": str(prompts), "max_completion_length": walk.longest}
+        fields = {name: value for name, value in fields.items() if name != "task"}
     return ArmRun(arm, seed, load(None, {**common, **fields}))
 
 
 def _has_critic(arm: str) -> bool:
-    return ARMS[arm]["method"] in ("gae", "sae")
+    return ARMS[arm]["method"] in ("gae", "sae") and not arm.endswith("-exact")
 
 
 def in_order(tasks: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
@@ -162,13 +209,15 @@ def in_order(tasks: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) ->
                     yield task, arm, seed
 
 
-def train_all(tasks: Sequence[str], arms: Sequence[str], seeds: Sequence[int], output: Path, save: Sequence[int]) -> None:
+def train_all(
+    task: str, arms: Sequence[str], seeds: Sequence[int], output: Path, save: Sequence[int], rates: Sequence[float | None]
+) -> None:
     """Train what is missing, one run after the other; a run that fails is named, and the others go on."""
-    plan = list(in_order(tasks, arms, seeds))
+    plan = [(*entry, rate) for rate in rates for entry in in_order([task], arms, seeds)]
     failed: set[Path] = set()
-    for count, (task, arm, seed) in enumerate(plan):
+    for count, (task, arm, seed, rate) in enumerate(plan):
         folder = output / task
-        needed = [planned(task, arm, seed, folder, save=save)]
+        needed = [planned(task, arm, seed, folder, save=save, rate=rate)]
         if _has_critic(arm):
             needed.insert(0, pretraining(task, seed, folder))
         for run in needed:
@@ -187,8 +236,9 @@ def _train(run: ArmRun, title: str) -> bool:
     run.file.write_text(yaml.safe_dump(run.asked(), sort_keys=False))
     started = time.perf_counter()
     try:
-        final = train(run.recipe, overwrite=True, console=Console(file=io.StringIO()))["final"]
-        said = f"accuracy {final['accuracy']:.3f}"
+        with _knowing() if run.arm.endswith("-exact") else contextlib.nullcontext():
+            final = train(run.recipe, overwrite=True, console=Console(file=io.StringIO()))["final"]
+        said = f"accuracy {_accuracy(final):.3f}"
     except SpanwiseError as error:
         final, said = None, f"failed: {error}"
     gc.collect()
@@ -196,6 +246,18 @@ def _train(run: ArmRun, title: str) -> bool:
         f"{time.strftime('%H:%M:%S')} {title} {run.folder.name}: {time.perf_counter() - started:.0f} s, {said}", flush=True
     )
     return final is not None
+
+
+def _knowing() -> Any:
+    """Let the critic's part in the trainer give the true values."""
+    from walk_truth import ExactInTrl
+
+    return mock.patch("spanwise.modes.critic.critic.CriticInTrl", ExactInTrl)
+
+
+def _accuracy(figures: Mapping[str, Any]) -> float:
+    """Return the accuracy of an evaluation, which a reward function of one's own calls a reward."""
+    return float(figures["accuracy"] if "accuracy" in figures else figures["reward/correct"])
 
 
 # --------------------------------------------------------------------------------------------------------- figures
@@ -215,7 +277,7 @@ class Found:
     def __init__(self, run: ArmRun, ahead: int) -> None:
         self.ahead, self.size = ahead, run.recipe.prompts * run.recipe.group_size
         summary = json.loads((run.folder / "summary.json").read_text())
-        points = {int(point["step"]) * self.size: float(point["accuracy"]) for point in summary["curve"]}
+        points = {int(point["step"]) * self.size: _accuracy(point) for point in summary["curve"]}
         self.samples, self.accuracy = np.array(sorted(points)), np.array([points[x] for x in sorted(points)])
         lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
         self.lines = [line for line in lines if "loss" in line]
@@ -247,16 +309,16 @@ class Found:
 
 
 def found(
-    task: str, arms: Sequence[str], seeds: Sequence[int], output: Path, save: Sequence[int]
+    task: str, arms: Sequence[str], seeds: Sequence[int], output: Path, save: Sequence[int], rates: Sequence[float | None]
 ) -> dict[str, dict[int, Found]]:
     """The runs that are there, by arm and seed."""
     ahead = AHEAD[task]["steps"] * AHEAD[task]["prompts"] * AHEAD[task]["group_size"]
     there: dict[str, dict[int, Found]] = {}
-    for arm in arms:
+    for arm, rate in itertools.product(arms, rates):
         for seed in seeds:
-            run = planned(task, arm, seed, output / task, save=save)
+            run = planned(task, arm, seed, output / task, save=save, rate=rate)
             if run.finished():
-                there.setdefault(arm, {})[seed] = Found(run, ahead if _has_critic(arm) else 0)
+                there.setdefault(run.arm, {})[seed] = Found(run, ahead if _has_critic(arm) else 0)
     return there
 
 
@@ -303,7 +365,7 @@ def _critic_table(there: dict[str, dict[int, Found]]) -> str:
     parts = {"first 5 steps": (0, 5), "steps 6 to 20": (5, 20), "last 20": (-20, None)}
     rows = []
     for arm, seeds in there.items():
-        if not _has_critic(arm):
+        if not any("critic/explained_variance" in line for one in seeds.values() for line in one.lines):
             continue
         explained = [[one.metric("critic/explained_variance", *part) for one in seeds.values()] for part in parts.values()]
         share = [one.metric("critic/share", 2, None) for one in seeds.values()]
@@ -407,8 +469,9 @@ def _points(arm: str, seeds: dict[int, Found], *, window: int = 5) -> Iterator[d
 def main() -> None:
     """Run what is missing, then show everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default=",".join(TASKS))
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--task", default="digits,digits_long")
+    parser.add_argument("--arms", help="default: those that the task is documented with")
+    parser.add_argument("--rates", help="learning rates to try, in place of RATES")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--output", default="runs/critic")
     parser.add_argument(
@@ -420,12 +483,13 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet()
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
-    tasks, arms = options.task.split(","), options.arms.split(",")
+    rates = [float(rate) for rate in options.rates.split(",")] if options.rates else [None]
     seeds, save = ([int(one) for one in text.split(",") if one] for text in (options.seeds, options.save))
-    if not options.table:
-        train_all(tasks, arms, seeds, Path(options.output), save)
-    for task in tasks:
-        there = found(task, arms, seeds, Path(options.output), save)
+    for task in options.task.split(","):
+        arms = options.arms.split(",") if options.arms else ARMS_OF[task]
+        if not options.table:
+            train_all(task, arms, seeds, Path(options.output), save, rates)
+        there = found(task, arms, seeds, Path(options.output), save, rates)
         if there:
             show(task, there)
             if options.charts:

@@ -130,6 +130,8 @@ TAGGED = {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confi
         ({"layout": {"all": []}}, TAGGED, None),
         ({"layout": {"all": ["reasoning", "answer", "analysis", "confidence"]}}, TAGGED, None),
         ({"layout": {"s": ["think", "answer"], "c": ["confidence"]}}, {"s": ["think", "answer"], "c": ["confidence"]}, None),
+        ({"model": "m", "dataset": "d", "layout": {"walk": []}}, {"walk": []}, None),
+        ({"model": "m", "dataset": "d", "method": "grpo"}, TAGGED, None),
     ],
 )
 def test_completions_are_read_by_the_recipes_blocks(fields, blocks, prefilled):

@@ -451,7 +451,8 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     """Return the layout that completions are read by: the recipe's, or the task's."""
     layout = _layout(recipe, task_layout)
     # A recipe that pays the whole completion as one block does not change the text, so the task's blocks stay.
-    if len(layout.names) == 1 and layout.marks in ((), task_layout.marks):
+    unmarked = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
+    if len(layout.names) == 1 and (unmarked or layout.marks == task_layout.marks):
         settings = {"segmenter": task_layout.segmenter if not layout.marks else layout.segmenter, "most": task_layout.most}
         return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, **settings)
     return layout

@@ -1,0 +1,307 @@
+"""The true value of every prefix of a walk, an exact critic for training, and estimators of the advantage against the truth.
+
+    python benchmarks/walk_truth.py [--walks walk,walk_uneven] [--starts 0,1] [--folder runs/critic] [--completions 1024]
+
+The policy is taken as a function of the state: the mean probability of each move wherever a state was reached, and the mean
+probability that a line keeps the form and the rule. Then dynamic programming over lines and states gives the probability that a
+walk ends right from any prefix.
+
+The table needs critics that `benchmarks/critic.py --task walk` has fitted. It samples completions of the start, and compares each
+estimator's advantages with the true ones: the correlation at the moves, and the cosine between the policy gradient of 64
+completions and the true gradient of all the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from walk_task import LAST, MOVES, STARTS, STATES, STEP, WALKS, Walk, walk_start
+
+from spanwise.commands.shared.display import quiet
+from spanwise.credit import gae, sae
+from spanwise.engines.sample import continue_ids
+from spanwise.losses import critic_error
+from spanwise.measure import mean_interval
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.modes.critic.critic import CriticInTrl
+from spanwise.modes.critic.value_model import ValueModel
+from spanwise.modes.sequences import Sequences, sequences
+
+
+@dataclass(frozen=True)
+class Place:
+    """A sampled token of a walk that kept the form and the rule so far: what it may be, and where the walk stands."""
+
+    row: int
+    token: int
+    line: int
+    state: int
+    move: int | None  # of this line, once it is written
+    expected: str | None  # the only token that keeps form and rule; None where the move is chosen
+
+
+def places(walk: Walk, words: Sequence[Sequence[str]], start_n: Sequence[int]) -> Iterator[Place]:
+    """Follow each walk token by token, up to and with its first false token."""
+    for row, (tokens, start) in enumerate(zip(words, start_n, strict=True)):
+        line, state, token, is_right = 0, start, 0, True
+
+        while is_right and token < len(tokens) and line < walk.lines:
+            yield Place(row, token, line, state, None, f"#{line + 1}")
+            is_right, token = tokens[token] == f"#{line + 1}", token + 1
+            if not is_right or token >= len(tokens):
+                break
+            yield Place(row, token, line, state, None, None)
+            if tokens[token] not in MOVES:
+                is_right = False
+                break
+            move, token = MOVES.index(tokens[token]), token + 1
+            for expected in [*(f"({left})" for left in range(walk.countdown_m[move], 0, -1)), str(STEP[state, move])]:
+                if not is_right or token >= len(tokens):
+                    break
+                yield Place(row, token, line, state, move, expected)
+                is_right, token = tokens[token] == expected, token + 1
+            line, state = line + 1, int(STEP[state, move])
+        if is_right and line == walk.lines and token < len(tokens):
+            yield Place(row, token, line, state, None, "<eos>")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a policy does, as a function of the state."""
+
+    move_sm: Tensor  # the probability of each move
+    keeps: float  # the probability that a line keeps form and rule
+
+    def worth(self, walk: Walk) -> Tensor:
+        """Return the probability (lines + 1, states) that a walk ends right which has come to a state before a line."""
+        worth_ls = torch.zeros(walk.lines + 1, STATES, dtype=torch.float64)
+        worth_ls[walk.lines, LAST] = 1.0
+        after_sm = torch.from_numpy(STEP)
+        for line in reversed(range(walk.lines)):
+            worth_ls[line] = self.keeps * (self.move_sm * worth_ls[line + 1][after_sm]).sum(dim=1)
+        return worth_ls
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Walks that a policy sampled, and the model's log-probabilities of all tokens there."""
+
+    walk: Walk
+    rows: Sequences
+    mask_nt: Tensor
+    words: list[list[str]]
+    start_n: list[int]
+    logp_ntv: Tensor
+    ids: Mapping[str, int]
+
+    @property
+    def reward_n(self) -> Tensor:
+        """1 for each right walk."""
+        pairs = zip(self.start_n, self.words, strict=True)
+        return torch.tensor(
+            [
+                float(words[-1] == "<eos>" and self.walk.is_right(start, "".join(words[:-1])))
+                for start, words in pairs
+                if words
+            ]
+        )
+
+    def policy(self) -> Policy:
+        """Average what the policy does over all places that it reached."""
+        ids_m = torch.tensor([self.ids[move] for move in MOVES])
+        sum_sm = torch.full((STATES, len(MOVES)), 1e-3, dtype=torch.float64)
+        kept = dict[tuple[int, int], Tensor]()
+        for place in places(self.walk, self.words, self.start_n):
+            logp_v = self.logp_ntv[place.row, place.token]
+            if place.expected is None:
+                sum_sm[place.state] += logp_v[ids_m].exp()
+            elif place.line < self.walk.lines:
+                line = (place.row, place.line)
+                kept[line] = kept.get(line, torch.zeros(())) + logp_v[self.ids[place.expected]]
+        return Policy(sum_sm / sum_sm.sum(dim=1, keepdim=True), float(torch.stack([*kept.values()]).exp().mean()))
+
+    def truth(self, policy: Policy | None = None) -> tuple[Tensor, Tensor]:
+        """Return the true value before each token, and the true advantage of each move (0 at other tokens)."""
+        policy = policy or self.policy()
+        worth_ls = policy.worth(self.walk)
+        value_nt, adv_nt = (torch.zeros(self.mask_nt.shape, dtype=torch.float64) for _ in range(2))
+        for place in places(self.walk, self.words, self.start_n):
+            here = worth_ls[place.line, place.state]
+            after_move = None if place.move is None else STEP[place.state, place.move]
+            if after_move is not None:
+                here = policy.keeps * worth_ls[place.line + 1, after_move]
+            value_nt[place.row, place.token] = here
+            word = self.words[place.row][place.token]
+            if place.expected is None and word in MOVES:
+                after = policy.keeps * worth_ls[place.line + 1, STEP[place.state, MOVES.index(word)]]
+                adv_nt[place.row, place.token] = after - here
+        return value_nt, adv_nt
+
+
+@torch.no_grad()
+def sampled(walk: Walk, model: Any, tokenizer: Any, rows: Sequences, mask_nt: Tensor) -> Sampled:
+    """Read walks with the model that sampled them."""
+    attention_nl, width = rows.attention_nl, rows.width
+    positions_nl = (attention_nl.cumsum(dim=1) - 1).clamp(min=0)
+    logits = [
+        model(input_ids=ids, attention_mask=attention, position_ids=position, logits_to_keep=width + 1).logits[:, :-1]
+        for ids, attention, position in zip(
+            rows.ids_nl.split(64), attention_nl.split(64), positions_nl.split(64), strict=True
+        )
+    ]
+    names = {index: word for word, index in tokenizer.get_vocab().items()}
+    completion_nt = rows.ids_nl[:, -width:]
+    words = [[names[int(one)] for one in ids[mask]] for ids, mask in zip(completion_nt, mask_nt.bool(), strict=True)]
+    prompts = tokenizer.batch_decode(rows.ids_nl[:, :-width], skip_special_tokens=True)
+    starts = [int(prompt.strip()[0]) for prompt in prompts]
+    return Sampled(walk, rows, mask_nt.bool(), words, starts, torch.cat(logits).log_softmax(dim=-1), tokenizer.get_vocab())
+
+
+class ExactInTrl(CriticInTrl):
+    """A critic that knows: the true values of each batch under the policy that sampled it. It replaces the learned one."""
+
+    def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
+        """Add the true values to a batch."""
+        trainer, batch = self.trainer, own.batch
+        walk = WALKS[batch.columns["answer"][0]]
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        walks = sampled(walk, model, trainer._text_tokenizer, sequences(output, batch), batch.mask_nt)
+        value_nt = walks.truth()[0].to(torch.float32)
+        target_nt = walks.reward_n[:, None].expand_as(value_nt)
+        error = critic_error(value_nt, target_nt, batch.mask_nt.bool())
+        filled = replace(batch, value_nt=value_nt[..., None], bootstrap_n=torch.zeros(len(value_nt), 1))
+        return replace(own, batch=filled), {f"critic/{name}": number for name, number in error.items()}
+
+    @property
+    def waits(self) -> bool:
+        """A critic that knows is never waited for."""
+        return False
+
+
+# ------------------------------------------------------------------------------------------- against the truth
+
+Estimator = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def _gae(lam: float) -> Estimator:
+    return lambda reward_nt, value_nt, _, mask_nt: gae(reward_nt, value_nt, mask_nt, lam=lam)
+
+
+def _sae(lam: float) -> Estimator:
+    return lambda reward_nt, value_nt, logp_nt, mask_nt: sae(reward_nt, value_nt, logp_nt, mask_nt, lam=lam)
+
+
+def estimators(walk: Walk) -> dict[str, Estimator]:
+    """Return every estimator of the runs that reads values."""
+    return {
+        "gae-1": _gae(1.0), "gae-.95": _gae(0.95), f"gae-{walk.horizon:.4f}": _gae(walk.horizon), "sae-start-.2": _sae(0.95),
+        "sae-start-.2-lam-.8": _sae(0.8),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--walks", default="walk,walk_uneven")
+    parser.add_argument("--starts", default="0,1")
+    parser.add_argument("--folder", default="runs/critic")
+    parser.add_argument("--completions", type=int, default=1024)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    quiet()
+    for name in options.walks.split(","):
+        parts = [_measure(WALKS[name], int(start), options) for start in options.starts.split(",")]
+        print(
+            f"\n## {name}\n\n| estimator | critic | correlation at the moves | cosine of the gradient |\n|---|---|---|---|"
+        )
+        for key in parts[0]:
+            cells = []
+            for figure in ("correlation", "cosine"):
+                values = torch.tensor([value for part in parts for value in part[key][figure]], dtype=torch.float64)
+                interval = mean_interval(values)
+                cells.append(f"{interval.value:.2f} ({interval.low:.2f}, {interval.high:.2f})")
+            print(f"| `{key[0]}` | {key[1]} | {' | '.join(cells)} |")
+
+
+def _measure(walk: Walk, start: int, options: Any) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """Sample the start's completions in batches of 64, and compare every estimator with the truth in each."""
+    folder = walk_start(walk, seed=start)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder, padding_side="left"),
+    )
+    critic = ValueModel.load(f"{options.folder}/{walk.name}/pre-{start}/critic", ("return",), CriticConfig(), tokenizer)
+    per_start = options.completions // len(STARTS) + 1
+    prefixes = [tokenizer(f"{place}=")["input_ids"] for place in STARTS]
+    ids_nt, mask_nt = continue_ids(
+        model, tokenizer, prefixes, samples=per_start, max_new_tokens=walk.longest, seed=start + 1
+    )
+    prompt_nl = torch.tensor(prefixes).repeat_interleave(per_start, dim=0)
+    ids_nl = torch.cat([prompt_nl, ids_nt], dim=1)
+    rows = Sequences(ids_nl, torch.cat([torch.ones_like(prompt_nl), mask_nt.long()], dim=1), ids_nt.shape[1])
+    walks = sampled(walk, model, tokenizer, rows, mask_nt)
+    exact_nt, true_nt = walks.truth()
+    with torch.no_grad():
+        learned_nt = torch.cat(
+            [critic.value(critic(rows.take(part)))[..., 0] for part in torch.arange(len(ids_nt)).split(64)]
+        )
+    values = {"learned": learned_nt[:, :-1].double(), "exact": exact_nt}
+    reward_n, last_n = walks.reward_n.double(), mask_nt.sum(dim=1) - 1
+    reward_nt = torch.zeros(mask_nt.shape, dtype=torch.float64)
+    reward_nt[torch.arange(len(last_n)), last_n] = reward_n
+    logp_nt = walks.logp_ntv.gather(2, ids_nt[..., None])[..., 0].double()
+    ends = {critic: critic_error(value, reward_n[:, None].expand_as(value), mask_nt) for critic, value in values.items()}
+    shown = {critic: round(float(error["explained_variance"]), 3) for critic, error in ends.items()}
+    print(
+        f"{walk.name}, start {start}: {float(reward_n.mean()):.3f} right, {float(exact_nt[:, 0].mean()):.3f} by the true values; "
+        f"explained variance {shown}"
+    )
+    adv = {
+        (name, critic): estimate(reward_nt, value_nt, logp_nt, mask_nt)
+        for critic, value_nt in values.items()
+        for name, estimate in estimators(walk).items()
+    }
+    centred_n = reward_n.clone()
+    prompt_n = torch.arange(len(reward_n)) // per_start
+    for place in range(len(STARTS)):
+        centred_n[prompt_n == place] -= reward_n[prompt_n == place].mean()
+    adv["grpo", "none"] = torch.where(mask_nt, centred_n[:, None], 0.0)
+    # The truth pays slips, too: what each token changed, V after it minus V before.
+    after_nt = torch.cat([exact_nt[:, 1:], torch.zeros(len(exact_nt), 1, dtype=torch.float64)], dim=1)
+    after_nt[torch.arange(len(last_n)), last_n] = reward_n
+    adv["the truth", "exact"] = torch.where(mask_nt, after_nt - exact_nt, 0.0)
+    batches = torch.randperm(len(ids_nt), generator=torch.Generator().manual_seed(0)).split(64)[:-1]
+    true_grads = torch.stack([_gradient(model, rows.take(part), adv["the truth", "exact"][part]) for part in batches])
+    is_move_nt = torch.isin(ids_nt, torch.tensor([walks.ids[move] for move in MOVES])) & mask_nt
+    figures: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for key, adv_nt in adv.items():
+        figures[key] = {"correlation": [], "cosine": []}
+        for number, part in enumerate(batches):
+            at = is_move_nt[part] & (true_nt[part] != 0)
+            pair = torch.stack([adv_nt[part][at], true_nt[part][at]])
+            figures[key]["correlation"].append(float(torch.corrcoef(pair)[0, 1]))
+            others = (true_grads.sum(dim=0) - true_grads[number]) / (len(batches) - 1)
+            own = true_grads[number] if key[0] == "the truth" else _gradient(model, rows.take(part), adv_nt[part])
+            figures[key]["cosine"].append(float(torch.nn.functional.cosine_similarity(own, others, dim=0)))
+    return figures
+
+
+def _gradient(model: Any, rows: Sequences, adv_nt: Tensor) -> Tensor:
+    """Return the policy gradient of some completions with the advantages of their tokens, as one vector."""
+    positions_nl = (rows.attention_nl.cumsum(dim=1) - 1).clamp(min=0)
+    logits = model(
+        input_ids=rows.ids_nl, attention_mask=rows.attention_nl, position_ids=positions_nl, logits_to_keep=rows.width + 1
+    ).logits[:, :-1]
+    logp_nt = logits.log_softmax(dim=-1).gather(2, rows.ids_nl[:, -rows.width :, None])[..., 0]
+    grads = torch.autograd.grad((logp_nt * adv_nt.float()).sum() / len(adv_nt), [*model.parameters()])
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+if __name__ == "__main__":
+    main()
