@@ -122,3 +122,14 @@ def test_presets_take_the_one_block_that_the_recipe_names(name, tmp_path):
     applied = credit_rollouts(file, methods=[name], overrides=layout).applied[0]
     expected = {"grpo": 0.5 / 0.5**0.5, "rloo": 1.0, "bae": 0.5}[name]
     assert applied.by_block["completion"].tolist() == pytest.approx([expected, -expected], rel=1e-4)
+
+
+def test_a_reward_function_sees_no_end_token(tmp_path):
+    rows = [{"prompt": "2+2=", "completion": text, "correct": 1.0} for text in ("4<|im_end|>", "5<|im_end|>")]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "digit.py").write_text("def last(completions, **_):\n    return [float(text[-1]) for text in completions]\n")
+    objectives = [{"reward": f"{tmp_path / 'digit.py'}:last", "name": "last", "pays": ["all"]}]
+    result = credit_rollouts(
+        tmp_path / "rows.jsonl", methods=["bae"], overrides={"layout": {"all": []}, "objectives": objectives}
+    )
+    assert result.scores.reward_nm[:, result.scores.names.index("last")].tolist() == [4.0, 5.0]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import trl_small
 from helpers import NAN
-from spanwise.commands.eval.evaluate import _rewards
+from spanwise.commands.eval.evaluate import _rewards, evaluate
 from spanwise.commands.shared.samples import Samples, read_samples
 from spanwise.commands.train.train import train
 from spanwise.layout import Layout
@@ -19,7 +19,7 @@ from spanwise.objective import Objective
 from spanwise.recipe import load
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import build_model, build_tokenizer
+from spanwise.tasks import Task, build_model, build_tokenizer
 
 pytestmark = trl_small.THIRD_PARTY
 
@@ -57,6 +57,24 @@ def test_a_list_is_measured_by_the_elements_of_the_gold_list():
     }
     prompts = found.intervals()["reward/equals.items[*].price"]
     assert prompts.count == 2  # the interval is of prompts, not of elements
+
+
+def ended(completions, completion_ids, **_):
+    """Tell completions with an end token apart by their ids: 1 if the text does not show it, 0 if it does."""
+    pairs, end = zip(completions, completion_ids, strict=True), build_tokenizer().eos_token_id
+    return [float("<eos>" not in text) if ids[-1] == end else None for text, ids in pairs]
+
+
+def test_reward_functions_see_completions_as_in_training_without_the_end_token():
+    tokenizer, layout = build_tokenizer(), Layout({"all": []})
+    rows = datasets.Dataset.from_dict({"prompt": ["7+3="] * 2, "answer": ["0"] * 2})
+    recipe = load(
+        None, {"model": "m", "dataset": "d", "layout": {"all": []}, "objectives": [{"reward": "correct", "pays": ["all"]}]}
+    )
+    of_its_own = {"objectives": [{"reward": ended, "name": "ended", "pays": ["all"]}], "temperature": 100.0}
+    task, recipe = Task("own", "m", rows, rows, layout, 56), recipe.model_copy(update=of_its_own)
+    reward_n = evaluate(build_model(tokenizer, 0), tokenizer, task, recipe, prompts=2, samples=128).rewards["ended"]
+    assert reward_n[~reward_n.isnan()].tolist() == [1.0] * int((~reward_n.isnan()).sum()) != []
 
 
 def test_a_run_on_an_own_dataset_is_measured_by_what_it_is_trained_for(tmp_path, monkeypatch):

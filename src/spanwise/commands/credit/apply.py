@@ -29,6 +29,7 @@ from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.rollouts.table import Ragged, at, fitting_runs
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, Reward, as_scores
+from spanwise.score.items import without_end
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
 
@@ -300,7 +301,7 @@ def _for_functions(table: RolloutTable, rows: slice, texts: Sequence[BlockText],
     if has_functions or reads_ids:
         columns["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
     if has_functions:
-        columns |= {"prompts": table.prompts[rows], "completions": [whole_text(blocks) for blocks in texts]}
+        columns |= {"prompts": table.prompts[rows], "completions": [without_end(whole_text(blocks)) for blocks in texts]}
     return columns
 
 

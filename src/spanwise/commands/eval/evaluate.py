@@ -24,7 +24,7 @@ from spanwise.score.fields import gold_there
 from spanwise.score.reward import Columns, Texts
 from spanwise.tasks import Task, is_refusal
 from spanwise.tasks.embedded import stated_confidences
-from spanwise.types import Status, whole_text
+from spanwise.types import Status
 
 
 def evaluate(
@@ -56,9 +56,11 @@ def evaluate(
         correct[name] = torch.where(present_n, right_n, 0.0)
     rewards = dict[str, Tensor]()
     if not is_digits:
-        text_columns = {
+        completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
+        text_columns = {  # as TRL hands them to reward functions in training: without the token that ends a completion
             "prompts": [rows["prompt"][row] for row in row_n.tolist()],
-            "completions": [whole_text(entry) for entry in text],
+            "completions": tokenizer.batch_decode(completion_ids, skip_special_tokens=True),
+            "completion_ids": completion_ids,
         }
         columns = roller.columns(rows, row_n.tolist()) | text_columns
         rewards = _rewards(scheme_of(recipe, task.layout, max_tokens).objectives, text, columns)
