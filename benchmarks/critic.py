@@ -106,8 +106,14 @@ CRITICS |= {name: {"learning_rate": 1e-3, "mini_batches": 4} for name in WALKS}
 AHEAD |= {name: {"steps": 20, "prompts": 32, "group_size": 8} for name in WALKS}
 #: The accuracy whose price in samples is looked for.
 REACH = {"digits": (0.75, 0.8), "digits_long": (0.7, 0.8), **dict.fromkeys(WALKS, (0.5, 0.7))}
-#: The learning rate of each arm of the walks, by the mean reward of all batches on seed 100, over `GRID`.
-RATES: dict[str, dict[str, float]] = {}
+#: The learning rate of each arm of the walks: of .0001, .0003 and .001 the one with the largest area on seeds 100 and 101.
+RATES: dict[str, dict[str, float]] = {
+    "walk": {
+        "grpo": 1e-3, "gae-1": 3e-4, "gae-.95": 1e-4, "gae-0.9936": 3e-4, "sae-start-.2": 3e-4, "sae-start-.2-lam-.8": 1e-4,
+    },
+}  # fmt: skip
+# The other walks were not searched for.
+RATES |= {name: {**RATES["walk"], f"gae-{walk.horizon:.4f}": 3e-4} for name, walk in WALKS.items()}
 
 
 def _gae(**options: Any) -> dict[str, Any]:

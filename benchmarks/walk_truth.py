@@ -236,7 +236,7 @@ def _measure(walk: Walk, start: int, options: Any) -> dict[tuple[str, str], dict
         AutoModelForCausalLM.from_pretrained(folder),
         AutoTokenizer.from_pretrained(folder, padding_side="left"),
     )
-    critic = ValueModel.load(f"{options.folder}/{walk.name}/pre-{start}/critic", ("return",), CriticConfig(), tokenizer)
+    critic = ValueModel.load(f"{options.folder}/{walk.name}/pre-{start}/critic", ("correct",), CriticConfig(), tokenizer)
     per_start = options.completions // len(STARTS) + 1
     prefixes = [tokenizer(f"{place}=")["input_ids"] for place in STARTS]
     ids_nt, mask_nt = continue_ids(

@@ -36,7 +36,9 @@ def test_the_command_makes_a_report(words, tmp_path):
 
 def test_every_file_has_its_command():
     used = [word for words in COMMANDS for word in words if word in FILES]
-    assert set(used) == set(FILES) == {"sums.csv", "samples.json", "chats.jsonl", "theirs.csv", "problems.csv"}
+    assert (
+        set(used) == set(FILES) == {"sums.csv", "samples.json", "chats.jsonl", "agent.jsonl", "theirs.csv", "problems.csv"}
+    )
 
 
 def test_the_credit_of_the_first_example(capsys):

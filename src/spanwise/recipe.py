@@ -507,6 +507,10 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
             entry = {**entry, "reward": imported(reward, what=f"Objective {position}: the reward")}
         else:
             functions = [reward, *functions]
+    elif isinstance(reward, str) and reward in recorded and not is_registered(reward, kind="reward"):
+        entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # a column of a file, by its own name
+    elif isinstance(reward, str) and recorded and not is_registered(reward, kind="reward"):
+        raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
     if functions and not run_code:
         raise RecipeError(
             f"Objective {position} needs the function '{functions[0]}', whose values are not recorded. Code that a folder "

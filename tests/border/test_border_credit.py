@@ -25,6 +25,11 @@ def recipe(folder, **fields):
     return path
 
 
+def tagged(folder, *texts):
+    texts = texts or ("<draft>a</draft><final>b</final>", "<draft>c</draft><final>d</final>")
+    return write_lines(folder / "1.jsonl", [{"prompt": "p", "completion": text, "passed": 1} for text in texts])
+
+
 def rows_without_answers(folder):
     rows = [{name: value for name, value in row.items() if name not in ("score", "gts")} for row in verl_rows()]
     return write_lines(folder / "1.jsonl", [{**row, "grade": 0.5, "acc": -0.5} for row in rows])
@@ -67,9 +72,8 @@ CASES = [
         lambda folder: credited(
             verl_file(folder / "1.jsonl", ["<think>so</think> 4"] * 2, score=[-1.0, 1.0], gts=["4"] * 2), code=0
         ),
-        "rlcr and bae are left out: Nothing says which completions of ... are right: <answer> is in 0 of 2 completions; they do "
-        "contain <think> (2). The file records score. Give the layout that they were sampled with ..., or credit whole "
-        "completions with --methods grpo --reward correct=score",
+        "the blocks are its tags. No column says which completions are right, so every recorded number is a reward: score. Choose "
+        "with --pay completion=score.",
     ),
     Case(
         "a confidence judged by a score from -1 to 1",
@@ -185,21 +189,42 @@ CASES = [
         "Error: None of the 2 completions of ... has any text.",
     ),
     Case(
-        "conversations with several turns of the assistant, and no column of completions",
+        "conversations in which the user has the last word",
         lambda folder: credited(
             text(
                 folder / "a.json",
-                json.dumps([{"messages": [{"role": who, "content": "hm"} for who in ("user", "assistant") * 2]}]),
+                json.dumps([{"messages": [{"role": who, "content": "hm"} for who in ("user", "assistant", "user")]}]),
             )
         ),
-        "Error: Row 0 of ... in column 'messages'; 2 of its 4 messages are the assistant's, where the last one alone may be; write "
-        "what was sampled into a column 'completion', and what came before it into 'prompt'.",
+        "Error: '...' holds no completions. What follows the last user message of 'messages' is the completion; what tools said in "
+        "it is masked. 1 of 1 rows hold no completion and are left out.",
     ),
     Case(
         "a log of Inspect",
         lambda folder: credited(text(folder / "1.eval", "PK")),
-        "is a log of Inspect. Write its samples (inspect_ai.log.read_eval_log_samples) as JSON lines, each with the prompt, the "
-        "completion and its rewards as numbers.",
+        "is a log of Inspect, which its own package reads: pip install inspect_ai. Or write its samples as JSON lines, each with "
+        "the prompt, the completion and its rewards as numbers.",
+    ),
+    Case(
+        "a block of --pay that no completion has",
+        lambda folder: credited(tagged(folder), "--pay", "drft=passed"),
+        "Error: --pay drft=...: There is no block 'drft'. Did you mean 'draft'? Known: draft, final.",
+    ),
+    Case(
+        "two blocks of --pay in completions without tags",
+        lambda folder: credited(tagged(folder, "x", "y"), "--pay", "a=passed", "--pay", "b=passed"),
+        "Error: --pay a=...: Most completions have no tags; give --set layout=...",
+    ),
+    Case(
+        "a reward of --pay that is neither a column nor known",
+        lambda folder: credited(tagged(folder), "--pay", "draft=pased"),
+        "Error: Objective 1: There is no reward 'pased'. Did you mean 'passed'? Known: brier, correct, count, environment, equals, "
+        "format, json_schema, judge, listed, log_score, near, one_of, overlong, passed, reward_model, runs, second_attempt.",
+    ),
+    Case(
+        "--pay beside objectives",
+        lambda folder: credited(tagged(folder), "--pay", "draft=passed", "--set", "objectives=[]"),
+        "Error: Both --pay and --set objectives say who is paid; give one of them.",
     ),
     Case(
         "a method of one number beside a recipe with two rewards",

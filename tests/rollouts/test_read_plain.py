@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import openai
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -300,3 +301,31 @@ def test_columns_of_verls_dump_may_be_named(tmp_path):
     asked = {"prompt": "input", "completion": "output", "answer": "mine"}
     assert read_rollouts(file, columns=asked).columns["answer"] == ["5"] * 8
     assert json.loads(file.read_text().splitlines()[0])["gts"] == "4"
+
+
+def openai_log(*turns):
+    """Write a conversation as the OpenAI client holds it: its own messages beside the caller's."""
+    message = openai.types.chat.ChatCompletionMessage
+    return [turn if turn["role"] != "assistant" else message.model_validate(turn).model_dump() for turn in turns]
+
+
+def test_an_agents_log_is_credited_after_its_last_user_message(tmp_path):
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi é"}]
+    first = [
+        *asked,
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": [{"type": "text", "text": "2+2"}]},
+    ]
+    acts = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ]
+    rows = [{"messages": openai_log(*first, *acts), "passed": True}, {"messages": openai_log(*first), "passed": None}]
+    table = read_rollouts(save(tmp_path, rows, "jsonl"))
+    assert table.prompts == ["[system] Be brief.\n[user] Hi é\n[assistant] Yes?\n[user] 2+2"]
+    assert texts(table) == ['add({"a": 2})4It is 4.']
+    sampled = table.tokens.with_values(table.trainable).slice(0, 1)
+    assert 0 < (~sampled).sum() == 1  # what the tool said is one word
+    assert "1 of 2 rows hold no completion" in table.note

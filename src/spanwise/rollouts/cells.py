@@ -217,6 +217,19 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     return None
 
 
+def parted(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
+    """Split a conversation into the prompt and what the model did after the last user message; None if it did nothing.
+
+    >>> roles = ("system", "user", "assistant", "user", "assistant", "tool", "assistant")
+    >>> prompt, completion = parted([{"role": role, "content": ""} for role in roles])
+    >>> len(prompt), [message["role"] for message in completion]
+    (4, ['assistant', 'tool', 'assistant'])
+    """
+    asked = max((n for n, message in enumerate(chat) if message["role"] == "user"), default=-1)
+    turns = [n for n, message in enumerate(chat) if message["role"] == "assistant" and n > asked]
+    return (chat[: turns[0]], chat[turns[0] :]) if turns else (chat, None)
+
+
 def completion_parts(completion: Any) -> Parts:
     """Split a completion, a string or a list of messages, into texts with whether the model wrote each.
 

@@ -13,6 +13,7 @@ from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.cells import clean
 from spanwise.rollouts.files import SUFFIXES, check_names, holds_json, readable, records
+from spanwise.rollouts.readers.evals import LM_EVAL_REQUIRED, is_inspect, read_inspect, read_lm_eval
 from spanwise.rollouts.readers.own import read_own
 from spanwise.rollouts.readers.plain import FORMATS, read_plain
 from spanwise.rollouts.readers.trainers import VERL_REQUIRED, read_verifiers, read_verl
@@ -22,11 +23,10 @@ from spanwise.rollouts.table import RolloutTable
 _REFUSED = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "is compressed; unpack it first."),
     **dict.fromkeys((".xls", ".xlsx", ".ods"), "is a spreadsheet; save it as CSV in UTF-8."),
-    ".eval": "is a log of Inspect. Write its samples (inspect_ai.log.read_eval_log_samples) as JSON lines, each with the prompt, "
-    "the completion and its rewards as numbers.",
 }
 _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
+    "*.eval", "samples_*.jsonl",
 )  # fmt: skip
 #: Fields that only verifiers writes beside `prompt` and `completion`.
 _VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
@@ -35,10 +35,11 @@ _VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
 def read_rollouts(
     path: str | Path, *, tokenizer: str | Path | None = None, columns: Mapping[str, str] | None = None
 ) -> RolloutTable:
-    r"""Read rollouts that spanwise, TRL, verl or verifiers has written, or a table of your own.
+    r"""Read rollouts that spanwise, TRL, verl or verifiers has written, logs of evaluations, or a table of your own.
 
     A table is CSV, TSV, a JSON array, JSON lines or parquet, with a completion in each row or a list of completions of one prompt,
-    as texts or as chat messages.
+    as texts or as chat messages. Of a conversation in `messages` the completion is what follows the last user message. Logs of
+    evaluations are Inspect's (`.eval`, `.json`; its package reads them) and the `samples_*.jsonl` of lm-evaluation-harness.
 
     Args:
         path: a file, a folder of them, or the run folder they lie in.
@@ -100,7 +101,9 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
         return None
     reader, format_name = None, ""
     with readable(file):
-        if holds_json(file):
+        if is_inspect(file):
+            reader, format_name = read_inspect, "a log of Inspect"
+        elif holds_json(file):
             file, _, record = next(records(files), (file, "", None))
             if record is None:
                 raise DataError(f"'{file}' holds no completions.")
@@ -109,6 +112,8 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
                 reader, format_name = read_verifiers, "verifiers' traces"
             elif names.issuperset(VERL_REQUIRED):
                 reader = read_verl
+            elif names >= LM_EVAL_REQUIRED:
+                reader, format_name = read_lm_eval, "samples of lm-evaluation-harness"
             elif {"prompt", "completion"} <= names and names & _VERIFIERS:
                 reader = read_verifiers
         else:

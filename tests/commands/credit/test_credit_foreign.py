@@ -157,17 +157,27 @@ def test_a_file_without_tags_is_credited_by_its_recorded_reward(tmp_path):
             assert ("rlcr and bae are left out" in result.note or "bae is left out" in result.note) == (not methods)
 
 
-@pytest.mark.parametrize("scores", [{"grade": [1.0, 1.0, -1.0, 0.5]}, {}])
-@pytest.mark.parametrize("outputs", [TAGLESS, [f"<think>hm</think> {text}" for text in TAGLESS]])
-def test_the_remedy_in_the_message_runs(outputs, scores, tmp_path):
-    file = verl_file(tmp_path / "1.jsonl", outputs, gts=[*outputs[:3], None], **scores)
+WITHOUT_ANSWERS = pytest.mark.parametrize("outputs", [TAGLESS, [f"<think>hm</think> {text}" for text in TAGLESS]])
+
+
+@WITHOUT_ANSWERS
+def test_recorded_numbers_are_the_rewards_if_nothing_says_what_is_right(outputs, tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", outputs, gts=["4"] * 4, grade=[1.0, 1.0, -1.0, 0.5], style=[0, 0, 1, 0])
+    bae = next(one for one in credit_rollouts(file).applied if one.name == "bae").credit.block_nk
+    # By hand: grade has the mean .375 and style .25.
+    assert bae.sum(dim=1).tolist() == pytest.approx([0.375, 0.375, -0.625, -0.125])
+
+
+@WITHOUT_ANSWERS
+def test_the_remedy_in_the_message_runs(outputs, tmp_path):
+    file = verl_file(tmp_path / "1.jsonl", outputs, gts=[*outputs[:3], None])
     with pytest.raises(RecipeError, match=r"<answer> is in 0 .*of 4 completions") as error:
         credit_rollouts(file)
     remedy = re.search(r"whole completions with (--methods .*)", str(error.value))
     command = ["credit", str(file), *shlex.split(remedy[1]), "--output", str(tmp_path / "out")]
     app(command, exit_on_error=False, result_action="return_value")
     rewards = [row["reward/correct"] for row in pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()]
-    assert rewards == scores.get("grade", [1.0, 1.0, 1.0, None])  # without a right answer, no verdict
+    assert rewards == [1.0, 1.0, 1.0, None]  # without a right answer, no verdict
 
 
 def test_usual_methods_without_a_source_are_left_out(tmp_path):

@@ -56,7 +56,10 @@ def choose_arms(
     run_code: bool,
 ) -> Arms:
     """Choose the requested methods, or else the usual methods and the recipe's own, and keep those that fit the file."""
-    rewards = rewards or {}
+    # An objective with a name of its own may be paid by a column under another.
+    entries = [entry for entry in recipe.objectives or () if entry.get("reward") in table.rewards and "name" in entry]
+    columns = {str(entry["name"]): str(entry["reward"]) for entry in entries if entry["reward"] not in REWARDS}
+    rewards = columns | dict(rewards or {})
     taken = taken_rewards(table, rewards)
     if blocks.lack:
         advice = remedy(table, texts) if made_of(texts) else ""

@@ -15,9 +15,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from spanwise.credit import group_index, method, preset_objectives
+from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.recipe import Recipe
+from spanwise.recipe import Recipe, recorded_elsewhere
 from spanwise.rollouts import RolloutTable
 from spanwise.score import written_out
 from spanwise.segment import census
@@ -41,15 +42,23 @@ class Blocks:
     lack: str = ""  # why the text does not tell right from wrong; empty if it does
 
 
-def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str]) -> Blocks:
-    """Return the `usual` blocks if the recipe names them or the file is of a spanwise run; else the blocks that the file shows."""
+def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False) -> Blocks:
+    """Return the `usual` blocks if the recipe names them or the file is of a spanwise run; else the blocks that the file shows.
+
+    If nothing says what is right, and no reward was `asked` for, every recorded reward pays the completion.
+    """
     if table.folder is not None or _NAMING & recipe.model_fields_set:
         return usual
     tags, count = usual_tags(texts)
-    blocks = _tagged(tags, recipe, usual.longest) if tags else _fields(usual_fields(texts), table, usual.longest)
+    # The JSON of an agent's tool calls is no answer.
+    fields = usual_fields(texts) if table.trainable.all() else ()
+    blocks = _tagged(tags, recipe, usual.longest) if tags else _fields(fields, table, usual.longest)
     tag_census = census(texts, usual.layout.tags)
     condition = any if not tags else all
     shows_usual = condition(any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
+    unjudged = bool(table.rewards) and not (asked or table.verdict is not None or "correct" in table.rewards)
+    if blocks is None and not shows_usual and unjudged:
+        return _recorded(usual, table, Layout({"completion": []}))
     # The usual blocks also stay if the file shows none: `choose_arms` then says which methods they allow.
     if blocks is None or (shows_usual and set(tags) <= set(usual.layout.tags)):
         return usual
@@ -57,9 +66,43 @@ def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequenc
         return blocks
     reason = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
     majority = f"{count} of {len(texts)} completions consist of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so"
+    if unjudged and set(tags).isdisjoint(usual.layout.tags):
+        blocks = _recorded(usual, table, blocks.layout)
+        return replace(blocks, note=f"{reason} {majority} the blocks are its tags. {blocks.note}")
     answer = census(texts, ["answer"]).sentence
     no_verdict = f"Nothing says which completions of '{table.path}' are right: {answer}" if answer else ""
     return replace(blocks, note=f"{reason} {majority} {blocks.note}", lack=no_verdict)
+
+
+def paid_blocks(pay: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
+    """Return the objectives of `--pay`, and the layout of the file's tags if the recipe names none."""
+    blocks_by_reward: dict[str, list[str]] = {}
+    for block, reward in pay:
+        blocks_by_reward.setdefault(reward, []).append(block)
+    fields: dict[str, Any] = {"objectives": [{"reward": name, "pays": pays} for name, pays in blocks_by_reward.items()]}
+    if recipe.layout is not None:
+        return fields
+    asked = list(dict.fromkeys(block for block, _ in pay))
+    tags, _ = usual_tags(SampledTexts(table))
+    if not tags and len(asked) == 1:
+        return {**fields, "layout": {asked[0]: []}}
+    layout = layout_of(tags) if tags else None
+    for block in asked:
+        if layout is None:
+            raise RecipeError(f"--pay {block}=...: Most completions have no tags; give --set layout=...")
+        if block not in layout.names:
+            raise RecipeError(f"--pay {block}=...: {unknown('block', block, layout.names)}")
+    return {**fields, "layout": {name: list(marks) for name, marks in layout.blocks}} if layout else fields
+
+
+def _recorded(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
+    """Return blocks that every recorded reward pays, for a file in which nothing says what is right."""
+    objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in table.rewards)
+    note = (
+        f"No column says which completions are right, so every recorded number is a reward: {', '.join(table.rewards)}. "
+        f"Choose with --pay {layout.names[0]}={next(iter(table.rewards))}."
+    )
+    return Blocks(layout, usual.longest, objectives, note)
 
 
 def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:

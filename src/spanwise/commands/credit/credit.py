@@ -10,7 +10,7 @@ from rich.console import Console
 
 from spanwise.commands.credit.apply import CreditResult, apply_arms
 from spanwise.commands.credit.arms import choose_arms
-from spanwise.commands.credit.blocks import Blocks, SampledTexts, blocks_of, compared_groups
+from spanwise.commands.credit.blocks import Blocks, SampledTexts, blocks_of, compared_groups, paid_blocks
 from spanwise.commands.credit.write import write_result
 from spanwise.commands.shared.folder import MOST, check_no_run
 from spanwise.errors import DataError, RecipeError
@@ -29,6 +29,7 @@ def credit_rollouts(
     tokenizer: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
     reward: Mapping[str, str] | None = None,
+    pay: Sequence[tuple[str, str]] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
     """Read rollouts and apply methods to them."""
@@ -37,6 +38,11 @@ def credit_rollouts(
         raise DataError(f"None of the {len(table)} completions of '{rollouts}' has any text. {table.note}".strip())
     own_recipe, overrides = None if table.folder is None else table.folder / "recipe.yaml", overrides or {}
     full_recipe = run = load(recipe or own_recipe, overrides)
+    if pay:
+        if "objectives" in overrides:
+            raise RecipeError("Both --pay and --set objectives say who is paid; give one of them.")
+        overrides = {**overrides, **paid_blocks(pay, full_recipe, table)}
+        full_recipe = run = load(recipe or own_recipe, overrides)
     if recipe is not None and own_recipe is not None:
         run = load(own_recipe, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
     given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)  # the user's recipe must fit the file
@@ -45,7 +51,7 @@ def credit_rollouts(
     # Early completions of a spanwise run may lack the tags.
     texts = SampledTexts(table) if given or own_recipe is None else []
     group_n, group_notes = compared_groups(table, full_recipe, None if own_recipe is None else run)
-    blocks = blocks_of(Blocks(usual, longest), full_recipe, table, texts)
+    blocks = blocks_of(Blocks(usual, longest), full_recipe, table, texts, asked=bool(reward))
     # A recipe of the folder that the user did not name must not run code.
     names_objectives = recipe is not None or "objectives" in overrides
     arms = choose_arms(table, full_recipe, blocks, methods, reward, texts=texts, given=given, run_code=names_objectives)

@@ -54,6 +54,9 @@ class CreditOptions:
         reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
             it from the text. May be repeated. Default: the column of the same name; for correct also acc, accuracy_reward, score or
             reward, if these hold only 0 and 1.
+        pay: block=reward, as in draft=passed: the block is paid by this column of the file or reward, in place of the recipe's
+            objectives. May be repeated. Blocks are those of the layout, else the tags of the completions; without tags one name
+            stands for the whole completion.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
 
@@ -62,6 +65,7 @@ class CreditOptions:
     tokenizer: Path | None = None
     columns: list[str] | None = None
     reward: list[str] | None = None
+    pay: list[str] | None = None
     set_: Fields = None
 
     def parsed(self) -> dict[str, Any]:
@@ -73,6 +77,7 @@ class CreditOptions:
             "tokenizer": self.tokenizer,
             "columns": column_roles(self.columns),
             "reward": dict(key_value(entry, "--reward", shape) for entry in self.reward or []),
+            "pay": [key_value(entry, "--pay", "block=reward, such as draft=passed") for entry in self.pay or []],
             "overrides": recipe_fields(self.set_),
         }
 

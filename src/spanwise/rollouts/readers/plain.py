@@ -85,7 +85,7 @@ def read_plain(
     role_notes = [f"{role.removesuffix('s')} from '{name}'" for role, name in pairs if name != role.removesuffix("s")]
     note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if not roles.keys() & {"completion", "completions"}:
-        note = "The conversations of 'messages' end with what the model said; what comes before is the prompt."
+        note = "What follows the last user message of 'messages' is the completion; what tools said in it is masked."
     return RolloutTable.of(
         source,
         path,
@@ -210,24 +210,15 @@ def _listed(cell: Any) -> list[Any]:
 
 
 def _parted(cell: Any) -> tuple[Any, list[Any]]:
-    """Split a conversation into the prompt and a list with the model's last message, if the model spoke last.
-
-    >>> _parted([{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}])[1]
-    [[{'role': 'assistant', 'content': '4'}]]
-    """
+    """Split a conversation into the prompt and a list with its completion."""
     if cells.empty(cell):
         return None, []
     if not cells.is_chat(cell):
         raise cells.FieldError(
             "without a column of completions it must hold a list of messages that ends with the assistant's"
         )
-    model_turns = [n for n, message in enumerate(cell) if message["role"] == "assistant"]
-    if model_turns != [len(cell) - 1]:
-        raise cells.FieldError(
-            f"{len(model_turns)} of its {len(cell)} messages are the assistant's, where the last one alone may be; write what was "
-            "sampled into a column 'completion', and what came before it into 'prompt'"
-        )
-    return cell[:-1], [cell[-1:]]
+    prompt, completion = cells.parted(cell)
+    return prompt, [completion]
 
 
 @dataclass(frozen=True)

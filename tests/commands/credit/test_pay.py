@@ -1,0 +1,49 @@
+"""`--pay`: a block is paid by a column of the file under its own name, without a recipe."""
+
+import pytest
+
+from rollout_files import write_lines
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.shared.options import CreditOptions
+
+TEXTS = ["<draft>a b</draft><final>c</final>", "<draft>a</draft><final>c d</final>", "<final>e</final>"]
+
+
+def file(folder, texts=TEXTS):
+    rows = [
+        {"prompt": "p", "completion": text, "passed": p, "style": s}
+        for text, p, s in zip(texts, (1, 0, 0), (0.2, 0.8, 0.5), strict=True)
+    ]
+    return write_lines(folder / "1.jsonl", rows)
+
+
+def credit_of(place, *pay, **options):
+    result = credit_rollouts(place, **{**CreditOptions(pay=[*pay]).parsed(), **options, "methods": ["bae"]})
+    (applied,) = result.applied
+    return result.marked.names, applied.credit.block_nk
+
+
+def test_each_block_is_paid_by_its_column(tmp_path):
+    names, credit_nk = credit_of(file(tmp_path), "draft=passed", "final=style")
+    assert names == ("draft", "final")
+    # By hand: passed 1 0 among the two that have a draft, mean .5; style .2 .8 .5, mean .5.
+    assert credit_nk[:2].tolist() == [pytest.approx([0.5, -0.3]), pytest.approx([-0.5, 0.3])]
+    assert credit_nk[2, 1].item() == pytest.approx(0.0)
+
+
+def test_one_column_may_pay_two_blocks(tmp_path):
+    _, credit_nk = credit_of(file(tmp_path), "draft=style", "final=style")
+    assert credit_nk[:2].tolist() == [pytest.approx([-0.3, -0.3]), pytest.approx([0.3, 0.3])]
+
+
+def test_without_tags_a_name_is_the_whole_completion(tmp_path):
+    names, credit_nk = credit_of(file(tmp_path, ["a", "b", "c"]), "text=passed")
+    assert names == ("text",)
+    assert credit_nk[:, 0].tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+
+
+def test_a_column_pays_under_a_name_of_its_own_in_a_recipe(tmp_path):
+    objectives = [{"reward": "passed", "name": "right", "pays": ["draft"]}, {"reward": "style", "pays": ["final"]}]
+    fields = {"layout": {"draft": ["draft"], "final": ["final"]}, "objectives": objectives}
+    _, credit_nk = credit_of(file(tmp_path), overrides=fields)
+    assert credit_nk[:2].tolist() == [pytest.approx([0.5, -0.3]), pytest.approx([-0.5, 0.3])]
