@@ -1,4 +1,4 @@
-"""Logs that Inspect and lm-evaluation-harness write themselves, read back and held against what their own readers say: `make test-foreign`."""
+"""Logs that Inspect and lm-evaluation-harness write, against what their own readers say: `make test-foreign`."""
 
 import os
 
@@ -166,7 +166,7 @@ def test_one_number_for_several_responses_is_nobodys_reward(harness):
 
 
 def test_given_choices_hold_no_completion(harness):
-    file = harness(output_type="multiple_choice", doc_to_choice=["4", "6"], doc_to_target=0, generation_kwargs=None, filter_list=None,
-                   metric_list=[{"metric": "acc"}])  # fmt: skip
+    choices = {"doc_to_choice": ["4", "6"], "doc_to_target": 0, "metric_list": [{"metric": "acc"}]}
+    file = harness(output_type="multiple_choice", generation_kwargs=None, filter_list=None, **choices)
     with pytest.raises(DataError, match="holds no text that a model wrote"):
         read_rollouts(file)
