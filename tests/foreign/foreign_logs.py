@@ -76,13 +76,14 @@ def log(request, tmp_path):
 def test_inspects_log_is_what_its_own_reader_says(log):
     from inspect_ai.log import read_eval_log
 
-    table, samples = read_rollouts(log), read_eval_log(log).samples
+    table, samples = read_rollouts(log), sorted(read_eval_log(log).samples, key=lambda sample: (sample.id, sample.epoch))
     assert (table.source, len(table)) == ("Inspect", len(samples) == 6 and 6)
     assert table.group_n.tolist() == [0, 0, 0, 1, 1, 1]
     for n, sample in enumerate(samples):
         assert table.prompts[n] == f"[system] Use the tool.\n[user] {sample.input}"
-        call = f'tool call for tool add\nadd({{"a": {n // 3}, "b": 2}})'
-        assert text_of(table, n) == f"{call}{n // 3 + 2}{sample.output.completion}"
+        _, _, calls, result, answer = sample.messages
+        call = f"{calls.text}\nadd({json.dumps(calls.tool_calls[0].arguments)})"
+        assert text_of(table, n) == f"{call}{result.text}{answer.text}"
         assert table.columns["answer"][n] == sample.target
         assert table.columns["level"][n] == sample.metadata["level"]
         letter = sample.scores["includes"].value
