@@ -3,6 +3,7 @@
 import pytest
 
 from rollout_files import write_lines
+from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.options import CreditOptions
 
@@ -34,6 +35,17 @@ def test_each_block_is_paid_by_its_column(tmp_path):
 def test_one_column_may_pay_two_blocks(tmp_path):
     _, credit_nk = credit_of(file(tmp_path), "draft=style", "final=style")
     assert credit_nk[:2].tolist() == [pytest.approx([-0.3, -0.3]), pytest.approx([0.3, 0.3])]
+
+
+def test_the_page_repeats_it(tmp_path):
+    place = file(tmp_path)
+    for words in ("--pay draft=passed --pay final=style", "--pay draft=passed,final=style"):
+        app(
+            ["credit", str(place), *words.split(), "--output", str(tmp_path / "out")],
+            exit_on_error=False,
+            result_action="return_value",
+        )
+        assert "--pay draft=passed,final=style" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_without_tags_a_name_is_the_whole_completion(tmp_path):

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from spanwise.commands.shared.options import key_value
 from spanwise.credit import group_index, method, preset_objectives
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
@@ -74,15 +75,16 @@ def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequenc
     return replace(blocks, note=f"{reason} {majority} {blocks.note}", lack=no_verdict)
 
 
-def paid_blocks(pay: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
+def paid_blocks(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
     """Return the objectives of `--pay`, and the layout of the file's tags if the recipe names none."""
     blocks_by_reward: dict[str, list[str]] = {}
-    for block, reward in pay:
+    pairs = [key_value(entry, "--pay", "block=reward, such as draft=passed") for entry in pay]
+    for block, reward in pairs:
         blocks_by_reward.setdefault(reward, []).append(block)
     fields: dict[str, Any] = {"objectives": [{"reward": name, "pays": pays} for name, pays in blocks_by_reward.items()]}
     if recipe.layout is not None:
         return fields
-    asked = list(dict.fromkeys(block for block, _ in pay))
+    asked = list(dict.fromkeys(block for block, _ in pairs))
     tags, _ = usual_tags(SampledTexts(table))
     if not tags and len(asked) == 1:
         return {**fields, "layout": {asked[0]: []}}

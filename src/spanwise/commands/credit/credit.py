@@ -29,7 +29,7 @@ def credit_rollouts(
     tokenizer: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
     reward: Mapping[str, str] | None = None,
-    pay: Sequence[tuple[str, str]] = (),
+    pay: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
     """Read rollouts and apply methods to them."""

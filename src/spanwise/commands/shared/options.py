@@ -55,8 +55,8 @@ class CreditOptions:
             it from the text. May be repeated. Default: the column of the same name; for correct also acc, accuracy_reward, score or
             reward, if these hold only 0 and 1.
         pay: block=reward, as in draft=passed: the block is paid by this column of the file or reward, in place of the recipe's
-            objectives. May be repeated. Blocks are those of the layout, else the tags of the completions; without tags one name
-            stands for the whole completion.
+            objectives. May be repeated or joined by commas. Blocks are those of the layout, else the tags of the completions;
+            without tags one name stands for the whole completion.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
 
@@ -77,7 +77,7 @@ class CreditOptions:
             "tokenizer": self.tokenizer,
             "columns": column_roles(self.columns),
             "reward": dict(key_value(entry, "--reward", shape) for entry in self.reward or []),
-            "pay": [key_value(entry, "--pay", "block=reward, such as draft=passed") for entry in self.pay or []],
+            "pay": [entry for piece in self.pay or [] for entry in listed(piece)],
             "overrides": recipe_fields(self.set_),
         }
 
