@@ -44,7 +44,7 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 def _inspect_parts(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
     """Yield the completion of every sample and append the other fields to `rows`."""
     try:
-        from inspect_ai.log import read_eval_log_samples
+        from inspect_ai.log import read_eval_log_samples  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise DataError(
             f"'{files[0]}' is a log of Inspect, which its own package reads: pip install inspect_ai. Or write its samples as JSON "
