@@ -1,6 +1,7 @@
 """The true value of every prefix of a walk, an exact critic for training, and estimators of the advantage against the truth.
 
     python benchmarks/walk_truth.py [--walks walk,walk_uneven] [--starts 0,1] [--folder runs/critic] [--completions 1024]
+    python benchmarks/walk_truth.py --slips runs/critic/walk/gae-.95-0       # what a critic says of states that do not follow
 
 The policy is taken as a function of the state: the mean probability of each move wherever a state was reached, and the mean
 probability that a line keeps the form and the rule. Then dynamic programming over lines and states gives the probability that a
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -212,9 +214,15 @@ def main() -> None:
     parser.add_argument("--starts", default="0,1")
     parser.add_argument("--folder", default="runs/critic")
     parser.add_argument("--completions", type=int, default=1024)
+    parser.add_argument(
+        "--slips", help="a finished run of a walk: its policy's false states, and what its critic says of them"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     quiet()
+    if options.slips:
+        show_slips(Path(options.slips), options.completions)
+        return
     for name in options.walks.split(","):
         parts = [_measure(WALKS[name], int(start), options) for start in options.starts.split(",")]
         print(
@@ -290,6 +298,42 @@ def _measure(walk: Walk, start: int, options: Any) -> dict[tuple[str, str], dict
             own = true_grads[number] if key[0] == "the truth" else _gradient(model, rows.take(part), adv_nt[part])
             figures[key]["cosine"].append(float(torch.nn.functional.cosine_similarity(own, others, dim=0)))
     return figures
+
+
+def show_slips(run: Path, count: int) -> None:
+    """Print how often the first false state of a walk is a higher one, and the critic's values; the truth behind it is 0."""
+    walk = next(w for name, w in WALKS.items() if name == run.parent.name)
+    model, tokenizer = (kind.from_pretrained(run / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    critic = ValueModel.load(f"{run}/critic", ("correct",), CriticConfig(), tokenizer)
+    prefixes = [tokenizer(f"{place}=")["input_ids"] for place in STARTS]
+    ids_nt, mask_nt = continue_ids(model, tokenizer, prefixes, samples=count // 3, max_new_tokens=walk.longest, seed=1)
+    prompt_nl = torch.tensor(prefixes).repeat_interleave(count // 3, dim=0)
+    attention_nl = torch.cat([torch.ones_like(prompt_nl), mask_nt.long()], dim=1)
+    rows = Sequences(torch.cat([prompt_nl, ids_nt], dim=1), attention_nl, ids_nt.shape[1])
+    walks = sampled(walk, model, tokenizer, rows, mask_nt)
+    with torch.no_grad():
+        value_nt = torch.cat([critic.value(critic(rows.take(part)))[..., 0] for part in torch.arange(len(ids_nt)).split(64)])
+    print(f"{run.name}: {len(ids_nt)} walks, {float(walks.reward_n.mean()):.3f} right")
+    last: dict[int, Place] = {place.row: place for place in places(walk, walks.words, walks.start_n)}
+    kinds: dict[str, list[tuple[float, float, float]]] = {"higher": [], "lower": []}
+    shown = None
+    for place in last.values():
+        word = walks.words[place.row][place.token]
+        if place.move is None or not (place.expected or "").isdigit() or not word.isdigit() or word == place.expected:
+            continue
+        kind = "higher" if int(word) > int(place.expected or 0) else "lower"
+        around = [place.token, place.token + 1, min(place.token + 24, int(mask_nt[place.row].sum()) - 1)]
+        kinds[kind].append(tuple(float(value_nt[place.row, token]) for token in around))
+        shown = place if kind == "higher" and shown is None else shown
+    for kind, values in kinds.items():
+        if values:
+            before, after, later = torch.tensor(values).mean(dim=0).tolist()
+            values_text = f"critic before {before:.2f}, after {after:.2f}, 24 tokens on {later:.2f}"
+            print(f"{len(values)} first slips to a {kind} state: {values_text}")
+    if shown is not None:
+        text = "".join(walks.words[shown.row][max(0, shown.token - 9) : shown.token + 9])
+        around = ", ".join(f"{value_nt[shown.row, token]:.2f}" for token in range(shown.token - 1, shown.token + 4))
+        print(f"{text}: {shown.expected} would follow; the critic around the false state: {around}")
 
 
 def _gradient(model: Any, rows: Sequences, adv_nt: Tensor) -> Tensor:
