@@ -1,6 +1,6 @@
-"""Run by torchrun in test_trl_ranks.py: one gradient step per case, saved by the main process.
+"""Run by torchrun in test_trl_ranks.py: one gradient step per case, saved by the main process, and longer runs.
 
-Usage: launch_two_ranks.py FOLDER ROWS_PER_RANK ACCUMULATION
+Usage: launch_two_ranks.py FOLDER
 """
 
 import sys
@@ -8,25 +8,28 @@ import sys
 import torch
 from datasets import Dataset
 
+import trl_turns_small as turns
+import two_ranks_critic
+import two_ranks_steps
 from spanwise import Laser, Objective
 from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, scripted, step, trainer
 from two_ranks import end
 
 WHOLE = [Objective("correct", pays=LAYOUT.names, options={"verify": "exact"})]
+SHAPE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 
 CASES = {
     "dr_grpo": {"loss_type": "dr_grpo"},
     "dapo": {"loss_type": "dapo", "tools": True},
     "bnpo": {"loss_type": "bnpo"},
 }
-#: The length that a share is counted in is that of all ranks' completions.
-SHARES = {"batch": {"loss_type": "dapo", "tools": True, "extra": {"credit": {"per": "batch"}}}}
 #: A score's reference, its weights of right and wrong and the groups it is mixed in are those of all ranks.
 SCORE = Laser("?", beta=1.0, mix=0.25, self_rewarding_warmup=0, threshold=0.0, scale="none")
-SCORES = {"laser": {"extra": {"credit": {"laser": SCORE}}}}
-#: A method per token compares tokens of all ranks, so their masks are gathered too.
-TOKENS = {
-    "reinforce++": {"tools": True, "extra": {"method": "reinforce++", "objectives": WHOLE, "credit": {"per": "completion"}}}
+#: Numbers over all ranks: the length that a share is counted in, what a method per token compares, and a score.
+SHARED = {
+    "batch": {"loss_type": "dapo", "tools": True, "extra": {"credit": {"per": "batch"}}},
+    "reinforce++": {"tools": True, "extra": {"method": "reinforce++", "objectives": WHOLE, "credit": {"per": "completion"}}},
+    "laser": {"extra": {"credit": {"laser": SCORE}}},
 }
 
 
@@ -41,31 +44,34 @@ def resampled():
     return lambda batch, trainer: scripted(calls.pop(0))(batch, trainer)
 
 
-def main():
-    folder, rows, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    for name, options in {**CASES, **SHARES, **SCORES, **TOKENS}.items():
-        run = trainer(
-            f"{folder}/{name}",
-            said=SAID_WITH_TOOLS if options.get("tools") else SAID,
-            per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation, num_generations=8, **options,
-        )  # fmt: skip
-        gradient = step(run)
-        if run.accelerator.is_main_process:
-            log = {key: value for key, value in run.state.log_history[0].items() if key.startswith("credit/")}
-            kept = run.last_rollouts.advantages_nt
-            torch.save({"gradient": gradient, "log": log, "advantages_nt": kept}, f"{folder}/{name}.pt")
-    run = trainer(
-        f"{folder}/sampling",
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=accumulation,
-        dynamic_sampling="credit",
-        extra={"rollout_func": resampled(), "train_dataset": ASKED},
-    )
-    gradient = step(run)
+def case(folder, name, **shape):
+    """A trainer of one group of eight."""
+    options = {**CASES, **SHARED}[name]
+    return trainer(folder, said=SAID_WITH_TOOLS if "tools" in options else SAID, num_generations=8, **options, **shape)
+
+
+def keep(folder, name, run):
+    """Train a step; the main process writes what it has of it."""
+    found = {"gradient": step(run), "advantages_nt": run.last_rollouts.advantages_nt}
     if run.accelerator.is_main_process:
-        log = {key: value for key, value in run.state.log_history[0].items() if key.startswith("sampling/")}
-        torch.save({"gradient": gradient, "log": log}, f"{folder}/sampling.pt")
-    end(run)
+        log = run.state.log_history[0].items()
+        found["log"] = {key: value for key, value in log if key.startswith(("credit/", "rewards/", "sampling/"))}
+        torch.save(found, f"{folder}/{name}.pt")
+
+
+def main():
+    folder = sys.argv[1]
+    for name in (*CASES, *SHARED):
+        keep(folder, name, case(f"{folder}/{name}", name, **SHAPE))
+    for name in turns.SCHEMES:
+        keep(folder, f"turns {name}", turns.trainer(f"{folder}/turns {name}", name, num_generations=8, **SHAPE))
+    extra = {"rollout_func": resampled(), "train_dataset": ASKED}
+    keep(folder, "sampling", trainer(f"{folder}/sampling", dynamic_sampling="credit", extra=extra, **SHAPE))
+    options = {"per_device_train_batch_size": 4, "max_steps": 2, "learning_rate": 0.01}
+    run = trainer(f"{folder}/run", **options, keep_rollouts=1, report=True)
+    run.train()
+    two_ranks_steps.train_all(folder)
+    end(two_ranks_critic.train_all(folder))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.task import make_task
 from spanwise.commands.why.why import why
 from spanwise.engines.trl.keeping import log_credit, steps_per_batch
@@ -23,7 +22,6 @@ from spanwise.recipe import load
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Credit
 from trl_small import LAYOUT, SAID, THIRD_PARTY, config, credit, plain, scheme, trainer, weights
-from two_ranks import launched
 
 pytestmark = THIRD_PARTY
 KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
@@ -90,7 +88,6 @@ def test_every_command_reads_it(ran):
     said = io.StringIO()
     why(ran, methods=["bae"], console=Console(file=said, width=100))
     assert "credited" in said.getvalue()
-    assert report_folder(ran).is_file()
     with pytest.raises(RecipeError, match="only that script knows its prompts"):
         make_task(load(ran / "recipe.yaml"), Console(quiet=True))
 
@@ -106,17 +103,18 @@ def test_rewards_of_the_script_are_read_and_its_code_is_not_run(tmp_path):
 
 
 def test_nothing_else_changes(tmp_path):
-    plain = trainer(tmp_path / "plain", max_steps=3, learning_rate=0.01)
-    plain.train()
+    without = trainer(tmp_path / "plain", extra={"args": plain(config(tmp_path / "plain", max_steps=3, learning_rate=0.01))})
+    without.train()
     with_folder = trainer(tmp_path / "kept", **KEEP)
     with_folder.train()
-    assert all(torch.equal(weights(plain.model)[name], value) for name, value in weights(with_folder.model).items())
+    assert all(torch.equal(weights(without.model)[name], value) for name, value in weights(with_folder.model).items())
     timed = ("spanwise/seconds", "step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
     logged = [
-        [{k: v for k, v in line.items() if k not in timed} for line in run.state.log_history] for run in (plain, with_folder)
+        [{k: v for k, v in line.items() if k not in timed} for line in run.state.log_history]
+        for run in (without, with_folder)
     ]
     assert logged[0] == logged[1]
-    assert not (tmp_path / "plain").exists() or not any(file.suffix == ".yaml" for file in (tmp_path / "plain").iterdir())
+    assert not (tmp_path / "plain" / "recipe.yaml").exists()
 
 
 def test_a_line_for_each_batch_however_rarely_the_trainer_logs(tmp_path):
@@ -137,8 +135,9 @@ class Stops(TrainerCallback):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_run_has_its_data_and_a_report_that_says_so(tmp_path):
-    run = trainer(tmp_path, **{**KEEP, "report": True})
+def test_an_interrupted_run_has_its_data_and_a_report_that_says_so_and_is_gone_on_with(tmp_path):
+    saved = {**KEEP, "report": True, "save_strategy": "steps", "save_steps": 2}
+    run = trainer(tmp_path, **saved)
     run.add_callback(Stops())
     with pytest.raises(KeyboardInterrupt):
         run.train()
@@ -148,19 +147,33 @@ def test_an_interrupted_run_has_its_data_and_a_report_that_says_so(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "The run is not finished: 2 of 3 steps are recorded. The run was stopped, or still trains." in page
     assert "spanwise train --resume" not in page  # which does not know the script
-
-
-def test_a_resumed_run_goes_on_in_its_folder(tmp_path):
-    saved = {**KEEP, "save_strategy": "steps", "save_steps": 2}
-    run = trainer(tmp_path, **saved)
-    run.add_callback(Stops())
-    with pytest.raises(KeyboardInterrupt):
-        run.train()
     (tmp_path / "rollouts" / "step_000003.parquet").write_text("of what was lost")
-    trainer(tmp_path, **saved).train(resume_from_checkpoint=True)
+    trainer(tmp_path, **{**saved, "report": False}).train(resume_from_checkpoint=True)
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
     assert len(pq.read_table(tmp_path / "rollouts" / "step_000003.parquet")) == 8
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 3
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "rollouts/mine.parquet", "report.html"])
+def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(DataError, match=rf"holds {name.split('/')[0]}, which a run would write over"):
+        trainer(tmp_path, **KEEP).train()
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_other_files_stay_and_without_rollouts_there_are_metrics_and_a_report_that_fails_ends_no_training(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.warns(UserWarning, match="could not be made"):
+        trainer(tmp_path, **{**KEEP, "keep_rollouts": 0, "report": True}).train()
+    assert (tmp_path / "model" / "config.json").read_text() == "{}"
+    assert (tmp_path / "summary.json").is_file()
+    assert not (tmp_path / "rollouts").exists()
 
 
 def test_a_run_that_is_there_is_not_written_over(ran):
@@ -168,20 +181,6 @@ def test_a_run_that_is_there_is_not_written_over(ran):
     with pytest.raises(DataError, match="already holds a run"):
         trainer(ran, **KEEP).train()
     assert {file: file.read_bytes() for file in before} == before
-
-
-@pytest.mark.parametrize("name", ["recipe.yaml", "rollouts/mine.parquet", "report.html"])
-def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("mine")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    with pytest.raises(DataError, match=rf"holds {name.split('/')[0]}, which a run would write over"):
-        trainer(tmp_path, **KEEP).train()
-    assert (tmp_path / name).read_text() == "mine"
-    (tmp_path / name).unlink()
-    trainer(tmp_path, **KEEP).train()
-    assert (tmp_path / "model" / "config.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("options", [{"keep_rollouts": value} for value in (-1, True, 1.5)] + [{"report": 3}])
@@ -199,41 +198,9 @@ def test_a_report_without_what_draws_it_is_refused_at_construction(tmp_path, mon
 
 
 def test_batches_that_no_step_ends_are_refused(tmp_path):
-    shape = {
-        "per_device_train_batch_size": 4,
-        "steps_per_generation": 3,
-        "gradient_accumulation_steps": 2,
-        "num_generations": 6,
-    }
+    batches = {"per_device_train_batch_size": 4, "steps_per_generation": 3, "gradient_accumulation_steps": 2}
     with pytest.raises(RecipeError, match="must be a positive multiple of"):
-        trainer(tmp_path, **{**KEEP, **shape})
-
-
-def test_a_report_that_fails_is_said_and_ends_no_training(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.warns(UserWarning, match="could not be made"):
-        trainer(tmp_path, **{**KEEP, "report": True}).train()
-    assert (tmp_path / "summary.json").is_file()
-
-
-def test_without_rollouts_there_are_metrics_and_a_plain_config_keeps_nothing(tmp_path):
-    trainer(tmp_path / "a", **{**KEEP, "keep_rollouts": 0, "report": True}).train()
-    assert (tmp_path / "a" / "report.html").is_file()
-    assert not (tmp_path / "a" / "rollouts").exists()
-    trainer(tmp_path / "b", extra={"args": plain(config(tmp_path / "b"))}).train()
-    assert not (tmp_path / "b" / "recipe.yaml").exists()
-
-
-@pytest.mark.long
-def test_two_processes_write_one_folder(tmp_path):
-    folder = launched("launch_two_ranks_keep.py", tmp_path) / "run"
-    assert kept(folder) == ["step_000001.parquet", "step_000002.parquet"]
-    assert [line["step"] for line in lines(folder)] == [1, 2]
-    rows = pq.read_table(folder / "rollouts" / "step_000001.parquet").to_pylist()
-    assert [row["group"] for row in rows] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [row["credit/bae/solution"] for row in rows] == pytest.approx([s for s, _, _ in credit(SAID)], abs=1e-6)
-    assert lines(folder)[0]["rewards/correct/mean"] == pytest.approx(sum(one.right for one in SAID) / 8)
-    assert (folder / "report.html").is_file()
+        trainer(tmp_path, **KEEP, **batches, num_generations=6)
 
 
 def test_a_table_of_completions_that_trl_no_longer_keeps_is_a_remark():

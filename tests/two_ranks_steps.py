@@ -1,12 +1,9 @@
-"""Run by torchrun in test_trl_ranks_steps.py: three steps of a policy that really samples, saved by each process.
-
-Usage: launch_three_steps.py FOLDER ROWS_PER_RANK ACCUMULATION
+"""Three steps of a policy that really samples, in two processes, which `launch_two_ranks.py` starts; each saves what it saw.
 
 What is sampled depends on the weights and on a generator of its own for each completion, seeded by step and place in the whole
 batch: so one process and two sample the same as long as their weights agree, and drift apart as soon as these do not.
 """
 
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +12,6 @@ from datasets import Dataset
 
 from spanwise.engines.trl import SpanGRPOTrainer
 from trl_small import PIECES, trainer, weights
-from two_ranks import end
 
 STEPS = 3
 #: Three prompts of four completions on two processes of six: the second group lies on both.
@@ -102,7 +98,7 @@ def rollout(batch, trainer, *, tools=False):
     return {**output, "env_mask": [flags for _, flags in made]} if tools else output
 
 
-def train(folder, name, *, rows, accumulation):
+def train(folder, name, *, rows):
     """Three steps; what was sampled and credited in this process, the weights after them, and the gathers of each step."""
     options = dict(CASES[name])
     tools, extra = options.pop("tools", False), dict(options.pop("extra", {}))
@@ -110,7 +106,7 @@ def train(folder, name, *, rows, accumulation):
     extra |= {"train_dataset": asked, "rollout_func": lambda batch, trainer: rollout(batch, trainer, tools=tools)}
     run = trainer(
         f"{folder}/{name}", kind=Counted, extra=extra, per_device_train_batch_size=rows,
-        gradient_accumulation_steps=accumulation, num_generations=GROUP, max_steps=STEPS, learning_rate=0.5,
+        gradient_accumulation_steps=2, num_generations=GROUP, max_steps=STEPS, learning_rate=0.5,
         shuffle_dataset=True, seed=5, **options,
     )  # fmt: skip
     before = weights(run.model)
@@ -119,14 +115,9 @@ def train(folder, name, *, rows, accumulation):
     return {"seen": run.seen, "weights": weights(model), "before": before, "gathers": run.gathers}, run
 
 
-def main():
-    folder, rows, accumulation = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def train_all(folder):
+    """Three steps of every case."""
     for name in CASES:
-        found, run = train(folder, name, rows=rows, accumulation=accumulation)
-        torch.save(found, f"{folder}/{name} {run.accelerator.process_index}.pt")
+        found, run = train(f"{folder}/steps", name, rows=GROUP * PROMPTS // 4)
+        torch.save(found, f"{folder}/steps {name}.{run.accelerator.process_index}.pt")
         run.accelerator.wait_for_everyone()
-    end(run)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,10 @@
-"""Run by torchrun in test_trl_ranks_critic.py: runs with a critic, saved by the main process.
-
-Usage: launch_two_ranks_critic.py FOLDER
-"""
-
-import sys
+"""Runs with a critic in two processes, which `launch_two_ranks.py` starts; each process saves what it has of them."""
 
 import torch
 
 from critic_small import state
 from spanwise.errors import DivergedError
 from trl_critic_small import ONE, Watched, critic_lines, fast, with_critic
-from two_ranks import end
 
 #: One group of eight over all ranks, in two steps of gradient accumulation each.
 SHAPE = {"num_generations": 8, "optim": "sgd", "learning_rate": 0.1}
@@ -35,27 +29,22 @@ def break_on_one_rank(run):
     run.critic.learn = learning
 
 
-def main():
-    folder = sys.argv[1]
+def train_all(folder):
+    """Runs of all cases, and one that breaks; the last trainer."""
     for name, options in CASES.items():
         run = with_critic(
-            f"{folder}/{name}", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE, **options
+            f"{folder}/critic/{name}", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE, **options
         )
         watched = Watched(run)
         run.train()
         kept = {"critic": state(run.critic.model), "policy": state(run.accelerator.unwrap_model(run.model))}
         kept |= {"lines": critic_lines(run), "values": [found.value_nts for found in watched.said]}
         kept |= {"advantages_nt": run.last_rollouts.advantages_nt}
-        torch.save(kept, f"{folder}/{name}.{run.accelerator.process_index}.pt")
+        torch.save(kept, f"{folder}/critic {name}.{run.accelerator.process_index}.pt")
     run = with_critic(f"{folder}/broken", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE)
     break_on_one_rank(run)
     try:
         run.train()
-    except DivergedError as error:
-        kept = {"said": str(error), "step": run.state.global_step}
-        torch.save(kept, f"{folder}/broken.{run.accelerator.process_index}.pt")
-    end(run)
-
-
-if __name__ == "__main__":
-    main()
+    except DivergedError:
+        torch.save(run.state.global_step, f"{folder}/broken.{run.accelerator.process_index}.pt")
+    return run
