@@ -92,8 +92,8 @@ def asked_first(said):
     return [replace(one, right=float(one.pieces[one.pieces.index("<answer>") + 1] == "4")) for one in said]
 
 
-def tokenizer():
-    backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(PIECES)}, unk_token="?"))
+def tokenizer(pieces=PIECES):
+    backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(

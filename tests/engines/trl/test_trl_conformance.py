@@ -6,8 +6,7 @@ import torch
 import conformance
 import trl_small as small
 from spanwise.pipeline import advantages
-from spanwise.recipe import scheme_at
-from trl_conformance_small import CASES, SAID, assert_defined, replayed, trained
+from trl_conformance_small import CASES, SAID, assert_defined, trained
 
 #: A turn without a confidence that the environment pays all the same: that it is not used is what the definitions say.
 UNUSED = pytest.mark.filterwarnings("ignore:.*That is ignored:UserWarning")
@@ -23,23 +22,9 @@ def test_the_advantages_are_those_of_the_definitions(tmp_path, recipe, group):
 
 def test_float64_is_the_pipeline_to_the_last_bit(tmp_path):
     """What TRL's batches become, before it is made float32 for TRL."""
-    file = tmp_path / "recipe.yaml"
-    file.write_text(SAID["recipes"]["blocks"])
-    rule, rows = scheme_at(file, longest=64), [row for row in SAID["rollouts"]["flat"] if row["group"] == "g4"]
-    run = small.trainer(
-        tmp_path,
-        extra={
-            "scheme": rule,
-            "train_dataset": small.Dataset.from_list([{"prompt": rows[0]["question"], "answer": rows[0]["answer"]}]),
-            "processing_class": conformance.tokenizer(),
-            "rollout_func": replayed(rows),
-        },
-        num_generations=4,
-        per_device_train_batch_size=4,
-        max_completion_length=64,
-    )
-    run.train()
+    rows = [row for row in SAID["rollouts"]["flat"] if row["group"] == "g4"]
+    run = trained(tmp_path, "blocks", rows)
     kept = run.last_rollouts
-    found = advantages(kept.credit, kept.spans, rule, dtype=torch.float64).tolist()
-    for row, values, exact in zip(rows, found, conformance.by_pipeline(rows, rule), strict=True):
+    found = advantages(kept.credit, kept.spans, run.scheme, dtype=torch.float64).tolist()
+    for row, values, exact in zip(rows, found, conformance.by_pipeline(rows, run.scheme), strict=True):
         assert values[: len(row["ids"])] == exact

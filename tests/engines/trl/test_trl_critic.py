@@ -1,14 +1,12 @@
 """TRL's trainer with a critic: its values make the advantages, masked ones never, and nothing is trained on a diverged one."""
 
 import json
-import math
 import shutil
 
 import pytest
 import torch
 from peft import LoraConfig
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForTokenClassification, BertConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForTokenClassification, BertConfig
 
 from critic_small import equal, state
 from helpers import NAN
@@ -16,7 +14,7 @@ from oracles import slow_recursion
 from spanwise.engines.checkpoints import write_manifest
 from spanwise.errors import DataError, DivergedError, RecipeError
 from trl_critic_small import ONE, PAIR, Watched, critic_lines, fast, optimizer_state, with_critic
-from trl_small import SAID_WITH_TOOLS, THIRD_PARTY, policy, sampling, tokenizer, trainer
+from trl_small import PIECES, SAID_WITH_TOOLS, THIRD_PARTY, policy, sampling, tokenizer, trainer
 
 pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 
@@ -24,10 +22,9 @@ pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkp
 # ------------------------------------------------------------------------------------------- values become advantages
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
-def test_advantages_are_gae_of_what_the_critic_said(tmp_path, lam):
+def test_advantages_are_gae_of_what_the_critic_said(tmp_path):
     """One reward at the end: the definition, token by token, over what the policy wrote."""
-    run = with_critic(tmp_path, objectives=ONE, credit={"lam": lam})
+    run = with_critic(tmp_path, objectives=ONE, credit={"lam": 0.95})
     watched = Watched(run)
     run.train()
     value_nt = watched.said[-1].value_nts[..., 0]
@@ -36,23 +33,13 @@ def test_advantages_are_gae_of_what_the_critic_said(tmp_path, lam):
     for n, one in enumerate(SAID_WITH_TOOLS):
         mask_nt[n, : len(one.blocks)] = torch.tensor(one.blocks) >= 0
         reward_nt[n, len(one.blocks) - 1] = one.right
-    slow = slow_recursion(reward_nt, value_nt, mask_nt, gamma=1.0, lam_after=lambda *_: lam)
+    slow = slow_recursion(reward_nt, value_nt, mask_nt, gamma=1.0, lam_after=lambda *_: 0.95)
     slow = slow / mask_nt.sum(dim=1, keepdim=True)  # per completion: the mean over its tokens is in the advantage
     torch.testing.assert_close(run.last_rollouts.advantages_nt.double(), slow, atol=1e-6, rtol=0)
 
 
-def test_the_critic_explains_more_and_more(tmp_path):
-    run = with_critic(tmp_path, objectives=ONE, max_steps=12)
-    run.train()
-    explained = [line["critic/explained_variance"] for line in critic_lines(run)]
-    assert len(explained) == 12
-    assert abs(explained[0]) < 1e-6 < 0.5 < explained[-1]
-
-
-def test_blocks_that_are_paid_apart_have_a_value_each(tmp_path):
-    run = with_critic(tmp_path)
-    watched = Watched(run)
-    run.train()
+def test_blocks_that_are_paid_apart_have_a_value_each(trained):
+    run, watched, _ = trained
     assert run.critic.model.names == ("correct", "brier")
     _, streams = watched.asked[-1]
     written = torch.zeros_like(streams.mask_snt)
@@ -99,37 +86,37 @@ def test_a_method_and_a_critic_that_do_not_fit_are_refused(tmp_path, method, cri
         trainer(tmp_path, extra={"method": method, "objectives": PAIR, "critic": critic})
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """The folder of a critic."""
-    run = with_critic(tmp_path / "run")
-    run.critic.save(tmp_path / "critic", run.processing_class, state=False)
-    return tmp_path / "critic"
-
-
-def test_a_saved_critic_says_what_it_said(tmp_path):
-    run = with_critic(tmp_path / "run")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two values after three steps, what its critic was asked, and the folder that the critic was saved in."""
+    folder = tmp_path_factory.mktemp("critic")
+    run = with_critic(folder / "run")
     watched = Watched(run)
     run.train()
-    run.critic.save(tmp_path / "critic", run.processing_class, state=False)
-    assert not (tmp_path / "critic" / "optimizer.pt").exists()
-    again = with_critic(tmp_path / "again", fast(model=str(tmp_path / "critic")))
+    run.critic.save(folder / "critic", run.processing_class, state=False)
+    return run, watched, folder / "critic"
+
+
+@pytest.fixture
+def saved(trained, tmp_path):
+    """The folder of a critic, to be damaged."""
+    return shutil.copytree(trained[2], tmp_path / "critic")
+
+
+def test_a_saved_critic_says_what_it_said(tmp_path, trained):
+    run, watched, folder = trained
+    assert not (folder / "optimizer.pt").exists()
+    again = with_critic(tmp_path / "again", fast(model=str(folder)))
     assert equal(state(again.critic.model), state(run.critic.model))
     rows, streams = watched.asked[-1]
     no_end = torch.zeros(8, dtype=torch.bool)
     values = [one.critic.learn(rows, streams, no_end, fit=False).value_nts for one in (run, again)]
     assert torch.equal(*values)
-    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").config.num_labels == 2
+    assert AutoModelForTokenClassification.from_pretrained(folder).config.num_labels == 2
 
 
 def test_a_critic_of_another_tokenizer_is_refused(tmp_path, saved):
-    pieces = list(tokenizer().get_vocab())
-    pieces[-1], pieces[-2] = pieces[-2], pieces[-1]  # as many words, two of them with each other's id
-    backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="?"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
-    backend.decoder = decoders.Fuse()
-    names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "?"}
-    other = PreTrainedTokenizerFast(tokenizer_object=backend, padding_side="left", **names)
+    other = tokenizer([*PIECES[:-2], PIECES[-1], PIECES[-2]])  # as many words, two of them with each other's id
     with pytest.raises(DataError, match="another tokenizer"):
         with_critic(tmp_path / "b", fast(model=str(saved)), extra={"processing_class": other})
     with_critic(tmp_path / "c", fast(model=str(saved)))  # its own is not
@@ -171,21 +158,19 @@ def test_a_critic_that_cannot_be_read_is_one_sentence(tmp_path, saved):
 # ------------------------------------------------------------------------------------------------------------- diverged
 
 
-@pytest.mark.parametrize("number", [NAN, math.inf, 1e30])
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_diverged_critic_stops_the_run_before_anything_learns_from_it(tmp_path, number, epochs):
-    run = with_critic(tmp_path, fast(epochs=epochs), max_steps=4)
+def test_a_diverged_critic_stops_the_run_before_anything_learns_from_it(tmp_path):
+    run = with_critic(tmp_path, fast(epochs=2), max_steps=4)
     learn, kept = run.critic.learn, {}
 
     def breaks_at_the_third(*given, **options):
         if run.critic.batches == 2:
-            list(run.critic.model.parameters())[-1].data.view(-1)[0] = number
+            list(run.critic.model.parameters())[-1].data.view(-1)[0] = NAN
             kept.update(policy=state(run.model), critic=state(run.critic.model), own=optimizer_state(run.critic.optimizer))
             kept.update(adam=optimizer_state(run.optimizer))
         return learn(*given, **options)
 
     run.critic.learn = breaks_at_the_third
-    with pytest.raises(DivergedError, match="The critic has diverged"):
+    with pytest.raises(DivergedError):
         run.train()
     assert run.state.global_step == 2
     assert equal(state(run.model), kept["policy"])

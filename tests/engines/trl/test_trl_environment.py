@@ -8,7 +8,6 @@ from trl.chat_template_utils import qwen3_chat_template
 
 import trl_small as small
 from spanwise import Layout, Objective, Scheme
-from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import RecipeError
 from tokenizers_small import byte_level
 
@@ -51,39 +50,17 @@ def trainer(folder, environment, objectives):
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.eos_token, tokenizer.pad_token, tokenizer.chat_template = "<|im_end|>", "<|im_end|>", qwen3_chat_template
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            max_position_embeddings=1024,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
-    args = SpanGRPOConfig(
-        str(folder),
-        num_generations=4,
-        per_device_train_batch_size=4,
-        max_steps=1,
-        max_completion_length=6,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        keep_rollouts=0,
-        report=False,
-    )
-    return SpanGRPOTrainer(
-        model,
-        args=args,
-        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "Go."}]}] * 4),
-        processing_class=tokenizer,
-        scheme=Scheme.preset("rloo", LAYOUT, objectives=objectives, per="completion"),
-        environment_factory=environment,
-    )
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    extra = {
+        "model": LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=1024, **sizes, **ends)),
+        "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": "Go."}]}] * 4),
+        "processing_class": tokenizer,
+        "scheme": Scheme.preset("rloo", LAYOUT, objectives=objectives, per="completion"),
+        "rollout_func": None,
+        "environment_factory": environment,
+    }
+    return small.trainer(folder, extra=extra, per_device_train_batch_size=4, max_completion_length=6)
 
 
 @pytest.mark.parametrize("environment", [Room, SlowRoom])

@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from helpers import assert_close
-from oracles import slow_ktae, slow_oar, slow_opo
-from spanwise.credit import gdpo
-from spanwise.layout import Layout
+from oracles import slow_ktae, slow_oar
 from spanwise.objective import Objective
 from trl_small import GROUP, LAYOUT, SAID, THIRD_PARTY, trainer
 
@@ -19,22 +17,6 @@ def trained(folder, **extra):
     run = trainer(folder, extra={"objectives": CORRECT, **extra})
     run.train()
     return run.last_rollouts
-
-
-def test_opo_gets_the_lengths(tmp_path):
-    rollouts = trained(tmp_path, method="opo", credit={"per": "completion"})
-    length_n = (rollouts.spans.block_nt >= 0).sum(dim=1)
-    want = slow_opo((torch.tensor([one.right for one in SAID]), GROUP_N, length_n))
-    assert len(set(length_n.tolist())) > 1  # otherwise weights would not show
-    assert rollouts.credit.block_nk[:, 0].tolist() == pytest.approx([float(value) for value in want])
-
-
-def test_gdpo_gets_the_weights(tmp_path):
-    objectives = [Objective("correct", pays="all"), Objective("format", pays="all", if_missing=0.0, weight=0.5)]
-    rollouts = trained(tmp_path, layout=Layout({"all": ["answer", "confidence"]}), objectives=objectives, method="gdpo")
-    want_n = gdpo(rollouts.reading.scores.reward_nm, GROUP_N, weight_m=torch.tensor([1.0, 0.5]))
-    assert rollouts.credit.block_nk[:, 0].tolist() == pytest.approx(want_n.tolist())
-    assert bool((want_n != 0).any())
 
 
 @pytest.mark.parametrize("name", ["ktae", "oar"])

@@ -4,49 +4,29 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+import trl_small as small
 from spanwise.engines.trl import LOSS_TYPES
 from spanwise.engines.trl.fold import RATIO_LEVELS, dppo_term
 from spanwise.errors import RecipeError
-from trl_small import (
-    EXACT,
-    SAID,
-    SAID_WITH_TOOLS,
-    THIRD_PARTY,
-    beside_a_reference,
-    config,
-    cut,
-    largest_difference,
-    log_probs,
-    paper_gradient,
-    plain,
-    policy,
-    questions,
-    second_step,
-    step,
-    trainer,
-)
 
-pytestmark = THIRD_PARTY
+pytestmark = small.THIRD_PARTY
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("tools", [False, True], ids=["plain", "tools"])
-def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, tools):
-    said = SAID_WITH_TOOLS if tools else SAID
-    options = {"loss_type": loss_type, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
-    run = trainer(tmp_path, said=said, tools=tools, **options)
-    assert largest_difference(step(run), paper_gradient(policy(), said, loss_type=loss_type)) < EXACT
+def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type):
+    run = small.trainer(tmp_path, loss_type=loss_type, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    assert small.largest_difference(small.step(run), small.paper_gradient(small.policy(), loss_type=loss_type)) < small.EXACT
     assert not run._canary_due
 
 
-def kl_gradient(model, said=SAID, *, beta, old=None, corrected=True):
+def kl_gradient(model, said=small.SAID, *, beta, old=None, corrected=True):
     """Of beta times the mean over completions of the mean over trained tokens of r - log r - 1, r = reference / policy.
 
     `corrected`: each token times policy / old policy, which on-policy is 1 and has a gradient.
     """
-    asked, total = questions(said), 0.0
-    reference = [row.detach() for row in log_probs(policy(seed=1), said, asked)]
-    for i, (one, row) in enumerate(zip(said, log_probs(model, said, asked), strict=True)):
+    asked, total = small.questions(said), 0.0
+    reference = [row.detach() for row in small.log_probs(small.policy(seed=1), said, asked)]
+    for i, (one, row) in enumerate(zip(said, small.log_probs(model, said, asked), strict=True)):
         before = row.detach() if old is None else old[i]
         trained = [t for t, block in enumerate(one.blocks) if block >= 0]
         for t in trained:
@@ -59,27 +39,30 @@ def kl_gradient(model, said=SAID, *, beta, old=None, corrected=True):
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize(("longest", "rows"), [(16, 8), (160, 2)])
-def test_the_kl_term_is_the_token_mean_of_each_completion(tmp_path, loss_type, longest, rows):
-    beta, said = 0.3, SAID_WITH_TOOLS
-    shape = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows, "max_completion_length": longest}
-    extra = {"model": beside_a_reference(tmp_path)}
-    run = trainer(tmp_path / "run", said=said, tools=True, loss_type=loss_type, beta=beta, extra=extra, **shape)
-    found = step(run)
-    reward, kl = paper_gradient(policy(), said, loss_type=loss_type), kl_gradient(policy(), said, beta=beta)
-    assert largest_difference(found, {name: value + kl[name] for name, value in reward.items()}) < EXACT
+def test_with_tools_and_the_kl_term_that_is_the_token_mean_of_each_completion(tmp_path, loss_type):
+    beta, said = 0.3, small.SAID_WITH_TOOLS
+    shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_completion_length": 160}
+    extra = {"model": small.beside_a_reference(tmp_path)}
+    run = small.trainer(tmp_path / "run", said=said, tools=True, loss_type=loss_type, beta=beta, extra=extra, **shape)
+    found = small.step(run)
+    reward, kl = (
+        small.paper_gradient(small.policy(), said, loss_type=loss_type),
+        kl_gradient(small.policy(), said, beta=beta),
+    )
+    assert small.largest_difference(found, {name: value + kl[name] for name, value in reward.items()}) < small.EXACT
     assert run.beta == beta
+    assert not run._canary_due
 
 
 @pytest.mark.parametrize("corrected", [True, False])
 def test_the_kl_term_off_policy_and_what_is_logged_of_it(tmp_path, corrected):
-    beta, extra = 0.3, {"model": beside_a_reference(tmp_path)}
+    beta, extra = 0.3, {"model": small.beside_a_reference(tmp_path)}
     options = {"beta": beta, "use_bias_correction_kl": corrected, "extra": extra}
-    run, found, moved, old = second_step(tmp_path / "run", 0.01, **options)
+    run, found, moved, old = small.second_step(tmp_path / "run", 0.01, **options)
     with torch.no_grad():
-        other = log_probs(policy(seed=1), SAID, questions(SAID))
-    reward, kl = paper_gradient(moved, old=old), kl_gradient(moved, beta=beta, old=old, corrected=corrected)
-    assert largest_difference(found, {name: value + kl[name] for name, value in reward.items()}) < EXACT
+        other = small.log_probs(small.policy(seed=1), small.SAID, small.questions(small.SAID))
+    reward, kl = small.paper_gradient(moved, old=old), kl_gradient(moved, beta=beta, old=old, corrected=corrected)
+    assert small.largest_difference(found, {name: value + kl[name] for name, value in reward.items()}) < small.EXACT
     apart = torch.cat(other) - torch.cat(old)
     assert run.state.log_history[0]["kl"] == pytest.approx(float((apart.exp() - apart - 1).mean()))
 
@@ -87,11 +70,11 @@ def test_the_kl_term_off_policy_and_what_is_logged_of_it(tmp_path, corrected):
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "bnpo", "dapo"])
 def test_two_optimizer_steps_on_one_generation_batch_add_up(tmp_path, loss_type):
     # Steps so small that the weights stay put: the two half-batches then sum to twice the whole batch's gradient.
-    small = 1e-7
+    rate = 1e-7
     shape = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "max_steps": 2}
-    run = trainer(tmp_path, loss_type=loss_type, learning_rate=small, **shape)
-    half = {name: value / 2 for name, value in step(run, small).items()}
-    assert largest_difference(half, paper_gradient(policy(), loss_type=loss_type)) < 5e-6
+    run = small.trainer(tmp_path, loss_type=loss_type, learning_rate=rate, **shape)
+    half = {name: value / 2 for name, value in small.step(run, rate).items()}
+    assert small.largest_difference(half, small.paper_gradient(small.policy(), loss_type=loss_type)) < 5e-6
     assert not run._canary_due  # it also runs when old log-probabilities are kept
 
 
@@ -100,11 +83,13 @@ def test_two_optimizer_steps_on_one_generation_batch_add_up(tmp_path, loss_type)
     [("dr_grpo", 0.2), ("cispo", 0.2), ("sapo", 0.2), ("dapo", 0.2), ("dppo_tv", 0.01), ("dppo_kl", 0.0005)],
 )
 def test_off_policy_step_is_clipped_like_the_paper(tmp_path, loss_type, clip):
-    run, found, moved, old = second_step(tmp_path, 0.05, loss_type=loss_type, epsilon=clip)
-    assert largest_difference(found, paper_gradient(moved, loss_type=loss_type, old=old, clip=clip)) < EXACT
+    run, found, moved, old = small.second_step(tmp_path, 0.05, loss_type=loss_type, epsilon=clip)
+    assert (
+        small.largest_difference(found, small.paper_gradient(moved, loss_type=loss_type, old=old, clip=clip)) < small.EXACT
+    )
     if loss_type in ("dr_grpo", "dppo_tv", "dppo_kl"):
-        unclipped = paper_gradient(moved, loss_type=loss_type, old=old, clip=1e9)
-        assert largest_difference(found, unclipped) > 0.01, "the step was too small to clip anything"
+        unclipped = small.paper_gradient(moved, loss_type=loss_type, old=old, clip=1e9)
+        assert small.largest_difference(found, unclipped) > 0.01, "the step was too small to clip anything"
     dropped = [line["dppo/dropped"] for line in run.state.log_history if "dppo/dropped" in line]
     assert (not dropped) if "dppo" not in loss_type else dropped[0] == 0 < dropped[1] < 1
     assert run.loss_type == loss_type  # TRL's own is back
@@ -114,23 +99,23 @@ def test_off_policy_step_is_clipped_like_the_paper(tmp_path, loss_type, clip):
 @pytest.mark.parametrize("level", ["block", "sequence"])
 def test_a_shared_ratio_is_the_geometric_mean_and_each_token_keeps_its_own_advantage(tmp_path, loss_type, level):
     # Every ratio of the first step on a batch is 1; the second step clips.
-    clip, said = 0.01, SAID_WITH_TOOLS
+    clip, said = 0.01, small.SAID_WITH_TOOLS
     options = {"loss_type": loss_type, "epsilon": clip, "importance_sampling_level": level}
-    run, gradient, moved, old = second_step(tmp_path, 0.05, said=said, tools=True, **options)
+    run, gradient, moved, old = small.second_step(tmp_path, 0.05, said=said, tools=True, **options)
     expected = {
-        name: paper_gradient(moved, said, loss_type=loss_type, old=old, clip=clip, level=name) for name in RATIO_LEVELS
+        name: small.paper_gradient(moved, said, loss_type=loss_type, old=old, clip=clip, level=name) for name in RATIO_LEVELS
     }
-    assert largest_difference(gradient, expected[level]) < EXACT
+    assert small.largest_difference(gradient, expected[level]) < small.EXACT
     if loss_type != "cispo":  # whose clip of .01 is under every ratio
         others = [other for name, other in expected.items() if name != level]
-        assert all(largest_difference(gradient, other) > 0.01 for other in others)
+        assert all(small.largest_difference(gradient, other) > 0.01 for other in others)
     assert not run._canary_due
 
 
 def test_vespo_weighs_a_token_by_its_own_sign_and_the_ratio_of_its_completion(tmp_path):
-    run, gradient, moved, old = second_step(tmp_path, 0.01, loss_type="vespo")
-    assert largest_difference(gradient, paper_gradient(moved, loss_type="vespo", old=old)) < EXACT
-    assert largest_difference(gradient, paper_gradient(moved, old=old, clip=1e9)) > 0.01
+    run, gradient, moved, old = small.second_step(tmp_path, 0.01, loss_type="vespo")
+    assert small.largest_difference(gradient, small.paper_gradient(moved, loss_type="vespo", old=old)) < small.EXACT
+    assert small.largest_difference(gradient, small.paper_gradient(moved, old=old, clip=1e9)) > 0.01
     assert not run._canary_due
 
 
@@ -139,7 +124,7 @@ def test_dppo_counts_from_the_sampler_where_trl_knows_it(tmp_path):
     inputs = {"advantages": torch.ones(1, 2), "old_per_token_logps": torch.tensor([[0.5, 0.5]]).log()}
 
     def gradient(**more):
-        term, dropped = dppo_term(logps, {**inputs, **more}, mask, config(tmp_path, loss_type="dppo_tv", epsilon=0.2))
+        term, dropped = dppo_term(logps, {**inputs, **more}, mask, small.config(tmp_path, loss_type="dppo_tv", epsilon=0.2))
         return torch.autograd.grad(term, logps)[0].tolist()[0], float(dropped)
 
     assert gradient() == ([-1.0, -1.0], 0.0)
@@ -148,37 +133,39 @@ def test_dppo_counts_from_the_sampler_where_trl_knows_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "option",
+    ("option", "value"),
     [
-        {"delta": 2.0},
-        {"off_policy_mask_threshold": 0.5},
-        {"top_entropy_quantile": 0.2},
-        {"importance_sampling_level": "block"},
+        ("delta", 2.0),
+        ("off_policy_mask_threshold", 0.5),
+        ("top_entropy_quantile", 0.2),
+        ("importance_sampling_level", "block"),
     ],
 )
-def test_what_acts_on_trls_own_term_is_refused_under_dppo(tmp_path, option):
-    with pytest.raises(RecipeError, match=rf"^{next(iter(option))} .*'dppo_tv'"):
-        config(tmp_path, loss_type="dppo_tv", **option)
+def test_what_acts_on_trls_own_term_is_refused_under_dppo(tmp_path, option, value):
+    with pytest.raises(RecipeError, match=f"^{option} "):
+        small.config(tmp_path, loss_type="dppo_tv", **{option: value})
 
 
 def test_under_dppo_the_entropy_bonus_stays_trls_and_the_logged_policy_loss_is_dppos(tmp_path):
-    run = trainer(tmp_path, loss_type="dppo_tv", entropy_coef=0.1)
+    run = small.trainer(tmp_path, loss_type="dppo_tv", entropy_coef=0.1)
     run.train()
     line = run.state.log_history[0]
     assert line["policy_loss"] != 0
     assert line["loss"] == pytest.approx(line["policy_loss"] - 0.1 * line["entropy"], abs=1e-3)
 
 
-@pytest.mark.parametrize(("said", "tools", "n"), [(SAID, False, 0), (SAID_WITH_TOOLS, True, 2)], ids=["plain", "tools"])
-def test_truncated_completions_count_in_the_baselines_and_are_not_trained(tmp_path, said, tools, n):
-    said = [cut(one) if i == n else one for i, one in enumerate(said)]
-    run = trainer(tmp_path, said=said, tools=tools, mask_truncated_completions=True, loss_type="dapo")
-    assert largest_difference(step(run), paper_gradient(policy(), said, unlearned={n})) < EXACT
+def test_truncated_completions_count_in_the_baselines_and_are_not_trained(tmp_path):
+    said = [small.cut(one) if i == 2 else one for i, one in enumerate(small.SAID_WITH_TOOLS)]
+    run = small.trainer(tmp_path, said=said, tools=True, mask_truncated_completions=True, loss_type="dapo")
+    assert small.largest_difference(small.step(run), small.paper_gradient(small.policy(), said, unlearned={2})) < small.EXACT
 
 
-def test_padding_to_a_multiple_changes_nothing(tmp_path):
-    run = trainer(tmp_path, pad_to_multiple_of=8, loss_type="grpo")
-    assert largest_difference(step(run), paper_gradient(policy())) < EXACT
+def test_padding_to_a_multiple_and_trls_own_config_change_nothing(tmp_path):
+    run = small.trainer(
+        tmp_path, extra={"args": small.plain(small.config(tmp_path, pad_to_multiple_of=8, loss_type="grpo"))}
+    )
+    assert run.loss_type == "grpo"
+    assert small.largest_difference(small.step(run), small.paper_gradient(small.policy())) < small.EXACT
     assert run.last_rollouts.batch.ids_nt.shape == run.last_rollouts.advantages_nt.shape == (8, 16)
 
 
@@ -186,16 +173,10 @@ def test_lora_weights_get_the_same_gradient(tmp_path):
     def adapted():
         torch.manual_seed(3)
         lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-        return get_peft_model(policy(), lora, autocast_adapter_dtype=False).double()
+        return get_peft_model(small.policy(), lora, autocast_adapter_dtype=False).double()
 
-    run = trainer(tmp_path, extra={"model": adapted()})
-    found = step(run)
-    want = paper_gradient(adapted())
+    run = small.trainer(tmp_path, extra={"model": adapted()})
+    found = small.step(run)
+    want = small.paper_gradient(adapted())
     assert all("lora" in name for name in want)
-    assert largest_difference(found, want) < EXACT
-
-
-def test_plain_grpo_config_is_accepted(tmp_path):
-    run = trainer(tmp_path, extra={"args": plain(config(tmp_path, loss_type="dapo"))})
-    assert run.loss_type == "dapo"
-    assert largest_difference(step(run), paper_gradient(policy())) < EXACT
+    assert small.largest_difference(found, want) < small.EXACT

@@ -4,6 +4,8 @@ Scripted completions of 12 tokens, two blocks of six each, and one reward for bo
 trainers, so nothing but the scale of the loss differs.
 """
 
+from functools import cache
+
 import pytest
 from trl import GRPOTrainer
 
@@ -25,18 +27,26 @@ def right(completions, answer, **columns):
     return [float(f"<answer>{gold}" in text.replace(" ", "")) for text, gold in zip(completions, answer, strict=True)]
 
 
-def moved(folder, *, ours, loss_type="dr_grpo", per="block", learning_rate=1e-2, model=None, **options):
-    """What a training takes from the weights, over the learning rate."""
-    options = {"loss_type": loss_type, "learning_rate": learning_rate, "max_completion_length": LONGEST, **options}
-    if ours:
-        objectives = [Objective(right, pays=["solution", "confidence"])]
-        extra = {"objectives": objectives, "credit": {"per": per}, "model": model or policy()}
-        run = trainer(folder, said=SAID, extra=extra, **options)
-    else:
-        args = config(folder, **options, scale_rewards="none")
-        extra = {"scheme": None, "reward_funcs": [right], "args": plain(args), "model": model or policy()}
-        run = trainer(folder, said=SAID, kind=_TheirTrainer, extra=extra)
-    return step(run, learning_rate)
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory):
+    """What a training takes from the weights, over the learning rate; each training is made once."""
+
+    @cache
+    def move(*, ours, loss_type="dr_grpo", per="block", learning_rate=1e-2, beta=0.0, **options):
+        folder = tmp_path_factory.mktemp("run")
+        model = beside_a_reference(folder) if beta else policy()
+        options = {"loss_type": loss_type, "learning_rate": learning_rate, "max_completion_length": LONGEST, **options}
+        if ours:
+            objectives = [Objective(right, pays=["solution", "confidence"])]
+            extra = {"objectives": objectives, "credit": {"per": per}, "model": model}
+            run = trainer(folder, said=SAID, extra=extra, beta=beta, **options)
+        else:
+            args = config(folder, beta=beta, **options, scale_rewards="none")
+            extra = {"scheme": None, "reward_funcs": [right], "args": plain(args), "model": model}
+            run = trainer(folder, said=SAID, kind=_TheirTrainer, extra=extra)
+        return step(run, learning_rate)
+
+    return move
 
 
 class _TheirTrainer(GRPOTrainer):
@@ -65,56 +75,42 @@ def factor_between(left, right_):
         ("luspo", BLOCKS / TOKENS),
     ],
 )
-def test_the_gradient_is_larger_by_this_factor(tmp_path, loss_type, factor):
-    ours = moved(tmp_path / "ours", ours=True)  # whatever its own loss_type
-    theirs = moved(tmp_path / "theirs", ours=False, loss_type=loss_type)
+def test_the_gradient_is_larger_by_this_factor(moved, loss_type, factor):
+    ours, theirs = moved(ours=True), moved(ours=False, loss_type=loss_type)  # whatever our own loss_type
     assert factor_between(ours, theirs) == pytest.approx(factor, rel=1e-6)
 
 
-def test_adam_keeps_its_learning_rate(tmp_path):
-    options = {"optim": "adamw_torch", "max_steps": 3, "adam_epsilon": 1e-12}
-    ours = moved(tmp_path / "ours", ours=True, **options)
-    theirs = moved(tmp_path / "theirs", ours=False, **options)
+def test_adam_keeps_its_learning_rate(moved):
+    ours, theirs = (moved(ours=ours, optim="adamw_torch", max_steps=3, adam_epsilon=1e-12) for ours in (True, False))
     assert largest_difference(ours, theirs) < 1e-5
 
 
-def test_plain_descent_divides_it_by_the_factor(tmp_path):
-    options, factor = {"max_steps": 3}, BLOCKS * LONGEST / TOKENS
-    ours = moved(tmp_path / "ours", ours=True, learning_rate=1e-2 / factor, **options)
-    theirs = moved(tmp_path / "theirs", ours=False, learning_rate=1e-2, **options)
+def test_plain_descent_divides_it_by_the_factor(moved):
+    factor = BLOCKS * LONGEST / TOKENS
+    ours, theirs = moved(ours=True, learning_rate=1e-2 / factor, max_steps=3), moved(ours=False, max_steps=3)
     assert largest_difference({name: part / factor for name, part in ours.items()}, theirs) < 1e-6
-    undivided = moved(tmp_path / "undivided", ours=True, learning_rate=1e-2, **options)
-    assert largest_difference(undivided, theirs) > 1.0
+    assert largest_difference(moved(ours=True, max_steps=3), theirs) > 1.0
 
 
-def test_a_bound_on_the_norm_meets_the_larger_gradient_first(tmp_path):
-    plain = moved(tmp_path / "plain", ours=False)
-    norm = sum(float((part**2).sum()) for part in plain.values()) ** 0.5
-    bound = {"max_grad_norm": 1.5 * norm}  # between their norm and ours, 2.67 times theirs
-    theirs = moved(tmp_path / "theirs", ours=False, **bound)
-    ours = moved(tmp_path / "ours", ours=True, **bound)
-    assert factor_between(theirs, plain) == pytest.approx(1.0, rel=1e-6)
-    assert factor_between(ours, plain) == pytest.approx(1.5, rel=1e-4)
+def test_a_bound_on_the_norm_meets_the_larger_gradient_first(moved):
+    unbound = moved(ours=False)
+    norm = sum(float((part**2).sum()) for part in unbound.values()) ** 0.5
+    ours, theirs = (moved(ours=ours, max_grad_norm=1.5 * norm) for ours in (True, False))  # ours is 2.67 times theirs
+    assert factor_between(theirs, unbound) == pytest.approx(1.0, rel=1e-6)
+    assert factor_between(ours, unbound) == pytest.approx(1.5, rel=1e-4)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "luspo"])
-def test_beta_keeps_its_weight_beside_the_policy_term_times_the_blocks(tmp_path, loss_type):
+def test_beta_keeps_its_weight_beside_the_policy_term_times_the_blocks(moved, loss_type):
     """TRL divides its KL term as the policy term, so the ratio of the two knows nothing of `loss_type`; lengths are equal here."""
-
-    def model():
-        return beside_a_reference(tmp_path)
-
-    theirs = moved(tmp_path / "theirs", ours=False, loss_type=loss_type, beta=0.5, model=model())
-    ours = moved(tmp_path / "ours", ours=True, beta=0.5 * BLOCKS, model=model())
-    assert factor_between(ours, theirs) > 0
-    shared = moved(tmp_path / "shared", ours=True, per="completion", beta=0.5, model=model())
-    assert factor_between(shared, theirs) > 0
+    theirs = moved(ours=False, loss_type=loss_type, beta=0.5)
+    assert factor_between(moved(ours=True, beta=0.5 * BLOCKS), theirs) > 0
+    assert factor_between(moved(ours=True, per="completion", beta=0.5), theirs) > 0
     with pytest.raises(AssertionError, match="more than a factor"):
-        factor_between(moved(tmp_path / "kept", ours=True, beta=0.5, model=model()), theirs)
+        factor_between(moved(ours=True, beta=0.5), theirs)
 
 
 @pytest.mark.parametrize(("loss_type", "factor"), [("dapo", BLOCKS), ("dr_grpo", BLOCKS * LONGEST / TOKENS)])
-def test_an_entropy_bonus_keeps_its_weight_times_the_factor(tmp_path, loss_type, factor):
-    theirs = moved(tmp_path / "theirs", ours=False, loss_type=loss_type, entropy_coef=0.1)
-    ours = moved(tmp_path / "ours", ours=True, entropy_coef=0.1 * factor)
-    assert factor_between(ours, theirs) == pytest.approx(factor, rel=1e-6)
+def test_an_entropy_bonus_keeps_its_weight_times_the_factor(moved, loss_type, factor):
+    theirs = moved(ours=False, loss_type=loss_type, entropy_coef=0.1)
+    assert factor_between(moved(ours=True, entropy_coef=0.1 * factor), theirs) == pytest.approx(factor, rel=1e-6)

@@ -8,8 +8,6 @@ import pytest
 from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import MLflowCallback
 
-from spanwise.engines.trl import SpanGRPOConfig
-from spanwise.errors import RecipeError
 from spanwise.objective import Objective
 from trl_small import OBJECTIVES, SAID, THIRD_PARTY, trainer
 
@@ -68,30 +66,20 @@ def printed(text):
 
 
 @pytest.mark.filterwarnings("ignore:Step 0. Objective 'never' has no reward")
-def test_a_console_shows_few_metrics_and_all_others_get_all_that_are_there(tmp_path, capsys, caplog):
+@pytest.mark.parametrize("asked", ["few", "all"])
+def test_a_console_shows_few_metrics_and_all_others_get_all_that_are_there(tmp_path, capsys, caplog, asked):
     with caplog.at_level(logging.WARNING, logger="transformers"):
         logging.getLogger("transformers").addHandler(caplog.handler)
-        lines, sent, one = ran(tmp_path)
+        lines, sent, one = ran(tmp_path, log_metrics=asked)
         logging.getLogger("transformers").removeHandler(caplog.handler)
-    assert "attempting to log" not in caplog.text + capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "attempting to log" not in caplog.text + err
+    shown = printed(out)
+    assert len(shown) == 2
+    assert shown[0].keys() == (lines[0].keys() & FEW if asked == "few" else lines[0].keys() - {"total_flos"})
     assert [value for line in lines for value in line.values() if not isinstance(value, int | float)] == []
     assert len(sent[0]) == len(lines[0]) > 2 * len(FEW)
     assert not any("never/mean" in name for name in lines[0])
     assert isinstance(one.callback_handler.pop_callback(PrinterCallback), PrinterCallback)
     kept = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
     assert lines[0].keys() - {"epoch"} <= kept.keys()
-
-
-@pytest.mark.filterwarnings("ignore:Step 0. Objective 'never' has no reward")
-@pytest.mark.parametrize(("asked", "few"), [("few", True), ("all", False)])
-def test_which_metrics_a_console_shows_is_asked_for(tmp_path, capsys, asked, few):
-    lines, *_ = ran(tmp_path, log_metrics=asked)
-    shown = printed(capsys.readouterr().out)
-    assert len(shown) == 2
-    want = lines[0].keys() & FEW if few else lines[0].keys() - {"total_flos"}
-    assert shown[0].keys() == want
-
-
-def test_a_word_that_is_none_of_them_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="log_metrics"):
-        SpanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, log_metrics="some")

@@ -8,24 +8,13 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
+import trl_small as small
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
-from trl_small import (
-    THIRD_PARTY,
-    EveryStep,
-    beside_a_reference,
-    config,
-    largest_difference,
-    many_a,
-    plain,
-    policy,
-    prompts,
-    tokenizer,
-)
 
-pytestmark = THIRD_PARTY
+pytestmark = small.THIRD_PARTY
 LONGEST = 8
 TRL_EPS = 1e-4
 
@@ -39,12 +28,12 @@ def trained(folder, *, scheme=None, model=None, **options):
         "optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 4, "max_grad_norm": 1.0, "max_completion_length": LONGEST,
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "shuffle_dataset": True,
     }  # fmt: skip
-    args, seen = config(folder, **{**usual, **options}), EveryStep()
-    given = {"model": model or policy(dtype=torch.float32), "train_dataset": prompts(6)}
-    given |= {"processing_class": tokenizer(), "callbacks": [seen]}
+    args, seen = small.config(folder, **{**usual, **options}), small.EveryStep()
+    given = {"model": model or small.policy(dtype=torch.float32), "train_dataset": small.prompts(6)}
+    given |= {"processing_class": small.tokenizer(), "callbacks": [seen]}
     torch.manual_seed(0)
     if scheme is None:
-        run = GRPOTrainer(args=plain(args), reward_funcs=[many_a], **given)
+        run = GRPOTrainer(args=small.plain(args), reward_funcs=[small.many_a], **given)
     else:
         run = SpanGRPOTrainer(args=args, scheme=scheme, **given)
     run.train()
@@ -53,12 +42,12 @@ def trained(folder, *, scheme=None, model=None, **options):
 
 
 def scheme(method="bae", per="completion"):
-    objective = Objective(many_a, pays="completion", scale="std" if method == "bae" else None)
+    objective = Objective(small.many_a, pays="completion", scale="std" if method == "bae" else None)
     return Scheme.preset(method, Layout({"completion": []}), objectives=[objective], per=per, eps=TRL_EPS)
 
 
 def far_apart(ours, theirs):
-    return max(largest_difference(own, other) for own, other in zip(ours, theirs, strict=True))
+    return max(small.largest_difference(own, other) for own, other in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("method", ["bae", "grpo"])
@@ -95,12 +84,11 @@ def test_the_share_that_is_trls_loss(tmp_path, loss_type, per, options):
 
 
 def test_the_kl_term_is_that_of_trls_grpo(tmp_path):
-    options = {"beta": 0.1}
-    theirs, their_norms, _ = trained(
-        tmp_path / "trl", loss_type="grpo", model=beside_a_reference(tmp_path, torch.float32), **options
-    )
-    for loss_type in ("grpo", "dr_grpo"):  # which here has no say in it
-        model = beside_a_reference(tmp_path, torch.float32)
-        ours, our_norms, _ = trained(tmp_path / loss_type, loss_type=loss_type, model=model, scheme=scheme(), **options)
+    runs = []
+    for loss_type, rule in (("grpo", None), ("grpo", scheme()), ("dr_grpo", scheme())):  # which has no say in ours
+        model = small.beside_a_reference(tmp_path, torch.float32)
+        runs.append(trained(tmp_path / "run", loss_type=loss_type, model=model, scheme=rule, beta=0.1))
+    (theirs, their_norms, _), *own = runs
+    for ours, our_norms, _ in own:
         assert our_norms == pytest.approx(their_norms, rel=1e-5)
         assert far_apart(ours, theirs) < 1e-5

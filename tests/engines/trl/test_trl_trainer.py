@@ -11,26 +11,14 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
+import trl_small as small
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.errors import AlignmentError, DataError, RecipeError, SpanwiseError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
-from trl_small import (
-    LAYOUT,
-    SAID,
-    SAID_WITH_TOOLS,
-    THIRD_PARTY,
-    credit,
-    largest_difference,
-    paper_gradient,
-    policy,
-    prompts,
-    step,
-    trainer,
-)
 
-pytestmark = THIRD_PARTY
+pytestmark = small.THIRD_PARTY
 
 
 # --------------------------------------------------------------------------- canary
@@ -55,21 +43,23 @@ def collapsing(how="completion mean"):
     return Collapsing
 
 
-@pytest.mark.parametrize("how", COLLAPSES)
-@pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "cispo", "sapo"])
+@pytest.mark.parametrize(
+    ("how", "loss_type"),
+    [*((how, "dr_grpo") for how in COLLAPSES), *(("completion mean", name) for name in ("grpo", "cispo", "sapo"))],
+)
 def test_canary_sees_collapsed_advantages(tmp_path, how, loss_type):
-    run = trainer(tmp_path, kind=collapsing(how), loss_type=loss_type)
+    run = small.trainer(tmp_path, kind=collapsing(how), loss_type=loss_type)
     with pytest.raises(SpanwiseError, match="advantage"):
         run.train()
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["sound", "broken"])
 def test_canary_under_kl_entropy_bonus_tools_and_kept_log_probabilities(tmp_path, broken):
-    policy().save_pretrained(tmp_path / "start")
-    run = trainer(
+    small.policy().save_pretrained(tmp_path / "start")
+    run = small.trainer(
         tmp_path / "run",
         kind=collapsing() if broken else SpanGRPOTrainer,
-        said=SAID_WITH_TOOLS, tools=True, beta=0.1, entropy_coef=0.5, per_device_train_batch_size=4, steps_per_generation=2,
+        said=small.SAID_WITH_TOOLS, tools=True, beta=0.1, entropy_coef=0.5, per_device_train_batch_size=4, steps_per_generation=2,
         extra={"model": AutoModelForCausalLM.from_pretrained(tmp_path / "start")},
     )  # fmt: skip
     if broken:
@@ -82,19 +72,19 @@ def test_canary_under_kl_entropy_bonus_tools_and_kept_log_probabilities(tmp_path
 
 
 def test_canary_can_be_switched_off(tmp_path):
-    run = trainer(tmp_path, kind=collapsing(), canary=False)
-    assert largest_difference(step(run), paper_gradient(policy())) > 0.01
+    run = small.trainer(tmp_path, kind=collapsing(), canary=False)
+    assert small.largest_difference(small.step(run), small.paper_gradient(small.policy())) > 0.01
 
 
 # --------------------------------------------------------------------------- what is logged and kept
 
 
 def test_metrics_are_those_of_the_whole_batch(tmp_path):
-    run = trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    run = small.trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     run.train()
     log = run.state.log_history[0]
-    rows = credit(SAID)  # four right of five... by hand: rights 1 1 0 0 | 1 1 1 0, one report missing
-    present = [row for row, one in zip(rows, SAID, strict=True) if one.confidence is not None]
+    rows = small.credit(small.SAID)  # four right of five... by hand: rights 1 1 0 0 | 1 1 1 0, one report missing
+    present = [row for row, one in zip(rows, small.SAID, strict=True) if one.confidence is not None]
     want = {
         "credit/malformed": 1 / 8,
         "credit/brier/reward_absent": 1 / 8,
@@ -120,11 +110,11 @@ def table_of_completions(folder):
 
 def test_trls_table_of_completions_holds_the_credit(tmp_path, caplog):
     """The sixth completion has no confidence: TRL's scalar praised it with +1.03."""
-    run = trainer(tmp_path, log_completions=True, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    run = small.trainer(tmp_path, log_completions=True, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     run.train()
     table = table_of_completions(tmp_path)
     assert [row["completion"] for row in table] == run.last_rollouts.completions
-    for row, (solution, confidence, stop), one in zip(table, credit(SAID), SAID, strict=True):
+    for row, (solution, confidence, stop), one in zip(table, small.credit(small.SAID), small.SAID, strict=True):
         shown = (row["credit/solution"], row["credit/confidence"], row["credit/stop"])
         assert shown == pytest.approx((solution, None if one.confidence is None else confidence, stop))
         assert row["advantage"] == pytest.approx(solution + confidence + stop)
@@ -142,7 +132,7 @@ def test_a_completion_without_any_reward_is_no_noise(tmp_path, caplog, monkeypat
         return [float(text.count("a")) if "<confidence>" in text else None for text in completions]
 
     monkeypatch.setattr(logging.getLogger("trl"), "propagate", True)
-    run = trainer(tmp_path, extra={"objectives": [Objective(sure, pays="confidence")]}, log_completions=True)
+    run = small.trainer(tmp_path, extra={"objectives": [Objective(sure, pays="confidence")]}, log_completions=True)
     with caplog.at_level(logging.WARNING), pytest.warns(UserWarning, match="leave out"):
         run.train()
     assert "returned None" not in caplog.text
@@ -158,8 +148,8 @@ def test_a_completion_without_any_reward_is_no_noise(tmp_path, caplog, monkeypat
     ],
 )
 def test_the_model_card_cites_the_method(tmp_path, method, cites):
-    extra = {"scheme": Scheme.preset(method, LAYOUT)}
-    trainer(tmp_path, extra=extra).create_model_card("tuned")
+    extra = {"scheme": Scheme.preset(method, small.LAYOUT)}
+    small.trainer(tmp_path, extra=extra).create_model_card("tuned")
     card = (tmp_path / "README.md").read_text()
     assert f"trained with spanwise's method '{method}', a method introduced in {cites}." in card
     assert ("DeepSeekMath" in card) == (method == "grpo")
@@ -167,7 +157,7 @@ def test_the_model_card_cites_the_method(tmp_path, method, cites):
 
 
 def test_rollouts_are_kept(tmp_path):
-    run = trainer(tmp_path, said=SAID_WITH_TOOLS, tools=True)
+    run = small.trainer(tmp_path, said=small.SAID_WITH_TOOLS, tools=True)
     run.train()
     kept = run.last_rollouts
     assert (kept.mode, kept.step, kept.method) == ("train", 0, "bae")
@@ -177,20 +167,22 @@ def test_rollouts_are_kept(tmp_path):
     assert kept.completions[1] == "b<answer>4</answer><confidence>0.6</confidence>"
     assert kept.reading.text[0]["confidence"]["confidence"] == "0.9"
     assert kept.reading.text[5]["confidence"] is None
-    for n, one in enumerate(SAID_WITH_TOOLS):
+    for n, one in enumerate(small.SAID_WITH_TOOLS):
         assert kept.spans.block_nt[n, : len(one.blocks)].tolist() == one.blocks
         assert kept.batch.mask_nt[n].sum() == sum(block >= 0 for block in one.blocks)
     assert kept.reading.scores.names == ("correct", "brier")
     assert kept.reading.scores.reward_nm[0].tolist() == pytest.approx([1.0, -0.01])
     assert math.isnan(kept.reading.scores.reward_nm[5, 1])
-    for n, (solution, confidence, stop) in enumerate(credit(SAID_WITH_TOOLS)):
+    for n, (solution, confidence, stop) in enumerate(small.credit(small.SAID_WITH_TOOLS)):
         assert kept.credit.block_nk[n].tolist() == pytest.approx([solution, confidence])
         assert float(kept.credit.stop_n[n]) == pytest.approx(stop)
         assert float(kept.advantages_nt[n].sum()) == pytest.approx(solution + confidence + stop, abs=1e-6)
 
 
 def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
-    run = trainer(tmp_path, num_generations_eval=2, per_device_eval_batch_size=8, extra={"eval_dataset": prompts(4)})
+    run = small.trainer(
+        tmp_path, num_generations_eval=2, per_device_eval_batch_size=8, extra={"eval_dataset": small.prompts(4)}
+    )
     log = run.evaluate()
     # Answers 4 4 3 5 3 3 3 7 to 2+2= 2+2= 1+2= 1+2= 2+2= 2+2= 1+2= 1+2=: right 1 1 | 1 0 | 0 0 | 1 0.
     assert run.last_rollouts.mode == "eval"
@@ -209,9 +201,9 @@ def test_a_reward_function_in_trls_signature_may_log(tmp_path):
         assert columns["answer"] == ["4"] * 4 + ["3"] * 4
         return [None if i == 0 else float(len(ids)) for i, ids in enumerate(completion_ids)]
 
-    run = trainer(tmp_path, extra={"objectives": [Objective(length, pays=("solution", "confidence"))]})
+    run = small.trainer(tmp_path, extra={"objectives": [Objective(length, pays=("solution", "confidence"))]})
     run.train()
-    lengths = [len(one.pieces) for one in SAID]
+    lengths = [len(one.pieces) for one in small.SAID]
     assert run.state.log_history[0]["longest"] == max(lengths)
     group = sum(lengths[1:4]) / 3
     solution = run.last_rollouts.credit.block_nk[:4, 0].tolist()
@@ -224,25 +216,27 @@ def test_a_reward_function_in_trls_signature_may_log(tmp_path):
 @pytest.mark.parametrize(
     ("error", "extra"),
     [
-        (DataError, {"train_dataset": prompts(1)}),  # and a generation batch takes two
+        (DataError, {"train_dataset": small.prompts(1)}),  # and a generation batch takes two
         (RecipeError, {"objectives": [Objective(torch.nn.Linear(1, 1), pays=("solution",), name="judge")]}),
     ],
 )
 def test_refusals_before_training(tmp_path, error, extra):
     with pytest.raises(error):
-        trainer(tmp_path, extra=extra)
+        small.trainer(tmp_path, extra=extra)
 
 
 @pytest.mark.parametrize(("ending", "prefilled"), [("<answer>", None), ("", "answer")])
 def test_prompt_and_layout_agree_on_the_opening_tag(tmp_path, ending, prefilled):
     rows = Dataset.from_dict({"prompt": ["2+2=" + ending] * 2, "answer": ["4"] * 2})
-    run = trainer(tmp_path, extra={"train_dataset": rows, "layout": Layout(dict(LAYOUT.blocks), prefilled=prefilled)})
+    run = small.trainer(
+        tmp_path, extra={"train_dataset": rows, "layout": Layout(dict(small.LAYOUT.blocks), prefilled=prefilled)}
+    )
     with pytest.raises(RecipeError):
         run.train()
 
 
 def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):
-    run = trainer(tmp_path)
+    run = small.trainer(tmp_path)
     run._sampled = [[1, 1, 1]] + [[1, 1]] * 7
     inputs = [{"prompt": "2+2=", "answer": "4"}] * 8
     with pytest.raises(AlignmentError, match="Completion 1"):
@@ -268,7 +262,7 @@ def test_the_logged_reward_is_the_weighted_sum(tmp_path):
         return [36.0 for _ in blocks]
 
     objectives = [Objective("correct", pays="solution", weight=0.7), Objective(large, pays="solution", weight=0.0)]
-    run = trainer(tmp_path, extra={"objectives": objectives})
+    run = small.trainer(tmp_path, extra={"objectives": objectives})
     run.train()
     logged = run.state.log_history[0]
     assert logged["reward"] == pytest.approx(0.7 * 5 / 8)
@@ -284,14 +278,14 @@ OWN = [
 
 
 def test_right_tags_and_rewards_of_a_script_train_without_a_word(tmp_path, recwarn):
-    trainer(tmp_path, extra={"objectives": OWN}, max_steps=3, learning_rate=0.1).train()
+    small.trainer(tmp_path, extra={"objectives": OWN}, max_steps=3, learning_rate=0.1).train()
     assert [str(one.message) for one in recwarn if issubclass(one.category, UserWarning)] == []
 
 
 def test_wrong_tags_are_the_one_thing_said_of_the_first_batch(tmp_path):
     layout = Layout({"plan": ["plan"], "code": ["code"]})
     paid = [replace(OWN[0], pays=("plan",)), Objective("format", pays="code")]
-    run = trainer(tmp_path, extra={"layout": layout, "objectives": paid})
+    run = small.trainer(tmp_path, extra={"layout": layout, "objectives": paid})
     with pytest.warns(UserWarning, match="Step 0:") as seen:
         run.train()
     (said,) = (str(one.message) for one in seen if str(one.message).startswith("Step 0:"))

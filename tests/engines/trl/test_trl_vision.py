@@ -46,8 +46,8 @@ def model(tokenizer):
     return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_index=image_token))
 
 
-def questions(seed):
-    pixels = np.random.default_rng(seed)
+def questions():
+    pixels = np.random.default_rng(0)
     pictures = (Image.fromarray(pixels.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)) for _ in range(4))
     content = [f"Picture {n}?" for n in range(4)]
     return Dataset.from_list(
@@ -62,12 +62,12 @@ def many_letters(completions, **columns):
     return many_a([turns[0]["content"] for turns in completions])
 
 
-def trained(folder, *, ours, pictures=0):
+def trained(folder, *, ours):
     args = config(
         folder, optim="adamw_torch", learning_rate=1e-2, max_steps=3, max_completion_length=8, loss_type="grpo", num_generations=2,
         per_device_train_batch_size=4, keep_rollouts=1,
     )  # fmt: skip
-    given = {"train_dataset": questions(pictures), "processing_class": processor()}
+    given = {"train_dataset": questions(), "processing_class": processor()}
     policy = model(given["processing_class"].tokenizer)
     torch.manual_seed(0)
     if ours:
@@ -91,10 +91,6 @@ def test_one_block_is_trls_own_trainer_with_images_too(ours, tmp_path):
     assert largest_difference(ours[1], theirs) < 1e-5
     start = weights(model(processor().tokenizer))
     assert largest_difference(ours[1], start) > 1e-3, "the steps were too small to show anything"
-
-
-def test_other_images_train_other_weights(ours, tmp_path):
-    assert largest_difference(ours[1], trained(tmp_path, ours=True, pictures=1)) > 1e-4
 
 
 def test_a_run_folder_names_the_image_and_no_memory_address(ours):
