@@ -24,11 +24,6 @@ def of_ratio(loss, ratio, adv, **options):
     return loss(ratio.log(), torch.zeros_like(ratio), double([adv]), torch.ones_like(ratio).bool(), **options)
 
 
-def test_aspo_weights():
-    assert_close(-of_ratio(aspo, [0.5, 1.1, 1.5, 0.1], [1, 1, 1, 1]), [[2, 0.909091, 0, 3]])
-    assert_close(of_ratio(aspo, [0.5, 0.9, 1.5, 4], [-1, -1, -1, -1]), [[0, 0.9, 1.5, 3]])
-
-
 def test_a_clip_range_is_counted_from_1():
     bounds = {"clip_low": 0.25, "clip_high": 0.5}
     # Dropped outside 1 - .25 and 1 + .5; good tokens weigh 1 / rho.

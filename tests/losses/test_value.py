@@ -188,27 +188,3 @@ def test_the_cross_entropy_is_that_of_torch():
     share = hl_gauss(target, bins=9, value_range=(-1.0, 1.0))
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), share.flatten(0, 1), reduction="none").view(3, 4)
     assert_close(categorical_value_loss(logits, target, torch.ones(3, 4).bool(), value_range=(-1.0, 1.0)), expected, 1e-12)
-
-
-def test_the_value_of_one_bin_is_its_centre():
-    logits = 1000 * torch.eye(4, dtype=torch.float64)[None]
-    assert_close(categorical_value(logits, value_range=(-1.0, 1.0)), [[-0.75, -0.25, 0.25, 0.75]], 1e-12)
-
-
-@pytest.mark.parametrize("head", ["square", "clipped", "categorical"])
-def test_fitting_finds_the_mean_of_the_targets(head):
-    """A critic that sees nothing but one prompt ends at the share of right answers, 3 of 4."""
-    target, ones = double([[1.0], [1.0], [1.0], [0.0]]), torch.ones(4, 1).bool()
-    given = torch.zeros(1 if head != "categorical" else 51, dtype=torch.float64, requires_grad=True)
-    optimiser, wide = torch.optim.SGD([given], lr=0.2 if head != "categorical" else 4.0), {"value_range": (-0.2, 1.2)}
-    for _ in range(800):
-        if head == "categorical":
-            loss = categorical_value_loss(given.expand(4, 1, 51), target, ones, **wide).mean()
-        else:
-            old = {"old_value_nt": given.detach().expand(4, 1), "clip": 0.3} if head == "clipped" else {}
-            loss = value_loss(given.expand(4, 1), target, ones, **old).mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    value = given if head != "categorical" else categorical_value(given[None, None], **wide)[0]
-    assert_close(value.detach(), [0.75], 2e-3)

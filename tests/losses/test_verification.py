@@ -20,14 +20,6 @@ def slow_loss(score, verdict):
     return total / (right + wrong) if rows else 0.0
 
 
-def test_worked_numbers():
-    assert_close(class_weights(double(VERDICT)), [2, 2 / 3, 2 / 3, 2 / 3], 1e-12)
-    # [2 (.01) + .666667 (.49 + .09 + .01)] / 4; without weights it would be .15
-    assert float(verification_loss(double(SCORE), double(VERDICT))) == pytest.approx(0.1033333, abs=1e-7)
-    even = verification_loss(double(SCORE), double(VERDICT), weight_n=torch.ones(4))
-    assert float(even) == pytest.approx(0.15, abs=1e-12)
-
-
 def test_balanced_weights_teach_the_probability_if_half_were_right():
     """Of 8 alike answers 6 are right: the best constant is 1/2 with the paper's weights and 6/8 without."""
     verdict_n = double([1, 1, 1, 1, 1, 1, 0, 0])

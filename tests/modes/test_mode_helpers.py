@@ -32,8 +32,9 @@ def test_trained_weights_take_four_times_their_size():
 
 def test_the_reserved_token_is_no_text():
     assert reserved_id(Laser("<unk>"), build_tokenizer(), size=61, ends=[1]) == 2
-    with pytest.raises(RecipeError):
-        reserved_id(Laser("7"), build_tokenizer(), size=61, ends=[1])
+    for token in ("<|vision_start|>", 400, "7", "<eos>", 0):  # nothing, nothing, text, an end, padding
+        with pytest.raises(RecipeError):
+            reserved_id(Laser(token), build_tokenizer(), size=61, ends=[1])
 
 
 def test_the_last_token_says_whether_a_row_ended():
