@@ -176,7 +176,8 @@ class RunRecord:
         """Refuse a folder that already holds another run or other files."""
         folder = self.folder.path
         if not is_run(folder):
-            return check_free(folder, writes=WRITES)
+            check_free(folder, writes=WRITES)
+            return
         if not step:
             raise DataError(
                 f"'{folder}' already holds a run, and the new run starts at step 0. Give another {self.option}, move the old "
@@ -189,7 +190,6 @@ class RunRecord:
                 f"The run in '{folder}' was trained with another {', '.join(changed)}, so it cannot go on in the same folder. "
                 f"Give another {self.option}."
             )
-        return None
 
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
         """Start the run folder, or continue it from a step."""

@@ -27,17 +27,13 @@ _FEW = re.compile(
 )
 
 
-def few(logs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the metrics of a log line that a console shows."""
-    return {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
-
-
 def few_in(callback_class: Any) -> TrainerCallback:
     """Return one of transformers' console callbacks, changed to print few metrics."""
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            super().on_log(args, state, control, logs=few(logs), **kwargs)
+            shown = {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
+            super().on_log(args, state, control, logs=shown, **kwargs)
 
     return Few()
 

@@ -128,11 +128,9 @@ class ValueModel(nn.Module):
 
     def value(self, output_nts: Tensor) -> Float[Tensor, "n t s"]:
         """Turn the head's output into values."""
-        return (
-            output_nts
-            if self.config.head == "scalar"
-            else categorical_value(output_nts, value_range=self.config.value_range)
-        )
+        if self.config.head == "scalar":
+            return output_nts
+        return categorical_value(output_nts, value_range=self.config.value_range)
 
     def loss(self, said_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
         """Return the loss of one stream per token, 0 at masked tokens."""

@@ -127,8 +127,6 @@ def measured(
     return laser, {**contents, "completions": len(known_n), "temperature": temperature}, warning
 
 
-# The token stands behind the end of a completion and outside the loss mask, so that every pass of the trainer gives its
-# log-probability and no term of the loss reads it. There, the advantage holds a weight and the old log-probability a target.
 class Appended(RowPart):
     """The reserved token in trainers that compute log-probabilities of their rows alone: it becomes one more token of a row."""
 
