@@ -22,7 +22,6 @@ from spanwise import (
 )  # fmt: skip
 from spanwise.credit import split_turns
 from spanwise.engines.verl.carry import Rows, Shares, credited, pack, unpack
-from spanwise.pipeline import Reading
 from spanwise.step import Step, turn_rows
 from tokenizers_small import byte_level
 
@@ -69,37 +68,6 @@ def packed(text, *, sampled=None):
     return pack(reading, [length], masked=True)
 
 
-def same(found, expected):
-    return torch.equal(found.nan_to_num(nan=-9.0), expected.nan_to_num(nan=-9.0))
-
-
-def test_what_is_packed_comes_back():
-    carried = unpack([packed(text) for text in TEXTS], SCHEME)
-    back, masked_n = carried.reading, carried.masked_n
-    whole = Reading.joined([read_one(text)[0] for text in TEXTS])
-    for name in ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm"):
-        assert same(getattr(back.scores, name), getattr(whole.scores, name)), name
-    assert torch.equal(back.length_nk, whole.length_nk)
-    assert torch.equal(back.fault_n, whole.fault_n)
-    assert masked_n.all()
-    for row, text in zip(carried.tokens(SCHEME, 40, range(5)).spans.block_nt, TEXTS, strict=True):
-        spans = read_one(text)[0].spans
-        width = spans.block_nt.shape[1]
-        assert row[:width].tolist() == spans.block_nt[0].tolist()
-        assert set(row[width:].tolist()) <= {-1}
-
-
-def test_advantages_are_those_of_the_pipeline():
-    ids = [TOKENIZER(text)["input_ids"] for text in TEXTS]
-    whole = Batch.jagged(ids, [0] * 5, columns={"answer": ["4"] * 5})
-    reading = read(whole, SCHEME, VOCABULARY)
-    expected_nt = advantages(credit_batch(reading, whole, SCHEME), reading.spans, SCHEME)
-    found = credited(Rows([packed(text) for text in TEXTS]), ["u"] * 5, whole.mask_nt, Step(SCHEME))
-    assert torch.equal(found.adv_nt, expected_nt)
-    assert found.return_nt is None  # no critic
-    assert found.result.metrics["credit/malformed"] == pytest.approx(2 / 5)
-
-
 class Tables(TorchDispatchMode):
     """Which operations make a table of numbers (4 bytes or more each) for all tokens of a batch, beside what they are given."""
 
@@ -125,18 +93,6 @@ def test_a_step_makes_no_second_table_of_numbers_for_all_tokens():
         adv_nt = credited(rows, ["u"] * 100, mask_nt, Step(SCHEME)).adv_nt
     assert adv_nt.shape == mask_nt.shape
     assert tables.made == []
-
-
-def test_padding_joins_nothing():
-    rows = Rows([packed(text) for text in (*TEXTS, TEXTS[0])], padding=[False] * 5 + [True])
-    mask_nt = torch.zeros(6, 40, dtype=torch.long)
-    for n, text in enumerate(TEXTS):
-        mask_nt[n, : read_one(text)[1]] = 1
-    found = credited(rows, [*"aaaaa", "pad0"], mask_nt, Step(SCHEME))
-    alone_nt = credited(Rows(rows.packed[:5]), list("aaaaa"), mask_nt[:5], Step(SCHEME)).adv_nt
-    assert torch.equal(found.adv_nt[:5], alone_nt)
-    assert float(found.adv_nt[5].abs().sum()) == 0
-    assert len(found.result.own.reading) == 5
 
 
 def test_outputs_of_a_rollout_are_its_steps():
@@ -240,23 +196,6 @@ def critic_rows(*texts):
     return Rows(packed, tokens={"value_nt": torch.where(whole.mask_nt, 0.25, 7.0)}), whole.mask_nt
 
 
-def test_what_a_critic_is_fitted_to():
-    """A value of 1/4 and a reward of -1 at the end: -1, or by a lambda of 1/2 a 1/4 and halves of the last surprise of -5/4."""
-    rows, mask_nt = critic_rows(SURE_AND_WRONG, "<answer>5</answer>")
-    found = credited(rows, ["u"] * 2, mask_nt, Step(PPO))
-    length = int(mask_nt[0].sum())
-    assert found.return_nt[0].tolist() == [-1.0] * length
-    assert found.adv_nt[0].tolist() == pytest.approx([-1.25 * 0.5 ** (length - 1 - t) for t in range(length)])
-    shown = found.result.metrics  # off by 5/4 at every token of the only completion that has a reward
-    assert (shown["critic/error_mean"], shown["critic/error_within"]) == pytest.approx((25 / 16, 0.0), abs=1e-12)
-    assert (shown["critic/value_mean"], shown["critic/target_mean"]) == pytest.approx((0.25, -1.0))
-    half_nt = credited(rows, ["u"] * 2, mask_nt, Step(PPO), value_lam=0.5).return_nt
-    assert half_nt[0].tolist() == pytest.approx([0.25 - 1.25 * 0.5 ** (length - 1 - t) for t in range(length)])
-    # The second states no confidence and nothing stands for it: its values stay, and nothing is trained.
-    assert half_nt[1].tolist() == [0.25 * float(flag) for flag in mask_nt[1]]
-    assert not found.adv_nt[1].any()
-
-
 def test_a_rejected_token_is_still_run_over():
     """Rejection is the loss's business: the rollout had that token, and the tokens before it are worth what they were."""
     rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT)
@@ -293,13 +232,6 @@ def test_a_rollout_of_several_outputs_is_no_sequence():
     rows = Rows([text, text], session=["x", "x"], step=[0, 1], tokens={"value_nt": torch.zeros(both.mask_nt.shape)})
     with pytest.raises(RecipeError, match="gae"):
         credited(rows, ["u"] * 2, both.mask_nt, Step(PPO))
-
-
-def test_a_token_that_was_not_read_as_the_models():
-    ids = TOKENIZER("So <answer>4</answer>")["input_ids"]
-    rows = Rows([packed("So <answer>4</answer>", sampled=[0] + [1] * (len(ids) - 1))])
-    with pytest.raises(AlignmentError, match=f"Row 0: .* {len(ids)} tokens .* {len(ids) - 1} "):
-        credited(rows, ["u"], torch.ones(1, len(ids)), Step(SCHEME))
 
 
 def test_what_cannot_be_read():

@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("transfer_queue", reason="whole runs need verl: make test-verl")
 sys.path.insert(0, str(Path(__file__).parent / "cpu"))
 
-from run_verl import Run, options, run, write_task
 from safetensors.torch import load_file
+from verl_runs import CRITIC_RUNS, STEPS, with_critic
 
 from spanwise import pipeline
 from spanwise.batch import Batch
@@ -21,26 +21,10 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
-from spanwise.tasks import digits_task
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS, WARM_UP, PROMPTS, GROUP, LONGEST, VALUE_LAM = 4, 2, 8, 4, 20, 0.9
-RECIPE = """
-method: {method}
-layout: {{solution: [reasoning, answer], confidence: [analysis, confidence]}}
-objectives:
-  - {{reward: correct, pays: [solution], if_missing: 0.0}}
-  - {{reward: brier, pays: [confidence], given: correct, if_missing: -1.0}}
-options: {{lam: 0.8}}
-values: shared
-critic: {{gae_lambda_value: {value}}}
-"""
-#: In the first the critic is alone for two steps: verl counts from 1.
-RUNS = {
-    "gae": {"trainer__critic_warmup": WARM_UP + 1, "critic__loss_agg_mode": "token-mean"},
-    "sae": {"trainer__use_v1": False},
-}
+WARM_UP, VALUE_LAM = 2, 0.9
 
 
 def scheme(method):
@@ -53,37 +37,9 @@ def scheme(method):
     return Scheme(method, layout, objectives, "completion", {"lam": 0.8}, values="shared")
 
 
-@pytest.fixture(scope="module", params=list(RUNS))
+@pytest.fixture(scope="module", params=list(CRITIC_RUNS))
 def finished(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    write_task(folder, digits_task("easy", train_size=STEPS * PROMPTS, eval_size=8))
-    (folder / "recipe.yaml").write_text(RECIPE.format(method=request.param, value=VALUE_LAM))
-    overrides = options(
-        folder,
-        prompts=PROMPTS,
-        group=GROUP,
-        steps=STEPS,
-        algorithm__adv_estimator="spanwise",
-        _algorithm__spanwise__recipe=folder / "recipe.yaml",
-        actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-mean",
-        data__max_response_length=LONGEST,
-        critic__enable=True,
-        critic__strategy="fsdp2",
-        critic__fsdp__strategy="fsdp2",
-        critic__fsdp__use_torch_compile=False,
-        _critic__fsdp__mixed_precision="{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
-        critic__model__path=folder / "model",
-        critic__model__use_remove_padding=False,
-        critic__model__enable_gradient_checkpointing=False,
-        _critic__model__override_config__attn_implementation="eager",
-        critic__ppo_micro_batch_size_per_gpu=PROMPTS * GROUP,
-        critic__optim__lr=1e-3,
-        critic__checkpoint__save_contents="[hf_model]",
-        actor_rollout_ref__actor__checkpoint__save_contents="[hf_model]",
-        trainer__save_freq=STEPS,
-        **RUNS[request.param],
-    )
-    return Run(folder, request.param, run(folder, overrides, timeout=600))
+    return with_critic(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def calls(finished):
@@ -138,16 +94,3 @@ def test_the_critic_learned_and_the_policy_waited(finished):
     assert all(not torch.equal(weight, start[name].to(weight.dtype)) for name, weight in policy.items() if name in start)
     assert len(list((finished.folder / "record" / "actor").iterdir())) == len(calls(finished))
     assert ["actor/grad_norm" in line for line in finished.metrics] == [s in calls(finished) for s in range(1, STEPS + 1)]
-
-
-def test_what_is_logged_of_the_critic(finished):
-    names = ("critic/vf_loss", "critic/vf_explained_var", "critic/values/mean", "critic/returns/mean", "critic/grad_norm")
-    for step, line in enumerate(finished.metrics, 1):
-        assert set(names) < set(line)
-        rows = finished.seen("critic", step)
-        value_i, return_i = (torch.tensor([x for row in rows for x in row[name]]) for name in ("values", "returns"))
-        assert line["critic/target_mean"] == pytest.approx(float(return_i.mean()), abs=1e-5)
-        assert line["critic/returns/mean"] == pytest.approx(float(return_i.mean()), abs=1e-5)
-        assert line["critic/values/mean"] == pytest.approx(float(value_i.mean()), abs=1e-5)
-    losses = [line["critic/vf_loss"] for line in finished.metrics]
-    assert losses[-1] < losses[0]

@@ -30,6 +30,7 @@ NAMES = [
     ),
     Needed("verl.experimental.reward_loop.reward_manager.base:RewardManagerBase.run_single", ("data",)),
     Needed("verl.utils.config:omega_conf_to_dataclass", ("config",)),
+    Needed("verl.utils.reward_score:default_compute_score", ("data_source", "solution_str", "ground_truth", "extra_info")),
     Needed("verl.trainer.ppo.v1.trainer_base:MetricsAggregator.add_step_metrics", ("metrics", "sample_count")),
     Needed("verl.trainer.ppo.v1.trainer_base:MetricsAggregator.get_aggregated_metrics"),
     Needed("transfer_queue:KVBatchMeta.select_keys", ("keys_to_select",)),

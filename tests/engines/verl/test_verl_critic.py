@@ -23,7 +23,6 @@ critic: {gae_lambda_value: 0.9}
 RECIPES = {
     "gae": PAIR + f"method: gae\noptions: {{lam: {LAM}, gamma: {GAMMA}}}\n",
     "sae": PAIR + f"method: sae\noptions: {{lam: {LAM}, gamma: {GAMMA}, threshold: {THRESHOLD}}}\n",
-    "adaptive": PAIR + f"method: gae\noptions: {{length_adaptive_alpha: 0.25, gamma: {GAMMA}}}\n",
 }
 CRITIC = ("critic.enable=True", "critic.model.path=model")
 V0_CRITIC = (*V0, "critic.strategy=fsdp2", *CRITIC)
@@ -72,7 +71,6 @@ def loops(row, value, logp, name):
     _, mask, paid = row
     places = [t for t, mine in enumerate(mask) if mine]
     v, p = [float(value[t]) for t in places], [math.exp(float(logp[t])) for t in places]
-    lam = max(0.0, 1 - 1 / (0.25 * len(places))) if name == "adaptive" else LAM
 
     def run(weight):
         found, ahead = [0.0] * len(places), 0.0
@@ -83,7 +81,7 @@ def loops(row, value, logp, name):
         return found
 
     cut = [k + 1 < len(places) and p[k + 1] < THRESHOLD for k in range(len(places))]
-    adv = run((lambda k: LAM if cut[k] else 1.0) if name == "sae" else (lambda k: lam))
+    adv = run((lambda k: LAM if cut[k] else 1.0) if name == "sae" else (lambda k: LAM))
     target = [a + b for a, b in zip(run(lambda k: VALUE_LAM), v, strict=True)]
     both = torch.zeros(2, len(mask), dtype=torch.float64)
     both[:, places] = torch.tensor([adv, target], dtype=torch.float64)
@@ -146,26 +144,3 @@ def test_v0_divides_by_lengths_and_targets_do_not_know(tmp_path, name):
     batch.meta_info["global_token_num"] = [1]
     shown = ray_trainer.compute_data_metrics(batch, use_critic=trainer.use_critic)
     assert math.isfinite(shown["critic/vf_explained_var"])
-
-
-@pytest.mark.usefixtures("loop")
-def test_verls_own_gae_before_it_whitens(tmp_path):
-    """One reward at the end, both lambdas verl's one: the same advantages and the same returns."""
-    from verl.trainer.ppo.core_algos import compute_gae_advantage_return
-
-    recipe = "method: gae\nlayout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], if_missing: 0.0}]\n"
-    recipe += f"options: {{gae_lambda_policy: {LAM}, gamma: {GAMMA}}}\ncritic: {{gae_lambda_value: {LAM}}}\n"
-    config = config_of(tmp_path, *V0_CRITIC, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", recipe=recipe)
-    v0_trainer_of(config)
-    manager = manager_of(config)
-    rows = [row for row in said(manager.tokenizer) if row[1][-1]]  # verl drops a reward that lies on a masked token
-    batch = batch_of(manager, [("a", (ids, mask)) for ids, mask, _ in rows])
-    values, _ = critics(rows, poison=0.5)
-    batch.batch["values"] = torch.nn.utils.rnn.pad_sequence([*values, torch.zeros(64)], True)[: len(rows)]
-    mask_nt, value_nt = batch.batch["response_mask"], batch.batch["values"]
-    assert (mask_nt.diff(dim=1) == 1).any()  # tool output lies inside
-    _, return_nt = compute_gae_advantage_return(batch.batch["token_level_rewards"], value_nt, mask_nt, GAMMA, LAM)
-    credited(config, batch)
-    own = mask_nt.bool()
-    torch.testing.assert_close(batch.batch["returns"][own], return_nt[own], atol=1e-6, rtol=0)
-    torch.testing.assert_close(batch.batch["advantages"][own], (return_nt - value_nt)[own], atol=1e-6, rtol=0)

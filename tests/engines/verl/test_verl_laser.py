@@ -8,22 +8,17 @@ import torch
 import transfer_queue as tq
 from queue_small import advantages_of, filled, trainer_of
 from transformers import LlamaConfig, LlamaForCausalLM
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl_small import config_of, manager_of, outputs_of
 
 from spanwise import Batch, advantages, credit_batch, read
-from spanwise.engines.verl.settings import parts_in, prepare, scheme_in
+from spanwise.engines.verl.settings import prepare
 from spanwise.errors import RecipeError
 from spanwise.modes.laser.logps import end_logp
 
 LASER = {
-    "token": "<|z|>",
-    "reference": -7.0,
-    "beta": 0.25,
-    "alpha": 0.3,
-    "mix": 0.4,
-    "threshold": 0.0,
-    "self_rewarding_warmup": 0,
-}
+    "token": "<|z|>", "reference": -7.0, "beta": 0.25, "alpha": 0.3, "mix": 0.4, "threshold": 0.0, "self_rewarding_warmup": 0,
+}  # fmt: skip
 RECIPE = """
 layout: {solution: [answer], confidence: [confidence]}
 method: bae
@@ -165,6 +160,9 @@ def test_the_advantages_are_those_of_the_pipeline(credited):
     assert not torch.allclose(found["plain"], found["mixed"], atol=1e-3)
     for n, (row, own) in enumerate(zip(advantages_of(credited.batch), ids, strict=True)):
         torch.testing.assert_close(row[: len(own)], found["mixed"][n, : len(own)], atol=1e-6, rtol=1e-5)
+    assert 0 <= credited.shown["laser/accuracy"] <= 1
+    assert credited.shown["laser/loss"] > 0
+    assert credited.config.actor_rollout_ref.actor.policy_loss.loss_mode in POLICY_LOSS_REGISTRY
 
 
 def loss_of(case, rows, old, adv, mode):
@@ -236,14 +234,6 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
         torch.testing.assert_close(found[name], weight.grad, atol=1e-6, rtol=1e-4)
 
 
-def test_what_is_logged(credited):
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    assert 0 <= credited.shown["laser/accuracy"] <= 1
-    assert credited.shown["laser/loss"] > 0
-    assert credited.config.actor_rollout_ref.actor.policy_loss.loss_mode in POLICY_LOSS_REGISTRY
-
-
 REFUSED = {
     "no reference": ((), {"reference": None}, r"laser has no reference.*run `spanwise reference RECIPE`"),
     "a token that is written": ((), {"token": "So"}, r"laser.token 'So' is text that the policy writes"),
@@ -272,10 +262,3 @@ def test_rollouts_of_several_outputs_are_refused(tmp_path, queue):
     mask_nt = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
     with pytest.raises(RecipeError, match=r"rollouts have several turns or outputs here"):
         credited_rows(rows_of(batch, {}), ["a"] * 3, mask_nt.to_padded_tensor(0), trainer.spanwise.step)
-
-
-def test_a_run_without_a_laser_keeps_verls_loss(tmp_path):
-    config = config_of(tmp_path)
-    prepare(config)
-    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
-    assert parts_in(config, scheme_in(config), lambda: pytest.fail("nobody asks")) == {}

@@ -1,11 +1,10 @@
 """The V0 trainer: verl's own agent loop worker makes the batch, verl's own `compute_advantage` is called as `fit` calls it."""
 
 import pytest
-import torch
 from legacy_small import batch_of, credited, trainer_of
 from verl_small import TEXT, V0, WHOLE, config_of, manager_of
 
-from spanwise import Batch, RecipeError, advantages, credit_batch, read
+from spanwise import RecipeError
 
 PROMPTS = [("b", TEXT.format(4, 0.9)), ("a", TEXT.format(5, 0.2)), ("b", "<answer>5</answer>"), ("a", TEXT.format(4, 0.3))]
 
@@ -16,28 +15,6 @@ pytestmark = pytest.mark.usefixtures("loop")
 @pytest.fixture
 def config(tmp_path):
     return config_of(tmp_path, *V0)
-
-
-def test_advantages_are_those_of_the_pipeline(config):
-    from verl.trainer.ppo import ray_trainer
-
-    trainer = trainer_of(config)
-    assert config.reward.reward_manager.name == "SpanRewardManager"
-    manager = manager_of(config)
-    batch = credited(config, batch_of(manager, PROMPTS))
-    ids = [manager.tokenizer(text)["input_ids"] for _, text in PROMPTS]
-    whole = Batch.jagged(ids, ["b", "a", "b", "a"], columns={"answer": ["4"] * 4})
-    reading = read(whole, manager.scheme, manager.vocabulary)
-    expected_nt = advantages(credit_batch(reading, whole, manager.scheme), reading.spans, manager.scheme)
-    found_nt = batch.batch["advantages"]
-    assert found_nt.shape == (4, 64)
-    assert torch.equal(found_nt[:, : expected_nt.shape[1]], expected_nt)
-    assert float(found_nt[:, expected_nt.shape[1] :].abs().sum()) == 0
-    assert torch.equal(batch.batch["returns"], found_nt)
-    batch.meta_info["global_token_num"] = [1]
-    shown = ray_trainer.compute_data_metrics(batch, use_critic=trainer.use_critic)
-    assert shown["credit/solution/mean_abs"] > 0
-    assert "credit/solution/mean_abs" not in ray_trainer.compute_data_metrics(batch, use_critic=trainer.use_critic)
 
 
 def test_another_estimator_is_left_alone(tmp_path, config):

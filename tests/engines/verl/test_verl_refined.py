@@ -37,22 +37,6 @@ def test_v1(tmp_path, name):
         torch.testing.assert_close(found.double(), want, atol=1e-6, rtol=0)
 
 
-@pytest.mark.usefixtures("loop")
-@pytest.mark.parametrize("name", ["ktae", "oar"])
-def test_v0(tmp_path, name):
-    config = config_of(tmp_path, *V0, recipe=RECIPE.format(method="grpo", more=f"refine: {name}"))
-    v0_trainer_of(config)
-    manager = manager_of(config)
-    rows = rows_of(manager.tokenizer, TEXTS)
-    batch = batch_of(manager, [("ab"[g], text) for g, group in enumerate(TEXTS) for text in group])
-    logps, width = logps_of(rows), batch.batch["responses"].shape[1]
-    batch.batch["old_log_probs"] = torch.nn.utils.rnn.pad_sequence([*logps, torch.zeros(width)], True, POISON)[: len(rows)]
-    credited(config, batch)
-    for n, want in enumerate(refined(rows, name, logps)):
-        torch.testing.assert_close(batch.batch["advantages"][n, : len(want)].double(), want, atol=1e-6, rtol=0)
-        assert not batch.batch["advantages"][n, len(want) :].any()
-
-
 def history_weighted(right, anchor):
     """GRPO's advantages, those of hard prompts weighing more where right and less where wrong."""
     diff = sum(right) / len(right) - anchor

@@ -8,7 +8,7 @@ import time
 import pytest
 from verl_small import TEXT, config_of, manager_of, outputs_of, scored, scoring
 
-from spanwise import DataError, Objective, RecipeError, Status, score_all
+from spanwise import DataError, RecipeError, Status
 from spanwise.engines.verl import carry
 from spanwise.engines.verl.reward import SpanRewardManager as RewardManager
 from spanwise.engines.verl.settings import prepare, scheme_in
@@ -41,6 +41,7 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     assert info["correct"] == 1.0
     assert info["brier"] == pytest.approx(-0.01)
     assert output.reward_score == pytest.approx(0.99)
+    assert set(output.extra_fields) == {"reward_extra_info"}  # the mask that the reward worker gets does not stay there
     carried = carry.unpack([info[carry.KEY]], manager.scheme)
     block_nt, masked_n = carried.tokens(manager.scheme, 80, [0]).spans.block_nt, carried.masked_n
     assert carried.reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
@@ -74,29 +75,6 @@ def test_two_rollouts_share_a_mark_only_if_no_reward_differs(tmp_path, config, m
     marks = [info_of(scored(filtering, outputs_of(marking.tokenizer, [text]), marking)[0])["any_reward"] for text in texts]
     assert marks[0] == marks[1]
     assert len(set(marks)) == 4
-
-
-def test_tool_output_is_not_the_models(config, manager):
-    """The agent loop's response mask reaches the reward worker, although verl does not send it."""
-    own, tool = (manager.tokenizer(text)["input_ids"] for text in ("So ", "<answer>5</answer>"))
-    rest = manager.tokenizer(TEXT.format(4, 0.9))["input_ids"]
-    mask = [1] * len(own) + [0] * len(tool) + [1] * len(rest)
-    (output,) = scored(config, outputs_of(manager.tokenizer, [own + tool + rest], [mask]), manager)
-    assert info_of(output)["correct"] == 1.0
-    carried = carry.unpack([info_of(output)[carry.KEY]], manager.scheme)
-    assert (carried.tokens(manager.scheme, len(mask), [0]).spans.block_nt[0] >= 0).long().tolist() == mask
-    assert carried.masked_n.all()
-    assert set(output.extra_fields) == {"reward_extra_info"}  # the mask does not stay there
-
-
-def test_every_output_of_a_rollout_is_read(config, manager):
-    outputs = scored(config, outputs_of(manager.tokenizer, ["So", TEXT.format(4, 0.9)]), manager)
-    assert info_of(outputs[-1])["correct"] == 1.0  # the number that is logged is the last output's
-    packed = info_of(outputs[-1])[carry.KEY]
-    reading = carry.unpack([packed, packed], manager.scheme, [0, 1]).reading
-    assert reading.scores.reward_nm[:, 0].tolist() == [0.0, 1.0]
-    assert reading.scores.status_nm[:, 1].tolist() == [Status.ABSENT, Status.OK]
-    assert reading.length_nk[0].tolist() == [len(outputs[0].response_ids), 0]
 
 
 def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
@@ -217,26 +195,6 @@ def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypat
     assert infos[0]["length"] == len(texts[0])
     assert sys.modules["waiting.py"].most == 6  # 48 requests of 8 workers
     assert time.monotonic() - started < 0.2 * 30 / 2
-
-
-def test_verls_own_score_of_gsm8k():
-    from verl.utils.reward_score import default_compute_score
-
-    columns = {"data_source": ["openai/gsm8k"] * 3, "reward_model": [{"ground_truth": gold} for gold in ("4", "5", "4")]}
-    text = [{"solution": {"": f"so #### {said}", "answer": None}} for said in ("4", "4", "no")]
-    objective = Objective(default_compute_score, pays="solution")
-    theirs = [
-        default_compute_score("openai/gsm8k", f"so #### {said}", gold) for said, gold in zip("44n", "454", strict=True)
-    ]
-    assert score_all([objective], text, columns=columns).reward_nm.flatten().tolist() == theirs == [1.0, 0.0, 0.0]
-
-
-def test_a_reward_that_loads_a_model_is_refused(tmp_path):
-    recipe = (
-        "{layout: {all: [answer]}, method: bae, objectives: [{reward: reward_model, pays: [all], options: {model: some}}]}"
-    )
-    with pytest.raises(RecipeError, match="'reward_model' loads a reward model, and the reward workers of verl"):
-        prepared(tmp_path, recipe=recipe)
 
 
 FUNCTION = """

@@ -82,6 +82,12 @@ def test_no_deviation_is_asked_of_a_method_that_divides_by_one(tmp_path):
         prepare(config_of(tmp_path, asked, recipe=recipe))
 
 
+def test_a_reward_that_loads_a_model_is_refused(tmp_path):
+    recipe = GAE.format("bae", "a", "").replace("reward: correct", "reward: reward_model, options: {model: some}")
+    with pytest.raises(RecipeError, match="'reward_model' loads a reward model"):
+        prepare(config_of(tmp_path, recipe=recipe))
+
+
 def test_most_of_the_settings_of_verls_example_scripts_are_taken(tmp_path):
     refused = [sentence for sentence in (check(tmp_path, settings) for settings in scripts().values()) if sentence]
     assert len(scripts()) == 110
@@ -108,7 +114,6 @@ CRITIC = {
     "nobody reads it": ("rloo", "", True, "critic.enable .* 'rloo' reads no values"),
     "a section for nobody": ("rloo", "critic: {gae_lambda_value: 0.9}\n", None, "'rloo' reads no values"),
     "two values": ("gae", SECOND, True, r"\(correct, brier\)"),
-    "warm-up": ("gae", "critic: {policy_training_start_step: 20}\n", True, r"trainer\.critic_warmup=21"),
     "cut off": ("gae", "critic: {truncated: bootstrap}\n", True, "'bootstrap'"),
     "misspelt": ("gae", "critic: {gae_lambda: 0.9}\n", True, "gae_lambda_value"),
 }
@@ -144,6 +149,8 @@ def test_what_is_set(tmp_path, capsys):
     assert place == ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
     assert settings.reduction["mini_batch"] == 2 * 4
     assert settings.scheme.names == ("correct", "brier")
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
+    assert settings.parts == {}
     assert "spanwise" not in capsys.readouterr().err
     prepare(config)  # what it set itself is not refused
 
@@ -157,6 +164,7 @@ SAID = {
     ),
     "alone": ("actor_rollout_ref.rollout.n=1", {}, "alone in its group"),
     "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "grow with length"),
+    "dppo": ("actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv", {}, "Yours is 3"),
 }
 
 
@@ -170,9 +178,13 @@ def test_what_is_said(tmp_path, capsys, case):
 
 
 @pytest.mark.parametrize(("method", "enabled"), [("gae", True), ("bae", False)])
-def test_one_rollout_of_each_prompt_is_no_trouble_for_a_critic_or_a_mean_of_the_batch(tmp_path, capsys, method, enabled):
+def test_nothing_is_said_of_one_rollout_beside_a_critic_or_a_mean_of_the_batch_and_of_dppos_own_cut(
+    tmp_path, capsys, method, enabled
+):
     recipe = GAE.format(method, "a", "").replace("pays: [a]", "pays: [a]" if enabled else "pays: [a], baseline: batch")
-    prepare(config_of(tmp_path, f"critic.enable={enabled}", "actor_rollout_ref.rollout.n=1", recipe=recipe))
+    actor = "actor_rollout_ref.actor."
+    dppo = f"{actor}policy_loss.loss_mode=dppo_tv", f"{actor}clip_ratio_c=20"
+    prepare(config_of(tmp_path, f"critic.enable={enabled}", "actor_rollout_ref.rollout.n=1", *dppo, recipe=recipe))
     assert "spanwise" not in capsys.readouterr().err  # and warnings are errors here
 
 

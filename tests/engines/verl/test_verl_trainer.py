@@ -1,7 +1,5 @@
 """V1's `_compute_advantage` on a real TransferQueue that verl's own agent loop worker filled."""
 
-import warnings
-
 import pytest
 import torch
 import transfer_queue as tq
@@ -108,17 +106,6 @@ def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):
     assert float(sum(row.sum() for row in turns)) == pytest.approx(float(expected[0].sum()) * factor, rel=1e-5)
 
 
-def test_tool_output_gets_nothing(tmp_path):
-    config = config_of(tmp_path, recipe=WHOLE)
-    trainer, manager = trainer_of(config), manager_of(config)
-    own, tool = (manager.tokenizer(text)["input_ids"] for text in ("So <answer>4</answer>", "<answer>5</answer>"))
-    mask = [1] * len(own) + [0] * len(tool)
-    batch = filled(manager, [[([own + tool], [mask]), ["<answer>5</answer>"]]])
-    trainer._compute_advantage(batch, {})
-    row = advantages_of(batch)[0]
-    assert (row != 0).long().tolist() == mask
-
-
 def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
     config = config_of(tmp_path)
     trainer, manager = trainer_of(config), manager_of(config)
@@ -185,19 +172,6 @@ def test_another_estimator_is_refused_under_our_mode_and_with_a_recipe(tmp_path)
         trainer_of(named, "spanwise_sync")
     with pytest.raises(RecipeError, match="'grpo'"):
         trainer_of(config_of(tmp_path, f"+algorithm.spanwise.recipe={tmp_path / 'recipe.yaml'}", name="grpo"), "sync")
-
-
-def test_a_subclass_of_what_verl_hands_out_is_verls(tmp_path):
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
-    class Mine(get_trainer_cls("sync")):
-        pass
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = Mine(config=config_of(tmp_path, name="rloo"))
-    assert type(trainer) is Mine
-    assert trainer.trainer_mode == "sync"
 
 
 def test_what_the_owner_must_be_told_is_said_once(tmp_path, capsys):

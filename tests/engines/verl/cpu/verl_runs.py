@@ -12,6 +12,8 @@ objectives:
   - {reward: correct, pays: [solution], baseline: group, if_missing: 0.0}
   - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
 """
+#: The run folder, from where verl was started.
+KEPT = {"_algorithm__spanwise__folder": "run", "_algorithm__spanwise__keep_rollouts": 1}
 #: What differs between the runs. The first has verl's default way of averaging, and two mini-batches with tokens of their own.
 #: V0's loss divides every completion by its length, which the adapter has to undo.
 RUNS = {
@@ -37,10 +39,47 @@ RUNS = {
 }
 
 
-def whole(name, folder):
+#: With verl's own critic, which is alone for two steps under gae: verl counts from 1.
+CRITIC_RUNS = {
+    "gae": {"trainer__critic_warmup": 3, "critic__loss_agg_mode": "token-mean"},
+    "sae": {"trainer__use_v1": False},
+}
+CRITIC_RECIPE = """
+method: {}
+layout: {{solution: [reasoning, answer], confidence: [analysis, confidence]}}
+objectives:
+  - {{reward: correct, pays: [solution], if_missing: 0.0}}
+  - {{reward: brier, pays: [confidence], given: correct, if_missing: -1.0}}
+options: {{lam: 0.8}}
+values: shared
+critic: {{gae_lambda_value: 0.9}}
+"""
+
+
+def with_critic(name, folder):
+    """The run with a critic of this name, finished, in a folder."""
+    critic = {
+        "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean",
+        "critic__enable": True,
+        "critic__strategy": "fsdp2",
+        "critic__fsdp__strategy": "fsdp2",
+        "critic__fsdp__use_torch_compile": False,
+        "_critic__fsdp__mixed_precision": "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
+        "critic__model__path": folder / "model",
+        "critic__model__use_remove_padding": False,
+        "critic__model__enable_gradient_checkpointing": False,
+        "_critic__model__override_config__attn_implementation": "eager",
+        "critic__ppo_micro_batch_size_per_gpu": PROMPTS * GROUP,
+        "critic__optim__lr": 1e-3,
+        "critic__checkpoint__save_contents": "[hf_model]",
+    }
+    return whole(name, folder, recipe=CRITIC_RECIPE.format(name), **critic, **CRITIC_RUNS[name])
+
+
+def whole(name, folder, *, recipe=RECIPE, **more):
     """The run of this name, finished, in a folder."""
     write_task(folder, digits_task("easy", train_size=STEPS * PROMPTS, eval_size=8))
-    (folder / "recipe.yaml").write_text(RECIPE)
+    (folder / "recipe.yaml").write_text(recipe)
     overrides = options(
         folder,
         prompts=PROMPTS,
@@ -48,11 +87,9 @@ def whole(name, folder):
         steps=STEPS,
         algorithm__adv_estimator="spanwise",
         _algorithm__spanwise__recipe=folder / "recipe.yaml",
-        _algorithm__spanwise__folder="run",  # from where verl was started
-        _algorithm__spanwise__keep_rollouts=1,
         data__max_response_length=LONGEST,
         actor_rollout_ref__actor__checkpoint__save_contents="[hf_model]",
         trainer__save_freq=STEPS,
-        **RUNS[name],
+        **(more or {**KEPT, **RUNS[name]}),
     )
     return Run(folder, name, run(folder, overrides, timeout=600))
