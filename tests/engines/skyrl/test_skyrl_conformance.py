@@ -6,10 +6,8 @@ import pytest
 import skyrl_small as small
 import torch
 from skyrl.train.generators.base import TrajectoryID
-from torch.nn.functional import pad
 
 import conformance
-from refined_cases import RECIPE, TEXTS, logps_of, refined, rows_of
 from spanwise.segment import Vocabulary
 
 CASES = conformance.load()
@@ -84,7 +82,7 @@ def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtyp
         assert found == pytest.approx(expected, abs=1e-12 if dtype == torch.float64 else 1e-6)
 
 
-def flat(data, recipe, rows, dtype, logps=None):
+def flat(data, recipe, rows, dtype):
     """One prompt in SkyRL's flat layout, whose prompts all have equally many rollouts: each row a whole conversation."""
     dataset = Prompts(rows)
     cfg = small.config(data, recipe=recipe, prompts=1, samples=len(rows))
@@ -102,9 +100,6 @@ def flat(data, recipe, rows, dtype, logps=None):
     trained = made.postprocess_generator_output(output, [dataset.uid[rows[0]["group"]]] * len(rows))
     batch = made.convert_to_training_input(*trained)
     batch["values"] = None
-    if logps is not None:  # padding stands in front
-        width = batch["loss_mask"].shape[1]
-        batch["action_log_probs"] = torch.stack([pad(logp, (width - len(logp), 0), value=torch.nan) for logp in logps])
     made.compute_advantages_and_returns(batch)
     width = made.last_advantages.shape[1]
     return [values[width - len(row["ids"]) :].tolist() for values, row in zip(made.last_advantages, rows, strict=True)]
@@ -123,24 +118,3 @@ def test_whole_conversations(data, name, dtype):
         found = flat(data, CASES["recipes"][name], [row for row, _ in pairs], dtype)
         for row, (_, values) in zip(found, pairs, strict=True):
             assert row == pytest.approx(values, abs=1e-12 if dtype == torch.float64 else 1e-6)
-
-
-def test_a_judge_from_its_cache(data, tmp_path):
-    rows, expected = CASES["rollouts"]["flat"], CASES["advantages"]["blocks"]
-    recipe = conformance.judged(tmp_path, rows)
-    for group in dict.fromkeys(row["group"] for row in rows):
-        pairs = [(row, values) for row, values in zip(rows, expected, strict=True) if row["group"] == group]
-        found = flat(data, recipe, [row for row, _ in pairs], torch.float64)
-        assert found == [pytest.approx(values, abs=1e-12) for _, values in pairs]
-
-
-@pytest.mark.parametrize("name", ["ktae", "oar"])
-def test_refined_credit_is_that_of_the_slow_oracle(data, name):
-    for texts in TEXTS:
-        completions = rows_of(conformance.tokenizer(), [texts])
-        shared = {"prompt": [1], "group": 0, "answer": "4"}
-        rows = [{"ids": ids, "sampled": [1] * len(ids), **shared} for ids, _, _ in completions]
-        logps = logps_of(completions)
-        credited = flat(data, RECIPE.format(method="grpo", more=f"refine: {name}"), rows, torch.float32, logps)
-        for row, expected in zip(credited, refined(completions, name, logps), strict=True):
-            assert row == pytest.approx(expected.tolist(), abs=1e-6)

@@ -139,10 +139,9 @@ def test_an_option_that_would_change_nothing():
         called("spanwise_grpo", REWARD, torch.ones(6, 3), UIDS, grpo_norm_by_std=False)
 
 
-@pytest.mark.parametrize(("layout", "dp"), [("flat", 2), ("stepwise", 3), ("merged", 3)])
-def test_it_learns_by_the_registry_alone(data, layout, dp):
+def test_it_learns_by_the_registry_alone(data):
     chosen = {"trainer.algorithm.advantage_estimator": "spanwise_rloo"}
-    made = small.run(small.trainer(small.config(data, layout=layout, **chosen), dp=dp))
+    made = small.run(small.trainer(small.config(data, layout="stepwise", **chosen), dp=3))
     assert sum(made.generator.curve[-3:]) / 3 > 0.5
 
 

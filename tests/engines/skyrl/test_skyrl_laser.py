@@ -9,7 +9,6 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 
 from spanwise import Batch, advantages, credit_batch, read
 from spanwise.engines.skyrl.config import check
-from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
 from spanwise.errors import RecipeError
 from spanwise.modes.laser.logps import end_logp
 
@@ -178,14 +177,6 @@ def test_the_other_losses_see_rows_without_a_lesson(signs):
         assert loss.item() == pytest.approx(plain.item() + 0.1 * 36 + 0.2 * 9, rel=1e-5)
 
 
-def test_it_trains(signs):
-    made = made_of(signs, steps=3, lr=0.001)
-    made.global_step = 0
-    small.run(made)
-    assert len(made.dispatch.trained) == 3
-    assert all(line["laser/loss"] > 0 for line in made.tracker.logged)
-
-
 def test_before_the_warm_ups_nothing_is_taught_and_nothing_mixed(signs):
     waits = made_of(signs, laser={"reasoning_warmup": 5, "self_rewarding_warmup": 5})
     data = small.batch_of(waits)
@@ -211,15 +202,3 @@ def test_refused(signs, case):
     changes, laser, sentence = REFUSED[case]
     with pytest.raises(RecipeError, match=sentence):
         check(small.config(signs, recipe=recipe(**laser), **changes))
-
-
-def test_a_token_that_the_policy_writes_is_refused(signs):
-    with pytest.raises(RecipeError, match=r"laser.token 'a1' is text that the policy writes"):
-        small.trainer(small.config(signs, recipe=recipe(token="a1")))
-
-
-def test_a_recipe_without_a_laser_keeps_skyrls_loss(signs):
-    made = small.trainer(small.config(signs, recipe=small.BROADCAST))
-    assert isinstance(made, SpanRayPPOTrainer)
-    assert made.parts == {}
-    assert made.cfg.trainer.algorithm.policy_loss_type == "regular"

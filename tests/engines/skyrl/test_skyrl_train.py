@@ -28,11 +28,3 @@ def test_it_learns_and_every_layout_gives_the_same_curve(data, recipe):
         assert first == pytest.approx([first[0]] * 3, abs=1e-6)
     assert logged["merged"][0]["generate/num_seq_before_merge"] > logged["merged"][0]["generate/num_seq_after_merge"]
     assert all(line["loss/avg_raw_advantages_abs"] == line["loss/avg_raw_advantages_abs"] for line in logged["flat"])
-
-
-def test_several_mini_batches_and_ranks(data):
-    several = {"trainer.policy_mini_batch_size": 2}
-    made = small.trainer(small.config(data, recipe=small.BY_TURN, layout="stepwise", **several), dp=3)
-    small.run(made)
-    assert len(made.dispatch.trained) == 3 * 25
-    assert sum(made.generator.curve[-3:]) / 3 > 0.8

@@ -63,24 +63,6 @@ def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged):
     assert len(batch["advantages"]) % 4 == 0
 
 
-def test_twelve_rows_have_one_vote(data):
-    """Two rollouts, of twelve turns and of one: the mean of the group is that of two numbers."""
-    output = small.ragged(0, prompts=1, samples=2)
-    twelve = {key: [output[key][0]] * 12 for key in small.FIELDS}
-    one = {key: [output[key][-1]] for key in small.FIELDS}
-    rows = {key: twelve[key] + one[key] for key in small.FIELDS}
-    rows |= {"rewards": [0.0] * 11 + [1.0, 0.0], "is_last_step": [False] * 11 + [True, True]}
-    rows |= {"trajectory_ids": [TrajectoryID("0", 0)] * 12 + [TrajectoryID("0", 1)]}
-    rows |= {"stop_reasons": None, "rollout_metrics": None, "rollout_logprobs": None}
-    made, batch, _ = through(data, OUTCOME, rows)
-    sums = made.last_advantages.sum(dim=1)
-    assert float(sums[:12].sum()) == pytest.approx(0.5, abs=1e-6)
-    assert float(sums[12]) == pytest.approx(-0.5, abs=1e-6)
-    reduced = made._normalize_advantages(batch, [(0, 13)], [(0, 13)])["advantages"]
-    assert float(reduced[:12].sum()) == pytest.approx(0.25, abs=1e-6)  # half of the mean over two rollouts
-    assert float(reduced[12].sum()) == pytest.approx(-0.25, abs=1e-6)
-
-
 @pytest.mark.parametrize("recipe", [small.BY_TURN, small.GIGPO], ids=["bae", "gigpo"])
 @pytest.mark.parametrize("seed", range(3))
 def test_merging_moves_credit_and_changes_none(data, recipe, seed):
@@ -173,20 +155,6 @@ def test_a_turn_said_twice_is_two_turns():
     merged = merge_stepwise_output(dict(again))
     assert merged["response_ids"] == [[8], [8, 3, 9]]
     assert SampledRows.of(again, ["0"] * 3, merged, stepwise=True).place_s == [(0, 0), (1, 0), (1, 2)]
-
-
-def test_mini_batches_hold_whole_groups(data):
-    output = small.ragged(1)
-    made, batch, _ = through(data, OUTCOME, output, dp=3, **{"trainer.policy_mini_batch_size": 2})
-    made._execute_training_step("policy", batch)
-    assert len(made.dispatch.trained) == 2
-    uids = [t.instance_id for t in output["trajectory_ids"]]
-    start = 0
-    for chunks, prompts in zip(made.dispatch.trained, (("0", "1"), ("2", "3")), strict=True):
-        rows = sum(int((chunk["loss_mask"].sum(dim=1) > 0).sum()) for chunk in chunks)
-        assert rows == sum(uid in prompts for uid in uids)
-        assert set(uids[start : start + rows]) == set(prompts)
-        start += rows
 
 
 @pytest.mark.parametrize("ours", [True, False])
