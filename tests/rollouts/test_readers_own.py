@@ -133,7 +133,7 @@ def test_a_file_names_the_tokenizer_of_its_ids(tokenizer, tmp_path):
     table = read_rollouts(tmp_path / "a.parquet")
     assert (table.has_ids, table.tokenizer) == (True, moved)
     moved.rename(tmp_path / "gone")
-    with pytest.raises(DataError, match=r"holds token ids and no text; give the folder of the tokenizer with --tokenizer"):
+    with pytest.raises(DataError, match="--tokenizer"):
         read_rollouts(tmp_path / "a.parquet")
     assert read_rollouts(tmp_path / "a.parquet", tokenizer=tokenizer).tokens.values.tolist() == [0, 2, 1]
 
@@ -163,16 +163,10 @@ def test_texts_take_no_tokenizer(tokenizer, tmp_path):
 # --------------------------------------------------------------------------- groups
 
 
-def test_a_prompt_drawn_twice_is_two_groups(tmp_path):
-    rows = [completion(group=n // 2, prompt="same") for n in range(4)]
-    write_rollouts(tmp_path / "a.parquet", Case(rows, pieces=TEXTS).parts(), pieces=TEXTS)
-    assert read_rollouts(tmp_path / "a.parquet").group_n.tolist() == [0, 0, 1, 1]
-
-
 def test_groups_that_some_rows_lack_are_refused(tmp_path):
     columns = {"prompt": ["p", "p"], "tokens": [["a"], ["b"]], "trainable": [[True], [True]], "group": [0, None]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"1 of 2 completions of .* have no 'group'; fill in every row"):
+    with pytest.raises(DataError, match=r"1 of 2 completions of .* have no 'group'"):
         read_rollouts(tmp_path / "a.parquet")
 
 

@@ -100,27 +100,21 @@ def test_rewards_that_are_missing_or_no_number_have_a_status(tmp_path):
 
 def test_sentences(tmp_path):
     one, other = read_traces(FILE)
-    target = tmp_path / "out.jsonl"
-    bare = replace(one, turns=tuple(replace(turn, per_token={}) for turn in one.turns))
-    with pytest.raises(DataError, match="Turn 0 of trajectory 't0' has no 'advantages'"):
-        write_traces(target, FILE, [bare])
-    wild = replace(one, turns=(replace(one.turns[0], per_token={"advantages": [float("nan"), 0.0]}), *one.turns[1:]))
-    with pytest.raises(DataError, match="Turn 0 of trajectory 't0' has nan in 'advantages'"):
-        write_traces(target, FILE, [wild])
-    with pytest.raises(DataError, match="Trajectory 't1' was not read from"):
-        write_traces(target, FILE, [replace(other, extra={"episode": 7, "trace": 0})])
-    swapped = replace(one, turns=(replace(one.turns[0], extra={"node": 3}), *one.turns[1:]))
-    with pytest.raises(DataError, match=r"Turn 0 of trajectory 't0' has 2 sampled tokens and its node in .* has 9"):
-        write_traces(target, FILE, [swapped])
+
+    def first_turn(**changes):
+        return replace(one, turns=(replace(one.turns[0], **changes), *one.turns[1:]))
+
+    for trajectory, names in (
+        (first_turn(per_token={}), "Turn 0 of trajectory 't0' has no 'advantages'"),
+        (first_turn(per_token={"advantages": [float("nan"), 0.0]}), "Turn 0 of trajectory 't0' has nan in 'advantages'"),
+        (first_turn(extra={"node": 3}), "Turn 0 of trajectory 't0' has 2 sampled tokens and its node in .* has 9"),
+        (replace(other, extra={"episode": 7, "trace": 0}), "'t1'"),
+    ):
+        with pytest.raises(DataError, match=names):
+            write_traces(tmp_path / "out.jsonl", FILE, [trajectory])
     assert list(tmp_path.iterdir()) == []
     record = records(FILE)[0]
-    record["traces"][0]["nodes"][3]["entropies"].pop()
-    with pytest.raises(
-        DataError, match=r"Line 1 of .* has 9 sampled tokens and 8 values of 'entropies' in node 3 of trace 't0'"
-    ):
-        read_traces(write_lines(tmp_path / "t.jsonl", [record]))
     record["traces"][0]["nodes"][1] |= {"token_ids": [], "mask": []} | dict.fromkeys(ANSWER[:5]) | {"loss_weights": None}
-    record["traces"][0]["nodes"][3]["entropies"] = None
     with pytest.raises(DataError, match=r"Line 1 of .* has no token ids in node 1 of trace 't0'"):
         read_traces(write_lines(tmp_path / "t.jsonl", [record]))
 

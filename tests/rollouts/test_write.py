@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -134,10 +133,8 @@ def test_a_batch_without_a_critic_has_no_column_of_values():
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        ({"value_nt": torch.zeros(4, 5, 2)}, r"The critic has 2 values for each token and they have 0 names \(none\)"),
-        ({"value_nt": torch.zeros(4, 5), "value_names": ("a", "b")}, r"has 1 values .* 2 names \(a, b\); give one to each"),
-        ({"value_nt": torch.zeros(4, 6)}, r"value_nt is \(4, 6\) for 4 group ids and token ids \(4, 5\)"),
-        ({"logp_nt": torch.zeros(4, 4)}, r"logp_nt is \(4, 4\) for 4 group ids and token ids \(4, 5\)"),
+        ({"value_nt": torch.zeros(4, 5, 2)}, r"2 values .* 0 names \(none\)"),
+        ({"value_nt": torch.zeros(4, 5), "value_names": ("a", "b")}, r"1 values .* 2 names \(a, b\)"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(known, said, unchecked_shapes):
@@ -147,15 +144,6 @@ def test_values_that_do_not_fit_are_refused(known, said, unchecked_shapes):
 
 def rows_of(prompts):
     return Case([completion(range(n % 4), prompt=prompt) for n, prompt in enumerate(prompts)])
-
-
-def test_parts_are_one_file(tmp_path):
-    whole, cut = rows_of("abcdefg"), rows_of("abcdefg")
-    cut.cuts = [2, 3]
-    write_rollouts(tmp_path / "whole.parquet", whole.parts())
-    write_rollouts(tmp_path / "new" / "cut.parquet", iter(cut.parts()))
-    assert pq.ParquetFile(tmp_path / "new" / "cut.parquet").num_row_groups == 3
-    assert pq.read_table(tmp_path / "whole.parquet").equals(pq.read_table(tmp_path / "new" / "cut.parquet"))
 
 
 def test_parts_are_written_as_they_come(tmp_path):
@@ -188,9 +176,9 @@ def test_nobody_sees_half_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ({"trainable": [True]}, "There are 3 tokens and 1 entries of 'trainable'"),
-        ({"advantages/bae": [0.5] * 4}, "There are 3 tokens and 4 entries of 'advantages/bae'; give one for each."),
-        ({"values": []}, "There are 3 tokens and 0 entries of 'values'"),
+        ({"trainable": [True]}, "3 tokens and 1 entries of 'trainable'"),
+        ({"advantages/bae": [0.5] * 4}, "3 tokens and 4 entries of 'advantages/bae'"),
+        ({"values": []}, "3 tokens and 0 entries of 'values'"),
     ],
 )
 def test_what_does_not_fit_the_tokens_is_refused(field, said, unchecked_shapes):
@@ -203,21 +191,6 @@ def test_a_prompt_that_no_file_can_hold_is_mended():
     assert part["prompt"].to_pylist() == ["a\ufffdb"]
 
 
-def test_an_export_by_hand():
-    """Two methods; a reward and a credit that do not exist; a token value that is not known."""
-    other = {"credit/grpo": {"solution": NAN, "confidence": 2.0}, "stop/grpo": -1.0, "advantages/grpo": [NAN] * 3}
-    row = completion(**other, values=[0.5, NAN, 1.0], reward={"correct": NAN}, status={"correct": int(Status.ERROR)})
-    table = Case([row], methods=("bae", "grpo"), per_token=("values",)).part(0, 1).to_pylist()[0]
-    assert table["credit/grpo/solution"] is None
-    assert table["credit/grpo/confidence"] == 2.0
-    assert (table["credit/bae/stop"], table["credit/grpo/stop"]) == (0.0, -1.0)
-    assert (table["advantages/bae"], table["advantages/grpo"]) == ([0.5] * 3, [None] * 3)
-    assert table["values"] == [0.5, None, 1.0]
-    assert (table["reward/correct"], table["status/correct"]) == (None, "error")
-    assert "text" not in table
-    assert np.isclose(table["credit/bae/solution"], 0.5)
-
-
 def test_what_stands_at_a_masked_token_need_not_be_an_id(tmp_path):
     """Token 1 and token 3 of the first completion were written by a tool; any value may stand there."""
     part = batch()
@@ -225,9 +198,5 @@ def test_what_stands_at_a_masked_token_need_not_be_an_id(tmp_path):
     part.batch.ids_nt[1, 1] = 10**9
     file = tmp_path / "step_000001.parquet"
     write_rollouts(file, [part.recorded(step=1)], pieces=[f"{n} ".encode() for n in range(20)])
-    assert pq.read_table(file)["tokens"].to_pylist() == [
-        ["0 ", "", "2 "],
-        ["5 ", ""],
-        ["10 ", "11 ", "12 ", "13 ", "14 "],
-        [],
-    ]
+    read = pq.read_table(file)["tokens"].to_pylist()
+    assert read == [["0 ", "", "2 "], ["5 ", ""], ["10 ", "11 ", "12 ", "13 ", "14 "], []]
