@@ -11,6 +11,8 @@ def holds(text: str) -> bool:
 
     >>> holds("+0.81 = 1 - 0.19"), holds("+0.81 = 1 - 0.2"), holds("-1 = 0.5 · (-1 - (-0.5)) / 0.25")
     (True, False, True)
+    >>> holds("+0.3 = 0.25 (correct) + 0.05 (form)"), holds("+0.3 = 0.25 (correct) - 0.05 (form)")
+    (True, False)
     """
     left, right = text.replace("\u2212", "-").replace("·", "*").split(" = ")
     plain = re.sub(r"\((?![-\d.(])[^()]*\)", "", right)  # the names of what is added

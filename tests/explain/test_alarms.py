@@ -2,7 +2,7 @@
 
 import pytest
 
-from spanwise.explain.alarms import CAUSES, SHOWN_BY, alarms, batch_alarms
+from spanwise.explain.alarms import alarms, batch_alarms
 from spanwise.measure import compare_arms
 
 #: An evaluation of a policy that is as it should be.
@@ -11,10 +11,6 @@ GOOD = {
     "auroc": 0.8, "mean_confidence": 0.8, "sharpness": 0.04,
 }  # fmt: skip
 CALIBRATION = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
-
-
-def test_a_good_policy_raises_nothing():
-    assert alarms(GOOD) == {}
 
 
 @pytest.mark.parametrize(
@@ -28,6 +24,7 @@ def test_a_good_policy_raises_nothing():
         ({"format_rate": 0.89}, {"format_rate"}, "many completions are malformed"),
         ({"refusal_rate": 0.5, "accuracy": 0.05, "verdict_rate": 0.5}, (), ""),
         ({"coverage": 0.5, "sharpness": 1e-4, "format_rate": 0.9}, (), ""),
+        ({}, (), ""),
     ],
 )  # fmt: skip
 def test_each_failure_is_named_at_every_figure_that_it_empties(changes, figures, why):
@@ -55,24 +52,11 @@ def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     bad = {"accuracy": 0.0, "refusal_rate": 1.0, "ece": 0.001}
     runs = {"good": {0: GOOD, 1: GOOD}, "scalar": {0: bad, 1: {**GOOD, "accuracy": 0.01}, 2: GOOD}}
     found = compare_arms(runs, figures=["accuracy", "ece"])
-    assert {key: found.wrong.get(key) for key in found.cells} == {
-        ("good", "accuracy"): None,
-        ("good", "ece"): None,
-        ("scalar", "accuracy"): "most completions refuse to answer in 2 of 3 seeds",
-        ("scalar", "ece"): "most completions refuse to answer in 2 of 3 seeds",
-    }
-    assert found.warnings() == ["scalar: most completions refuse to answer in 2 of 3 seeds (accuracy, ece)."]
+    why = "most completions refuse to answer in 2 of 3 seeds"
+    assert found.wrong == {("scalar", "accuracy"): why, ("scalar", "ece"): why}
+    assert found.warnings() == [f"scalar: {why} (accuracy, ece)."]
     good, scalar = (line for line in found.markdown().splitlines() if line.startswith(("| good", "| scalar")))
     assert "!" not in good
     assert scalar.count(" ! |") == 2
-    assert all("(scalar: most completions refuse to answer in 2 of 3 seeds)" in said for said in found.sentences())
+    assert all(f"(scalar: {why})" in said for said in found.sentences())
     assert compare_arms({"alone": {0: bad}}).wrong["alone", "ece"] == "most completions refuse to answer in its seed"
-
-
-def test_every_alarm_has_a_figure_that_shows_it_and_a_cause():
-    raised = alarms({**GOOD, "refusal_rate": 0.9, "accuracy": 0.0, "verdict_rate": 0.1, "coverage": 0.1, "format_rate": 0.1})
-    raised |= alarms({**GOOD, "sharpness": 0.0}) | alarms({**GOOD, "accuracy": 0.0}) | alarms({**GOOD, "coverage": 0.1})
-    assert set(raised.values()) <= set(CAUSES)
-    assert set(SHOWN_BY) == set(CAUSES)
-    assert SHOWN_BY["most completions refuse to answer"] == "refusal_rate"
-    assert all(cause.startswith("Usually ") for cause in CAUSES.values())

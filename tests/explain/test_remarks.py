@@ -87,18 +87,12 @@ def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
         return watch.of_reading(read(batch, rule, VOCABULARY))[0]
 
     (sentence,) = said(some)
-    assert sentence.startswith(
-        "Up to 2 of 3 completions leave out one of answer, sure, plan, but the objectives 'own' have no"
-    )
+    assert sentence.startswith("Up to 2 of 3 completions leave out one of answer, sure, plan, but the objectives 'own'")
     assert said([*some, [0, 4, 1]]) == [], "neither again, nor of a part alone"
 
 
-def test_another_objective_charges_what_is_left_out():
-    assert list(found([WHOLE, SILENT], PRICED)) == []
-
-
-def test_an_empty_completion_leaves_nothing_out():
-    assert found([WHOLE, []]) == {}
+def test_what_another_objective_charges_and_what_is_empty_leaves_nothing_out():
+    assert found([WHOLE, SILENT], PRICED) == found([WHOLE, []]) == found([]) == {}
 
 
 def paying(*values):
@@ -134,9 +128,7 @@ def test_a_recorded_number_for_a_block_that_is_not_there():
     rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
     batch = Batch.jagged([WHOLE, SILENT], [0, 0], columns={})
     reading = read(batch, rule, VOCABULARY, recorded={"mine": Reward.of([1.0, 0.0])})
-    assert setup_warnings(reading, rule)["unused/mine"].startswith(
-        "Objective 'mine': the reward recorded is 0 for 1 of 2 completions"
-    )
+    assert "the reward recorded is 0 for 1 of 2 completions" in setup_warnings(reading, rule)["unused/mine"]
 
 
 def test_what_is_not_kept_is_not_said():
@@ -145,29 +137,17 @@ def test_what_is_not_kept_is_not_said():
     assert list(setup_warnings(Reading.unpack(reading.pack(), rule), rule)) == ["free/mine"]
 
 
-def nothing(blocks):
-    return [None for _ in blocks]
-
-
 def test_an_objective_that_scores_nobody():
-    rule = Scheme("bae", LAYOUT, [Objective(nothing, "solution", if_missing=0.0)])
-    assert found([WHOLE, SILENT], rule)["scored/nothing"].startswith(
-        "Objective 'nothing' has no reward for any of 2 completions (2 absent), so it trains nothing."
-    )
-
-
-def test_a_batch_of_nobody_says_nothing():
-    assert found([]) == {}
+    rule = Scheme("bae", LAYOUT, [Objective(paying(None, None), "solution", if_missing=0.0)])
+    assert "'mine' has no reward for any of 2 completions (2 absent)" in found([WHOLE, SILENT], rule)["scored/mine"]
 
 
 def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     critic = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"length_adaptive_alpha": 0.2})
     layout = [0, *[4] * 3, 1]  # 5 tokens: 1 - 1 / (.2 * 5) = 0
     longer = [0, *[4] * 4, 1]  # 6 tokens: 1/6
-    assert found([layout, layout, longer, []], critic)["lambda"] == (
-        "length_adaptive_alpha=0.2 gives lambda 0 to 2 of 3 completions, those of 5 tokens and fewer (median 5): each token is "
-        "credited with one step of the critic alone, and the reward reaches the last one only. Take a larger alpha, or lam near 1 "
-        "without one."
+    assert found([layout, layout, longer, []], critic)["lambda"].startswith(
+        "length_adaptive_alpha=0.2 gives lambda 0 to 2 of 3 completions, those of 5 tokens and fewer (median 5): "
     )
     assert "lambda" not in found([layout, longer], critic)
     fixed = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"lam": 0.0})
@@ -283,16 +263,6 @@ def test_an_objective_of_another_baseline_hides_none_of_the_others(first):
     reading = read(batch, rule, VOCABULARY)
     shown = metrics(credit_batch(reading, batch, rule), reading, rule, group_n=batch.group_n)
     assert [name for name in shown if name.endswith("unanimous")] == ["credit/format/unanimous"]
-
-
-def test_groups_that_nothing_is_compared_within_are_not_counted():
-    """With a baseline of the whole batch, a unanimous group teaches all the same."""
-    rule = Scheme("bae", LAYOUT, [Objective("correct", "solution", baseline="batch", if_missing=0.0)])
-    batch = Batch.jagged([WHOLE, WHOLE, SILENT, SILENT], [0, 0, 1, 1], columns={"answer": ["4"] * 4})
-    reading = read(batch, rule, VOCABULARY)
-    assert "credit/correct/unanimous" not in metrics(
-        credit_batch(reading, batch, rule), reading, rule, group_n=batch.group_n
-    )
 
 
 def test_a_price_far_below_every_reward_is_said():

@@ -27,10 +27,6 @@ REPORTS = st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, ma
 BINNINGS = st.sampled_from([{}, {"bins": 4}, {"bins": 15}, {"bins": 1}])
 
 
-def all_well_formed(q, c):
-    return figures(q, c, well_formed_n=torch.ones(len(q), dtype=torch.bool))
-
-
 def columns(pairs):
     q = torch.tensor([hundredths / 100 for hundredths, _ in pairs], dtype=torch.float64)
     return q, torch.tensor([float(right) for _, right in pairs], dtype=torch.float64)
@@ -39,9 +35,8 @@ def columns(pairs):
 @given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=2, max_size=60))
 @settings(max_examples=150, deadline=None)
 def test_against_scikit_learn_and_a_loop(pairs):
-    q = torch.tensor([hundredths / 100 for hundredths, _ in pairs], dtype=torch.float64)
-    c = torch.tensor([float(right) for _, right in pairs], dtype=torch.float64)
-    values = all_well_formed(q, c)
+    q, c = columns(pairs)
+    values = figures(q, c, well_formed_n=torch.ones(len(q), dtype=torch.bool))
     assert values["sharpness"] == pytest.approx(np.var(q.numpy()), abs=1e-12)
     assert values["brier"] == pytest.approx(brier_score_loss(c.numpy(), q.numpy(), pos_label=1))
     if 0 < c.sum() < len(c):
@@ -62,31 +57,23 @@ def test_absent_confidence_is_not_zero():
     assert values["refusal_rate"] == pytest.approx(1 / 3)
     assert values["format_rate"] == pytest.approx(2 / 3)
     assert values["auroc"] == 1.0
+    silent = figures(torch.tensor([torch.nan]), torch.tensor([1.0]), well_formed_n=torch.tensor([False]))
+    assert [silent[name] for name in ("ece", "auroc", "refusal_rate")] == [None] * 3
 
 
-def test_nothing_stated_gives_none():
-    nan = float("nan")
-    values = figures(torch.tensor([nan]), torch.tensor([1.0]), well_formed_n=torch.tensor([False]))
-    assert values["ece"] is None
-    assert values["auroc"] is None
-    assert values["refusal_rate"] is None
-
-
-def test_out_of_range_is_refused():
-    with pytest.raises(AlignmentError, match=r"95.0 of completion 1"):
-        ece(torch.tensor([0.5, 95.0]), torch.tensor([1.0, 1.0]))
-
-
-def test_wrong_correctness_is_refused():
-    with pytest.raises(AlignmentError, match=r"Correctness nan of completion 1"):
-        ece(torch.tensor([0.5, 0.5]), torch.tensor([1.0, float("nan")]))
-    with pytest.raises(AlignmentError, match=r"Correctness 2.0 of completion 0"):
-        auroc(torch.tensor([0.5]), torch.tensor([2.0]))
-
-
-def test_different_sizes_are_refused(unchecked_shapes):
-    with pytest.raises(AlignmentError, match="2 confidences for 1 answers"):
-        ece(torch.tensor([0.5, 0.5]), torch.tensor([1.0]))
+@pytest.mark.parametrize(
+    ("q", "c", "names"),
+    [
+        ([0.5, 95.0], [1.0, 1.0], "Confidence 95.0 of completion 1"),
+        ([0.5, 0.5], [1.0, float("nan")], "Correctness nan of completion 1"),
+        ([0.5], [2.0], "Correctness 2.0 of completion 0"),
+        ([0.5, 0.5], [1.0], "2 confidences for 1 answers"),
+    ],
+)
+def test_what_is_no_report_is_refused(q, c, names, unchecked_shapes):
+    for figure in (ece, auroc):
+        with pytest.raises(AlignmentError, match=names):
+            figure(torch.tensor(q), torch.tensor(c))
     with pytest.raises(AlignmentError, match="have 2, 1, 1 entries"):
         figures(torch.ones(2), torch.ones(1), well_formed_n=torch.ones(1, dtype=torch.bool))
 
@@ -173,17 +160,8 @@ def test_figures_with_intervals():
     assert without["refusal_rate"] is None
 
 
-def test_intervals_stay_between_0_and_1_and_are_never_empty():
-    # Nearly always right: the basic interval would mirror past 1. Always well-formed: no resample ever differs.
-    c = torch.ones(60, dtype=torch.float64)
-    c[7] = 0.0
-    q = torch.full((60,), 0.9, dtype=torch.float64)
-    got = figure_intervals(q, c, prompts=[n // 2 for n in range(60)], well_formed_n=torch.ones(60, dtype=torch.bool))
-    accuracy, form = got["accuracy"], got["format_rate"]
-    assert accuracy is not None
-    assert form is not None
-    assert 0.85 < accuracy.low < 59 / 60 < accuracy.high <= 1.0
-    assert (form.low, form.high) == pytest.approx((0.025 ** (1 / 30), 1.0), abs=0.02)  # 30 prompts, not 60 completions
-    alone = figure_intervals(q[:1], c[:1], prompts=[0], well_formed_n=torch.ones(1, dtype=torch.bool))["accuracy"]
+def test_one_prompt_has_no_interval():
+    one = torch.ones(1)
+    alone = figure_intervals(one, one, prompts=[0], well_formed_n=one.bool())["accuracy"]
     assert alone is not None
     assert math.isnan(alone.low)

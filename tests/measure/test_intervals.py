@@ -85,7 +85,7 @@ def test_levels_and_seeds_of_a_bootstrap():
 
 def test_bad_arguments_are_sentences(unchecked_shapes):
     figure = partial(weighted_mean, torch.ones(2))
-    with pytest.raises(RecipeError, match="at least 1 resample, not 0"):
+    with pytest.raises(RecipeError, match="not 0"):
         bootstrap(figure, [1, 2], resamples=0)
     with pytest.raises(RecipeError, match="not at 95"):
         mean_interval(torch.ones(2), level=95)

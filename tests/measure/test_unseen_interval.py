@@ -61,7 +61,7 @@ def test_coverage_of_the_auroc_where_few_prompts_err():
 
 def test_no_figure_has_width_0():
     same = torch.ones(40, dtype=torch.float64)
-    found = evaluated(same, same, [n // 2 for n in range(40)])
+    found = evaluated(same, same, [n // 2 for n in range(40)])  # 20 prompts, not 40 completions
     there = {name: interval for name, interval in found.items() if interval is not None}
     assert there.keys() == found.keys() - {"auroc"}
     for interval in there.values():

@@ -167,14 +167,12 @@ def test_bad_input_is_a_sentence(unchecked_shapes):
     one = torch.ones(1)
     with pytest.raises(RecipeError, match=r"budget of 3 .* 1 to 2"):
         voting(["1", "1"], torch.ones(2), torch.ones(2), prompts=[0, 0], budgets=[3])
-    with pytest.raises(AlignmentError, match="2 verdicts for 1 answers"):
-        voting(["1"], one, torch.ones(2), prompts=[0])
-    with pytest.raises(AlignmentError, match="2 prompt ids for 1 completions"):
-        voting(["1"], one, one, prompts=[0, 0])
-    with pytest.raises(AlignmentError, match=r"Correctness 0.5 of completion 0 is not 0, 1 or NaN"):
-        voting(["1"], one, one / 2, prompts=[0])
-    with pytest.raises(AlignmentError, match=r"Confidence 95.0 of completion 0"):
-        voting(["1"], 95 * one, one, prompts=[0])
+    for confidence_n, correct_n, prompts, names in (
+        (one, torch.ones(2), [0], "2 verdicts for 1 answers"), (one, one, [0, 0], "2 prompt ids for 1 completions"),
+        (one, one / 2, [0], "Correctness 0.5 of completion 0"), (95 * one, one, [0], "Confidence 95.0 of completion 0"),
+    ):  # fmt: skip
+        with pytest.raises(AlignmentError, match=names):
+            voting(["1"], confidence_n, correct_n, prompts=prompts)
     assert voting([], torch.zeros(0), torch.zeros(0), prompts=[])["majority"].budgets == ()
 
 

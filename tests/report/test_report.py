@@ -15,9 +15,9 @@ from helpers import NAN
 from report_pages import HOSTILE, RECIPE, Page, compare_page, credit_page, fidelity_page, start, train_page
 from spanwise.measure import figure_intervals, reliability, voting
 from spanwise.report import Headline, Section, TokenView, credit_report, render
-from spanwise.report.charts import bars, curves, dodged, histograms, reliability_diagram
+from spanwise.report.charts import bars, curves, dodged, histograms, nearest, reliability_diagram
 from spanwise.report.page import shown, spec_data
-from spanwise.report.sections import batch_curve, confidence_rows, histogram_rows, seed_curves
+from spanwise.report.sections import batch_curve, confidence_rows, grouped, histogram_rows, percent, seed_curves
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}
 
@@ -40,6 +40,7 @@ def test_nothing_reaches_outside(html):
     data = "".join(text for given, text in page.scripts if given.get("type") == "application/json")
     assert "://" not in data
     assert '"url"' not in data
+    assert len(html.encode()) < 600_000
 
 
 def test_only_the_scripts_named_in_the_policy_may_run(html):
@@ -80,10 +81,6 @@ def test_axes_have_titles(html):
         assert any(channel.get("title") for channel in channels)
 
 
-def test_size(html):
-    assert len(html.encode()) < 600_000
-
-
 def test_train_headlines_are_those_of_the_last_evaluation_and_absent_is_not_zero():
     page = Page(train_page())
     assert page.headline("accuracy") == "87.5 %"
@@ -96,7 +93,7 @@ def test_train_headlines_are_those_of_the_last_evaluation_and_absent_is_not_zero
 
 
 def test_train_headlines_are_those_of_the_intervals_where_there_are_any():
-    four = {"confidence": torch.tensor([0.5, 0.5, 0.5, 0.5]), "correct": torch.tensor([1.0, 1.0, 1.0, 0.0])}
+    four = {"confidence": torch.full((4,), 0.5), "correct": torch.tensor([1.0, 1.0, 1.0, 0.0])}
     well_formed_n = torch.tensor([True, True, True, False])
     intervals = figure_intervals(four["confidence"], four["correct"], prompts=[0, 0, 1, 1], well_formed_n=well_formed_n)
     page = Page(train_page(samples=four, intervals=intervals))
@@ -110,11 +107,9 @@ def test_train_headlines_are_those_of_the_intervals_where_there_are_any():
 def test_train_of_an_unfinished_run():
     page = Page(train_page(metrics=[{"step": 0, "evaluation": start()}], summary={}, samples=None, votes=None, view=None))
     assert "0 of 2 steps" in page.text
-    titles = [text for text in ("Reliability", "Voting", "Tokens", "Rewards") if text in page.texts]
-    assert titles == []
-    assert (
-        Page(train_page(metrics=[], summary={}, samples=None, votes=None, view=None)).headline("accuracy") == "not measured"
-    )
+    assert not {"Reliability", "Voting", "Tokens", "Rewards"} & set(page.texts)
+    nothing = Page(train_page(metrics=[], summary={}, samples=None, votes=None, view=None))
+    assert nothing.headline("accuracy") == "not measured"
 
 
 def test_learning_curves_say_what_was_measured():
@@ -222,19 +217,17 @@ def test_the_data_of_a_chart_mean_nothing_to_a_parser():
     assert [*json.loads(coded)["datasets"].values()] == [[{"name": hostile, "series": "a", "value": 1.5}]]
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (None, "not measured"),
-        (NAN, "not measured"),
-        (0.0, "0"),
-        (-0.25, "-0.250"),
-        (0.00049, "0.00049"),
-        (12345.6, "12,346"),
-    ],
-)
-def test_shown(value, expected):
-    assert shown(value) == expected
+def test_numbers_are_written_for_a_reader():
+    assert [shown(value) for value in (None, NAN)] == ["not measured"] * 2
+    assert [shown(value) for value in (0.0, -0.25, 0.00049, 12345.6)] == ["0", "-0.250", "0.00049", "12,346"]
+    assert [percent(share) for share in (0.8906, 0.00049, 0.0, 1.0)] == ["89.1 %", "0.05 %", "0 %", "100 %"]
+
+
+def test_a_band_reaches_half_way_to_its_neighbour_and_says_its_value():
+    rows = [{"x": x, "series": "a", "value": value} for x, value in ((0, 0.5), (2, None))]
+    chart = nearest(rows, x=alt.X("left:Q"), title="step").to_dict()
+    bands = [(row["left"], row["right"], row["s0"]) for row in next(iter(chart["datasets"].values()))]
+    assert bands == [(0, 1.0, "0.5"), (1.0, 2, "none")]
 
 
 def test_a_section_without_anything_is_left_out():
@@ -254,39 +247,28 @@ def test_charts_never_draw_nan_as_a_number():
 def test_series_keep_their_colour_whatever_is_drawn():
     rows = [{"x": 0, "value": 1.0, "series": "b"}]
     spec = curves(rows, names=["a", "b"], y="y").to_dict()
-    assert {tuple(layer["encoding"]["color"]["scale"]["domain"]) for layer in spec["layer"][:-1]} == {
-        ("a", "b")
-    }  # the last says values
+    *drawn, _ = spec["layer"]  # the last says values
+    assert {tuple(layer["encoding"]["color"]["scale"]["domain"]) for layer in drawn} == {("a", "b")}
     assert "config" not in spec or "range" not in spec["config"]
 
 
-def test_reliability_bins_by_hand():
-    confidence_n = torch.tensor([0.75, 0.72, 0.25, 1.0, NAN, 0.5])
-    correct_n = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, NAN])
-    rows = reliability(confidence_n, correct_n)
-    assert [(row["low"], row["count"], row["accuracy"]) for row in rows] == [(0.2, 1, 0.0), (0.7, 2, 0.5), (1.0, 1, 1.0)]
-    upper, lower = reliability_diagram(rows)
+def test_the_bin_of_exactly_1_is_drawn():
+    upper, lower = reliability_diagram(reliability(torch.tensor([0.75, 0.25, 1.0]), torch.tensor([1.0, 0.0, 1.0])))
     drawn = [row for values in lower.to_dict()["datasets"].values() for row in values]
-    assert all(row["high"] > row["low"] for row in drawn)  # the bin of exactly 1 has no width of its own
+    assert all(row["high"] > row["low"] for row in drawn)  # it has no width of its own
     assert len(upper.to_dict()["layer"]) == 4  # the diagonal, whiskers, points, and what says the values
-    assert reliability(torch.tensor([NAN]), torch.tensor([1.0])) == []
 
 
 def test_confidences_of_right_and_wrong_answers():
     rows = confidence_rows(torch.tensor([0.3, 0.7, 0.7, 1.0], dtype=torch.float32), torch.tensor([0.0, 0.0, 1.0, 1.0]))
     found = {(row["series"], round(row["low"], 1)): row["share"] for row in rows if row["count"]}
-    assert found == {
-        ("right answers", 0.7): 0.5,
-        ("right answers", 1.0): 0.5,
-        ("wrong answers", 0.3): 0.5,
-        ("wrong answers", 0.7): 0.5,
-    }
+    sides = (("right answers", 0.7), ("right answers", 1.0), ("wrong answers", 0.3), ("wrong answers", 0.7))
+    assert found == dict.fromkeys(sides, 0.5)
 
 
 def test_histograms_share_their_bins_and_hold_every_value():
-    rows = histogram_rows(
-        {"a": torch.tensor([0.0, 0.0, 2.0, NAN]), "b": torch.tensor([-1.0]), "none": torch.tensor([NAN])}, bins=5
-    )
+    columns = {"a": torch.tensor([0.0, 0.0, 2.0, NAN]), "b": torch.tensor([-1.0]), "none": torch.tensor([NAN])}
+    rows = histogram_rows(columns, bins=5)
     assert {row["series"] for row in rows} == {"a", "b"}
     assert sum(row["count"] for row in rows if row["series"] == "a") == 3
     middle = [row for row in rows if row["low"] < 0 < row["high"]]
@@ -294,14 +276,13 @@ def test_histograms_share_their_bins_and_hold_every_value():
     assert {row["low"] for row in rows if row["series"] == "a"} == {row["low"] for row in rows if row["series"] == "b"}
     assert histograms(rows, names=["a", "b"]).to_dict()["layer"]
     assert histogram_rows({"a": torch.zeros(3)}, bins=3)[1]["count"] == 3
+    joined = grouped({"a": torch.tensor([1.0]), "b[0]": torch.tensor([2.0]), "b[1]": torch.tensor([3.0])})
+    assert {name: column.tolist() for name, column in joined.items()} == {"a": [1.0], "b[*]": [2.0, 3.0]}
 
 
 def test_curves_average_what_is_there():
-    points = {
-        0: [{"step": 0, "ece": 0.5}, {"step": 0, "ece": 0.1}],
-        1: [{"step": 0, "ece": None}],
-        2: [{"step": 0, "ece": 0.3}],
-    }
+    figures = {0: (0.5, 0.1), 1: (None,), 2: (0.3,)}  # a later line of a step replaces an earlier one
+    points = {seed: [{"step": 0, "ece": ece} for ece in values] for seed, values in figures.items()}
     assert seed_curves(points, "ece", "a") == [{"series": "a", "x": 0, "value": pytest.approx(0.2), "low": 0.1, "high": 0.3}]
     steps = [{"step": n, "loss": None if n == 1 else float(n)} for n in range(1, 6)]
     assert [(row["x"], row["value"]) for row in batch_curve(steps, "loss", "b", most=3)] == [(2, 2.0), (4, 3.5), (5, 5.0)]
@@ -316,16 +297,8 @@ def test_bars_keep_their_order_and_shares_their_axis():
 
 
 def test_a_credit_report_without_completions():
-    html = credit_report(
-        source="x",
-        note="",
-        methods=["grpo"],
-        credit={"grpo": {}},
-        rewards={},
-        statuses={},
-        dead={},
-        view=TokenView(("grpo",), []),
-    )
+    nothing = {"rewards": {}, "statuses": {}, "dead": {}, "view": TokenView(("grpo",), [])}
+    html = credit_report(source="x", note="", methods=["grpo"], credit={"grpo": {}}, **nothing)
     assert Page(html).headline("completions") == "0"
 
 

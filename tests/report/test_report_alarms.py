@@ -3,6 +3,7 @@
 from report_pages import RECIPE, Page, batch, start, train_page
 from spanwise.measure import compare_arms
 from spanwise.report import compare_report
+from spanwise.report.compare import compare_finding
 
 COLLAPSED = {"accuracy": 0.0, "refusal_rate": 1.0, "format_rate": 1.0, "ece": 0.001, "brier": 0.001, "auroc": None}
 
@@ -31,19 +32,16 @@ def test_a_collapsed_run_has_no_calm_card():
 
 
 def test_a_good_run_has_no_warning():
-    html = train_page(
-        metrics=[batch(1), {"step": 2, "final": {**COLLAPSED, "accuracy": 0.8, "refusal_rate": 0.0}}], samples=None
-    )
+    final = {**COLLAPSED, "accuracy": 0.8, "refusal_rate": 0.0}
+    html = train_page(metrics=[batch(1), {"step": 2, "final": final}], samples=None)
     assert {mark for mark, _ in cards(html).values()} == {""}
     assert 'aria-label="what is wrong"' not in html
 
 
 def test_malformed_completions_and_silent_batches_are_said():
-    lines = [
-        {**batch(1), "credit/no_signal": 1.0},
-        {"step": 2, "final": {**COLLAPSED, "refusal_rate": 0.0, "format_rate": 0.25}},
-    ]
-    found = cards(html := train_page(metrics=lines, samples=None))
+    final = {**COLLAPSED, "refusal_rate": 0.0, "format_rate": 0.25}
+    html = train_page(metrics=[{**batch(1), "credit/no_signal": 1.0}, {"step": 2, "final": final}], samples=None)
+    found = cards(html)
     assert "⚠ many completions are malformed" in found["malformed rate"][1]
     assert "⚠ hardly any answer is right" in found["ECE"][1]
     assert "In 100 % of the training batches nothing was learned" in Page(html).text
@@ -53,13 +51,8 @@ def test_what_cannot_be_measured_is_one_sentence_and_the_rewards_are_there():
     why = "no block has the tag <answer>, only <plan>"
     absent = dict.fromkeys(("accuracy", "ece", "auroc", "brier", "refusal_rate", "coverage"), why)
     final = {**dict.fromkeys(absent), "format_rate": 1.0, "coverage": 0.0}
-    first = {"step": 1, "rewards/short/mean": -0.5, "malformed": 0.0}
-    lines = [
-        {"step": 0, "evaluation": final},
-        first,
-        {**first, "step": 2, "rewards/short/mean": -0.25},
-        {"step": 2, "final": final},
-    ]
+    batches = [{"step": step, "rewards/short/mean": mean, "malformed": 0.0} for step, mean in ((1, -0.5), (2, -0.25))]
+    lines = [{"step": 0, "evaluation": final}, *batches, {"step": 2, "final": final}]
     html = train_page(metrics=lines, samples=None, votes=None, unmeasured=absent)
     found = cards(html)
     assert set(found) == {"malformed rate", "mean reward: short"}
@@ -76,10 +69,9 @@ def test_a_title_names_a_baseline_only_where_the_method_has_one():
 
 
 def test_a_collapsed_arm_is_marked_where_it_looks_best():
-    good = {"accuracy": 0.85, "refusal_rate": 0.0, "ece": 0.05}
     runs = {
-        "scalar": dict.fromkeys(range(3), COLLAPSED),
-        "blockwise": {s: {**good, "accuracy": 0.85 + s / 100, "ece": 0.05 + s / 100} for s in range(3)},
+        "scalar": {s: {**COLLAPSED, "ece": 0.001 + s / 1e5} for s in range(3)},
+        "blockwise": {s: {"accuracy": 0.85 + s / 100, "refusal_rate": 0.0, "ece": 0.05 + s / 100} for s in range(3)},
     }
     points = {arm: {s: [{"step": 0, **values}] for s, values in seeds.items()} for arm, seeds in runs.items()}
     comparison = compare_arms(runs, figures=["accuracy", "ece", "refusal_rate"])
@@ -91,3 +83,8 @@ def test_a_collapsed_arm_is_marked_where_it_looks_best():
     assert "scalar: most completions refuse to answer in 3 of 3 seeds (accuracy, ece, refusal_rate)." in page.text
     assert cards(html)["not beaten in ECE"][0] == "wrong"
     assert cards(html)["not beaten in accuracy"][0] == ""
+    said = compare_finding(comparison)  # no arm wins by a figure that means nothing
+    assert said.startswith("Alarm for scalar: most completions refuse to answer in 3 of 3 seeds. ")
+    assert "blockwise is better than scalar in accuracy by 0.860" in said
+    assert said.endswith("The ECE of scalar means nothing.")
+    assert "scalar is better" not in said

@@ -64,10 +64,8 @@ def read(chart, low, high):
 
 
 def point_at(browser, chart, t, size):
-    width = chart.rect["width"]
-    ActionChains(browser.driver).move_to_element(chart).move_by_offset(
-        round((t + 0.5) / size * width - width / 2), 0
-    ).perform()
+    right = round(((t + 0.5) / size - 0.5) * chart.rect["width"])
+    ActionChains(browser.driver).move_to_element_with_offset(chart, right, 0).perform()
 
 
 def test_the_line_has_the_values_and_a_gap_where_there_is_none(show):
@@ -79,13 +77,10 @@ def test_the_line_has_the_values_and_a_gap_where_there_is_none(show):
     assert [value for _, value in left + right] == pytest.approx([0.5, 0.25, 0.75, 1.0, -1.0], abs=1e-3)
     assert browser.run("return arguments[0].getAttribute('viewBox')", chart) == "0 0 6 1"
     assert chart.get_attribute("aria-label") == "value before each token: −1 to 1, 3 segments"
-    assert_untouched(browser)
-
-
-def test_a_tick_stands_at_the_left_edge_of_each_token_that_opens_a_segment(show):
-    browser = show(FIRST)
-    assert re.findall(r"M(\d+) ", path(charts(browser)[0], "ticks")) == ["1", "4"]
+    # a tick stands at the left edge of each token that opens a segment
+    assert re.findall(r"M(\d+) ", path(chart, "ticks")) == ["1", "4"]
     assert text(browser, ".token-courses").split("\n")[-1] == WORDS
+    assert_untouched(browser)
 
 
 def test_a_method_without_segments_has_no_ticks_and_no_words_of_them(show):

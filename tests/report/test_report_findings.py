@@ -37,9 +37,8 @@ def test_a_run_that_learned():
 
 def test_a_start_inside_the_interval_is_no_clear_change():
     points = [{"step": 0, **GOOD, "accuracy": 0.84}, {"step": 9, **GOOD}]
-    assert "(was 84.0 %: no clear change)" in train_finding(
-        points, steps=9, intervals={"accuracy": between(0.85, 0.83, 0.89)}
-    )
+    said = train_finding(points, steps=9, intervals={"accuracy": between(0.85, 0.83, 0.89)})
+    assert "(was 84.0 %: no clear change)" in said
 
 
 @pytest.mark.parametrize(
@@ -97,9 +96,8 @@ def test_the_three_pictures_join_the_elements_of_a_list_and_five_batches():
 
 
 def test_the_page_says_it_first_and_marks_it_where_something_is_wrong():
-    html = train_page(
-        metrics=[{"step": 0, "evaluation": start()}, batch(1), {"step": 2, "final": FALLEN}], samples=None, votes=None
-    )
+    lines = [{"step": 0, "evaluation": start()}, batch(1), {"step": 2, "final": FALLEN}]
+    html = train_page(metrics=lines, samples=None, votes=None)
     assert '<p class="finding bad">Alarm: most completions refuse' in html
     marks = ("<h1", 'class="finding', 'class="notice warnings"', 'class="headlines', "<figure>")
     assert (places := [html.index(mark) for mark in marks]) == sorted(places)
@@ -128,10 +126,7 @@ def arms(figure, **values):
     [
         (arms("accuracy", a=[0.9, 0.91, 0.92], b=[0.5, 0.5, 0.53]), "a is better than b in accuracy by 0.400 ["),
         (arms("ece", a=[0.1, 0.1, 0.11], b=[0.3, 0.31, 0.3]), "a is better than b in ECE by 0.200 ["),  # less is better
-        (
-            arms("tokens", a=[10.0, 11.0, 10.0], b=[30.0, 31.5, 30.0]),
-            "b is higher than a in tokens by 20.167 [",
-        ),
+        (arms("tokens", a=[10.0, 11.0, 10.0], b=[30.0, 31.5, 30.0]), "b is higher than a in tokens by 20.167 ["),
         (arms("ece", a=[0.1, 0.3, 0.2], b=[0.3, 0.1, 0.2]), "ece of a minus b: +0.000 ["),
         (arms("ece", a=[0.1], b=[0.3]), "ece of a minus b: 1 common seeds cannot tell a difference from noise."),
         (arms("ece", a=[0.1, 0.2], b=[0.1, 0.2]), "ece of a minus b: the same in all 2 seeds."),
@@ -144,18 +139,6 @@ def arms(figure, **values):
 )
 def test_a_comparison_says_which_way_and_what_is_noise(comparison, said):
     assert said in compare_finding(comparison)
-
-
-def test_no_arm_wins_by_a_figure_that_means_nothing():
-    comparison = compare_arms({
-        "scalar": {s: FALLEN | {"ece": 0.001 + s / 1e5} for s in range(3)},
-        "blockwise": {s: GOOD | {"accuracy": 0.85 + s / 100, "ece": 0.05 + s / 100} for s in range(3)},
-    })  # fmt: skip
-    said = compare_finding(comparison)
-    assert said.startswith("Alarm for scalar: most completions refuse to answer in 3 of 3 seeds. ")
-    assert "blockwise is better than scalar in accuracy by 0.860" in said
-    assert said.endswith("The ECE of scalar means nothing.")
-    assert "scalar is better" not in said
 
 
 def row(baseline, value, low, high, size=4):
@@ -176,10 +159,7 @@ def test_fidelity():
     assert fidelity_finding(rows).endswith(", but their difference is within the noise.")
     nothing = "At G = 4 no baseline is clearly better than noise: the best, a, has 0.100 [-0.100, 0.300]."
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
-    assert (
-        fidelity_finding([row("a", None, None, None)])
-        == "Nothing was measured: no baseline has a correlation with Monte Carlo."
-    )
+    assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no baseline has a correlation")
     token = {"critic": "fitted", "estimator": "SAE", "value": 0.4, "low": 0.3, "high": 0.5}
     said = "At tokens SAE with fitted is nearest to Monte Carlo: correlation 0.400 [0.300, 0.500]."
     assert fidelity_finding([], (), [token]) == said
@@ -187,12 +167,8 @@ def test_fidelity():
 
 def test_every_place_that_the_docs_send_a_reader_to_is_there():
     columns = {"confidence": torch.full((8,), 0.5).double(), "correct": (torch.arange(8) % 2).double()}
-    lines = [
-        {"step": 0, "evaluation": GOOD},
-        batch(1),
-        batch(2) | {"critic/explained_variance": 0.5},
-        {"step": 2, "final": GOOD},
-    ]
+    batches = [batch(1), batch(2) | {"critic/explained_variance": 0.5}]
+    lines = [{"step": 0, "evaluation": GOOD}, *batches, {"step": 2, "final": GOOD}]
     made = [train_page(samples=columns, metrics=lines, command="again"), compare_page(), fidelity_page(), credit_page()]
     there = {attributes["id"] for html in made for tag, attributes in Page(html).elements if attributes.get("id")}
     named = set(re.findall(r"`#([a-z-]+)`", (ROOT / "docs" / "report.md").read_text()))

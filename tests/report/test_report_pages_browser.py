@@ -127,16 +127,12 @@ def test_charts_follow_the_width(browser, pages):
     assert browser.run(FITS)
 
 
-def test_series_have_the_colours_of_the_legend(browser, pages):
+def test_series_have_the_colours_of_the_legend_and_a_tooltip_says_the_number(browser, pages):
     drawn(browser, pages["compare"])
     section = "document.getElementById('learning').querySelectorAll"
     legend = browser.run(f"return [...{section}('.legend svg')].map(e => getComputedStyle(e).fill)")
     lines = browser.run(f"return [...{section}('.mark-line path')].map(e => getComputedStyle(e).stroke)")
     assert set(lines) == set(legend[:2])  # the third arm was never evaluated
-
-
-def test_a_tooltip_says_the_number(browser, pages):
-    drawn(browser, pages["compare"])
     point = browser.driver.find_element("css selector", "#learning .mark-symbol path")
     for x in (1, 2):
         browser.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", point)
@@ -187,11 +183,8 @@ def test_every_chart_says_its_values_wherever_it_is_pointed_at(browser, pages, n
         told = [line.split("\t")[-1] for line in said.splitlines()]
         assert any(sign.isdigit() for value in told[1:] for sign in value)  # the first is the place
         assert not {"undefined", "null", "NaN", ""} & set(told)
-        edges = browser.run(
-            "const b = document.getElementById('values').getBoundingClientRect(); return [b.left, b.right, innerWidth]"
-        )
-        assert edges[0] >= 0
-        assert edges[1] <= edges[2]
+        box = "document.getElementById('values').getBoundingClientRect()"
+        assert browser.run(f"const b = {box}; return b.left >= 0 && b.right <= innerWidth")
         assert browser.run(FITS)
     assert browser.console() == []
 
@@ -298,21 +291,13 @@ def test_a_long_table_is_printed_only_where_somebody_has_unfolded_it(browser):
         rows = [{"x": x, "value": 0.5, "series": "a"} for x in range(many)]
         return Panel(title, (curves(rows, names=["a"], y="y"),), wide(rows[::-1], key="x", label="step"))
 
-    page = render(
-        title="t",
-        lead="l",
-        headlines=[Headline("n", 1)],
-        sections=[Section("S", panels=[panel("few", 30), panel("many", 31)])],
-    )
-    browser.show(page)
-    assert (
-        browser.run("return [...document.querySelectorAll('figure tbody')].map(e => e.rows[0].textContent)")
-        == ["00.500"] * 2
-    )
+    sections = [Section("S", panels=[panel("few", 30), panel("many", 31)])]
+    browser.show(render(title="t", lead="l", headlines=[Headline("n", 1)], sections=sections))
+    firsts = browser.run("return [...document.querySelectorAll('figure tbody')].map(e => e.rows[0].textContent)")
+    assert firsts == ["00.500"] * 2
     browser.run("dispatchEvent(new Event('beforeprint'))")
-    shown = (
-        "return [...document.querySelectorAll('figure table')].map(e => e.checkVisibility({contentVisibilityAuto: true}))"
-    )
+    visible = "e => e.checkVisibility({contentVisibilityAuto: true})"
+    shown = f"return [...document.querySelectorAll('figure table')].map({visible})"
     with browser.on_paper():
         assert browser.run(shown) == [True, False]
         browser.run("document.querySelectorAll('figure details')[1].open = true")
@@ -325,10 +310,8 @@ def test_names_that_are_no_field_names_are_said_as_they_are(browser):
     steps = [{"low": x, "high": x + 1, "share": 0.5, "series": name} for x in (0, 1) for name in names]
     kinds = [{"name": name, "series": name, "value": 3} for name in names]
     charts = (curves(rows, names=names, y="y"), histograms(steps, names=names), bars(kinds, names=names, x="n"))
-    page = render(
-        title="t", lead="l", headlines=[Headline("n", 1)], sections=[Section("S", panels=[Panel("p", charts, rows)])]
-    )
-    drawn(browser, page)
+    sections = [Section("S", panels=[Panel("p", charts, rows)])]
+    drawn(browser, render(title="t", lead="l", headlines=[Headline("n", 1)], sections=sections))
     browser.run("document.querySelector('.chart').scrollIntoView({block: 'center', behavior: 'instant'})")
     settle(browser)
     x, y, width, height = browser.run(AREA, browser.driver.find_element("css selector", ".chart svg"))
