@@ -28,9 +28,6 @@ def typed(values: Sequence[Any]) -> list[Any]:
     """Convert a column of texts to numbers or booleans if every text is one; return any other column unchanged.
 
     In a column of numbers `NOTHING` is None.
-
-    >>> typed(["1", "0.5", None]), typed(["1", "NA", "3e2"]), typed(["True", "", "false"]), typed(["1", "x", "NA"])
-    ([1, 0.5, None], [1, None, 300.0], [True, None, False], ['1', 'x', 'NA'])
     """
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
     texts = [value for value in values if isinstance(value, str)]
@@ -48,20 +45,12 @@ def typed(values: Sequence[Any]) -> list[Any]:
 
 
 def empty(value: Any) -> bool:
-    """Return whether a cell is null or NaN, which pandas writes for null; an empty text is not empty.
-
-    >>> empty(None), empty(float("nan")), empty(""), empty(0)
-    (True, True, False, False)
-    """
+    """Return whether a cell is null or NaN, which pandas writes for null; an empty text is not empty."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def spelled_out(text: Any) -> Any:
-    """Parse a text that holds a list or an object, as JSON or as Python prints it; return any other text unchanged.
-
-    >>> spelled_out('[{"role": "user"}]'), spelled_out("['a', None]"), spelled_out("[so"), spelled_out("4")
-    ([{'role': 'user'}], ['a', None], '[so', '4')
-    """
+    """Parse a text that holds a list or an object, as JSON or as Python prints it; return any other text unchanged."""
     if not isinstance(text, str) or text.lstrip()[:1] not in ("[", "{"):
         return text
     for parse in (json.loads, ast.literal_eval):
@@ -80,11 +69,7 @@ def is_message(value: Any) -> bool:
 
 
 def is_chat(value: Any) -> bool:
-    """Return whether a value is a list of chat messages.
-
-    >>> is_chat([{"role": "user", "content": "2+2="}]), is_chat(["2+2="]), is_chat([])
-    (True, False, False)
-    """
+    """Return whether a value is a list of chat messages."""
     return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_message, value))
 
 
@@ -99,21 +84,13 @@ def is_list(value: Any) -> bool:
 
 
 def spelled(values: Iterable[Any], fits: Callable[[Any], bool]) -> Iterable[Any]:
-    """Parse the texts of a column if `fits` accepts every parsed value; otherwise return the column unchanged.
-
-    >>> list(spelled(["[1, 0]", None], is_list)), list(spelled(["[1, 0]", "no"], is_list))
-    ([[1, 0], None], ['[1, 0]', 'no'])
-    """
+    """Parse the texts of a column if `fits` accepts every parsed value; otherwise return the column unchanged."""
     parsed_values = (fits(spelled_out(value)) for value in values if isinstance(value, str))
     return map(spelled_out, values) if next(parsed_values, False) and all(parsed_values) else values
 
 
 def chats(values: Iterable[Any]) -> list[Any]:
-    """Parse the texts of a column as chats if every text is one; otherwise return the column unchanged.
-
-    >>> chats(['[{"role": "user", "content": "a"}]', None])[0][0]["content"], chats(["[]", "b"])
-    ('a', ['[]', 'b'])
-    """
+    """Parse the texts of a column as chats if every text is one; otherwise return the column unchanged."""
     return list(spelled(values, is_talk))
 
 
@@ -140,11 +117,7 @@ Parts = Sequence[tuple[str, bool]]
 
 
 def clean(text: str) -> str:
-    r"""Replace lone surrogates, which JSON may contain and no UTF-8 file can hold.
-
-    >>> clean("caf\u00e9 \ud800")
-    'café �'
-    """
+    """Replace lone surrogates, which JSON may contain and no UTF-8 file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -164,12 +137,9 @@ def spoken(content: Any) -> str:
 
 
 def said(message: Any) -> str:
-    r"""Return the reasoning, the content and the tool calls of a message as text, one below the other.
+    """Return the reasoning, the content and the tool calls of a message as text, one below the other.
 
     A call is read as verifiers keeps it (`name`, `arguments`) and as chat templates do (the two inside `function`).
-
-    >>> said({"content": "", "reasoning_content": "Add.", "tool_calls": [{"function": {"name": "sum", "arguments": {"of": 2}}}]})
-    'Add.\nsum({"of": 2})'
     """
     if not isinstance(message, Mapping):
         return spoken(message)
@@ -191,11 +161,7 @@ def _called(call: Any) -> str:
 
 
 def prompt_text(prompt: Any) -> str:
-    r"""Return a prompt as text; a chat becomes one line per message, each with the role of its message.
-
-    >>> prompt_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2"}])
-    '[system] Be brief.\n[user] 2+2'
-    """
+    """Return a prompt as text; a chat becomes one line per message, each with the role of its message."""
     if isinstance(prompt, (list, tuple, np.ndarray)):
         return "\n".join(f"[{m['role']}] {said(m)}" if isinstance(m, Mapping) and "role" in m else spoken(m) for m in prompt)
     return spoken(prompt)
@@ -231,11 +197,7 @@ def parted(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
 
 
 def completion_parts(completion: Any) -> Parts:
-    """Split a completion, a string or a list of messages, into texts with whether the model wrote each.
-
-    >>> completion_parts([{"role": "assistant", "content": "4"}, {"role": "tool", "content": "ok"}])
-    [('4', True), ('ok', False)]
-    """
+    """Split a completion, a string or a list of messages, into texts with whether the model wrote each."""
     if isinstance(completion, (list, tuple)):
         return [(said(m), not isinstance(m, dict) or m.get("role", "assistant") == "assistant") for m in completion]
     return [(spoken(completion), True)]
@@ -261,11 +223,7 @@ def whole(value: Any, key: str) -> int:
 
 
 def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object under a key of a record, an empty one if the record has no such key.
-
-    >>> mapping({"task": None}, "task")
-    {}
-    """
+    """Return the object under a key of a record, an empty one if the record has no such key."""
     value = record.get(key)
     if value is None:
         return {}
@@ -275,11 +233,7 @@ def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def listed(record: Mapping[str, Any], key: str, kind: type | tuple[type, ...], words: str) -> list[Any]:
-    """Return the list under a key of a record, all entries of one type; an empty list if the record has no such key.
-
-    >>> listed({"mask": [0, 1]}, "mask", int, "flags")
-    [0, 1]
-    """
+    """Return the list under a key of a record, all entries of one type; an empty list if the record has no such key."""
     value = record.get(key)
     if value is None:
         return []
@@ -312,11 +266,7 @@ def steps_of(path: Path, values: Iterable[Any]) -> list[int]:
 
 
 def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Turn records into columns, with None if a record lacks a field.
-
-    >>> by_column([{"a": 1}, {"b": 2}])
-    {'a': [1, None], 'b': [None, 2]}
-    """
+    """Turn records into columns, with None if a record lacks a field."""
     column_names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in column_names}
 

@@ -58,17 +58,10 @@ def joined(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def read_delimited(file: Path) -> pa.Table:
-    r"""Read the columns of a CSV or TSV file as texts.
+    """Read the columns of a CSV or TSV file as texts.
 
     A cell with nothing in it is null; an empty text in quotes is an empty text. Cells may hold line breaks inside of quotes. Of a
     CSV file whose heading has no comma, `;` or a tab may stand between cells, as spreadsheets write them.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp(), "a.csv")
-        >>> _ = file.write_text('prompt,completion,acc\n2+2=,"4\n",\n2+2=,"",0\n')
-        >>> read_delimited(file).to_pylist()
-        [{'prompt': '2+2=', 'completion': '4\n', 'acc': None}, {'prompt': '2+2=', 'completion': '', 'acc': '0'}]
     """
     with readable(file), file.open("rb") as stream:
         start, size = stream.read(_LEAST), file.stat().st_size

@@ -62,10 +62,6 @@ def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
     """Return the recorded credit as method -> block -> credit of each completion, with NaN if a block is absent.
 
     Under `stop` that of leaving out every paid block, where anybody has any: NaN where it is 0.
-
-    >>> table = pa.table({"credit/bae/a": [0.5, None], "credit/bae/stop": [0.0, -1.0], "advantages/bae": [[0.5], [-1.0]]})
-    >>> recorded_credit(table)["bae"]["stop"].tolist()
-    [nan, -1.0]
     """
     credit = {}
     for method in schema.methods_in(table.column_names):
@@ -99,11 +95,7 @@ def charged(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
 
 
 def credit_figures(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
-    """Summarise the credit of a block: count, mean absolute value, share of exactly 0, lowest and highest value.
-
-    >>> credit_figures(torch.tensor([0.5, 0.0, torch.nan]))
-    {'completions': 2, 'mean_abs': 0.25, 'zero_share': 0.5, 'lowest': 0.0, 'highest': 0.5}
-    """
+    """Summarise the credit of a block: count, mean absolute value, share of exactly 0, lowest and highest value."""
     known_n = credit_n[~credit_n.isnan()].double()
     names = ("mean_abs", "zero_share", "lowest", "highest")
     if not len(known_n):
@@ -179,16 +171,6 @@ def token_rows(
         opens: gives the tokens that open a segment, from their log-probabilities and which of them are trained; asked for every
             stream of values.
         own: method -> `own_shares` of these completions, where scores of their own are mixed into the credit.
-
-    Example:
-        >>> table = pa.table({
-        ...     "prompt": ["1+1="], "completion_ids": [[0, 1]], "trainable": [[True, False]], "fault": [16],
-        ...     "start/answer": [0], "end/answer": [1], "reward/correct": [1.0], "status/correct": ["ok"],
-        ...     "advantages/bae": [[.5, 0.]],
-        ... })
-        >>> row = token_rows(table, None)[0]
-        >>> row.tokens, row.advantages, row.spans, row.fault
-        (['⟨0⟩', '⟨1⟩'], {'bae': [0.5, nan]}, {'answer': [(0, 1)]}, 'truncated')
     """
     names = table.column_names
     schema.column_of(table, schema.PROMPT)
@@ -276,11 +258,7 @@ def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | 
 
 
 def token_text(piece: bytes) -> str:
-    r"""Decode a single token; a byte that is not a complete character becomes a lone surrogate.
-
-    >>> [token_text(piece) for piece in (b"a", "é".encode()[:1])]
-    ['a', '\udcc3']
-    """
+    """Decode a single token; a byte that is not a complete character becomes a lone surrogate."""
     return piece.decode(errors="surrogateescape")
 
 
@@ -293,11 +271,7 @@ def read_vocabulary(tokenizer: Path | None) -> Vocabulary | None:
 
 
 def shown_prompt(text: str) -> str:
-    r"""Return a prompt as text for display; a chat stored as JSON becomes one line per message.
-
-    >>> shown_prompt('[{"role": "user", "content": "1+1="}]')
-    'user: 1+1='
-    """
+    """Return a prompt as text for display; a chat stored as JSON becomes one line per message."""
     try:
         messages = json.loads(text) if text.startswith("[{") else None
         return text if messages is None else "\n\n".join(f"{entry['role']}: {entry['content']}" for entry in messages)

@@ -112,11 +112,7 @@ COLUMNS = {
 
 
 def column(family: str, *names: str) -> str:
-    """Return the column name of a family for a block, an objective or a method, or for a method and a block.
-
-    >>> column("end", "solution"), column("credit", "bae:group", "solution")
-    ('end/solution', 'credit/bae:group/solution')
-    """
+    """Return the column name of a family for a block, an objective or a method, or for a method and a block."""
     assert f"{family}/" in COLUMNS, f"no column is called {family}/..."
     if family in ("credit", "advantages", "parts") and "/" in names[0]:
         raise SpanwiseError(
@@ -126,22 +122,13 @@ def column(family: str, *names: str) -> str:
 
 
 def behind(names: Iterable[str], *family: str) -> list[str]:
-    """Return the names in the columns of a family: blocks for `end`, objectives for `reward`, blocks for `credit` and a method.
-
-    >>> columns = ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae", "end/c/d"]
-    >>> behind(columns, "credit", "bae"), behind(columns, "end")
-    (['a', 'stop'], ['c/d'])
-    """
+    """Return the names in the columns of a family: blocks for `end`, objectives for `reward`, blocks for `credit` and a method."""
     start = f"{column(*family)}/"
     return [name.removeprefix(start) for name in names if name.startswith(start)]
 
 
 def value_columns(streams: Sequence[str]) -> list[str]:
-    """Return the columns of a critic's values.
-
-    >>> value_columns(["return"]), value_columns(["correct", "brier"])
-    (['values'], ['values/correct', 'values/brier'])
-    """
+    """Return the columns of a critic's values."""
     return [VALUES] if len(streams) < 2 else [column(VALUES, stream) for stream in streams]
 
 
@@ -156,31 +143,19 @@ def token_columns(names: Iterable[str]) -> list[str]:
 
 
 def methods_in(names: Iterable[str]) -> list[str]:
-    """Return the methods that the columns of a file name.
-
-    >>> methods_in(["credit/bae/a", "credit/bae/stop", "advantages/grpo"])
-    ['bae', 'grpo']
-    """
+    """Return the methods that the columns of a file name."""
     parts = (name.split("/") for name in names)
     return list(dict.fromkeys(path[1] for path in parts if path[0] in ("credit", "advantages") and len(path) > 1))
 
 
 def made_by(method: str, names: Iterable[str]) -> list[str]:
-    """Return the columns that a method made.
-
-    >>> made_by("bae", ["credit/bae/a", "credit/bae:group/a", "credit/bae/stop", "advantages/bae"])
-    ['credit/bae/a', 'credit/bae/stop', 'advantages/bae']
-    """
+    """Return the columns that a method made."""
     columns = (column("advantages", method), column("parts", method))
     return [name for name in names if name in columns or name.startswith(column("credit", method, ""))]
 
 
 def type_of(name: str) -> pa.DataType | None:
-    """Return the Arrow type of a column; None if the format has no such column.
-
-    >>> type_of("credit/bae/solution"), type_of("answer")
-    (DataType(double), None)
-    """
+    """Return the Arrow type of a column; None if the format has no such column."""
     family, slash, _ = name.partition("/")
     return COLUMNS.get(family + slash)
 
@@ -304,11 +279,7 @@ def _part_lists(credit: Credit) -> pa.Array:
 
 
 def numbers(table: pa.Table, name: str) -> Float[Tensor, " n"]:
-    """Return a column as float64, with NaN for null.
-
-    >>> numbers(pa.table({"reward/correct": [1.0, None]}), "reward/correct")
-    tensor([1., nan], dtype=torch.float64)
-    """
+    """Return a column as float64, with NaN for null."""
     return torch.tensor(column_of(table, name).cast(pa.float64()).to_numpy(), dtype=torch.float64)
 
 
@@ -320,11 +291,7 @@ def column_of(table: pa.Table, name: str, file: str = "the rollouts") -> pa.Chun
 
 
 def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """Concatenate the lists of a column, with NaN for missing values.
-
-    >>> flat(pa.chunked_array([[[1.0], [None, 2.0]]]), np.float32).tolist()
-    [1.0, nan, 2.0]
-    """
+    """Concatenate the lists of a column, with NaN for missing values."""
     values = column.combine_chunks().flatten()
     if values.null_count:
         values = values.cast(pa.float64())
@@ -332,11 +299,7 @@ def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
 
 
 def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
-    """Return the index in `flat` at which each list of a column starts, and the end of the last list.
-
-    >>> offsets(pa.chunked_array([[[5, 6], []], [[7]]])).tolist()
-    [0, 2, 2, 3]
-    """
+    """Return the index in `flat` at which each list of a column starts, and the end of the last list."""
     lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 

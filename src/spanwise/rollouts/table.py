@@ -245,11 +245,7 @@ class RolloutTable:
 
 
 def finite(value: Any) -> float | None:
-    """Return the value if it is a finite number, else None.
-
-    >>> finite(True), finite(2), finite(float("nan")), finite("2")
-    (1.0, 2.0, None, None)
-    """
+    """Return the value if it is a finite number, else None."""
     try:
         return float(value) if math.isfinite(value) else None
     except (TypeError, OverflowError):  # not a number, or an integer too large for a float
@@ -261,9 +257,6 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
 
     What is no finite number is UNSCORED: it was never scored, or its reward function returned None. It joins no baseline, unlike a
     reward whose block the completion left out.
-
-    >>> {name: r.status_n.tolist() for name, r in recorded({"acc": [1, None, float("inf")], "why": ["a", 1, 2]}).items()}
-    {'acc': [0, 5, 5]}
     """
     rewards: dict[str, Reward] = {}
     for name, values in columns.items():
@@ -277,11 +270,7 @@ def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
 
 
 def is_made(name: str) -> bool:
-    """Return whether a trainer computed a column from rewards, as it does advantages and credit per block.
-
-    >>> is_made("advantage"), is_made("credit/solution"), is_made("reward")
-    (True, True, False)
-    """
+    """Return whether a trainer computed a column from rewards, as it does advantages and credit per block."""
     return name == "advantage" or name.startswith("credit/")
 
 
@@ -291,13 +280,6 @@ def as_trained(
     """Return the numbers that completions were trained with: advantages, or else scores or rewards.
 
     `columns` may say it (`is_made`), and the credit of each block.
-
-    >>> found = as_trained(recorded({"score": [1.0, None]}))
-    >>> found.says, found.value.tolist()
-    ("the file's 'score', from which nothing is subtracted", [1.0, nan])
-    >>> columns = {"advantage": [0.5, 0.0], "credit/a": [0.5, None], "credit/stop": [0.0, -0.2]}
-    >>> sorted(as_trained({}, columns).by_block)
-    ['a', 'stop']
     """
     computed = recorded({name: values for name, values in columns.items() if is_made(name)})
     rewards_and_made = {**rewards, **computed}
@@ -311,11 +293,7 @@ def as_trained(
 
 
 def gaps(rewards: Mapping[str, Reward]) -> str:
-    """Return a note with the number of missing values; an empty text if none is missing.
-
-    >>> gaps(recorded({"acc": [1.0, None], "score": [1.0, 0.0]}))
-    "1 of 2 recorded values of 'acc' are missing or not finite: unscored, so they join no baseline."
-    """
+    """Return a note with the number of missing values; an empty text if none is missing."""
     counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
     parts = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in counts.items() if n]
     if len(parts) > 4:
@@ -324,11 +302,7 @@ def gaps(rewards: Mapping[str, Reward]) -> str:
 
 
 def pieces(text: str) -> list[str]:
-    r"""Split a text into tags, words and white space; joined, the pieces are the text.
-
-    >>> pieces("So 2 <3\n<answer>4</answer>")
-    ['So', ' 2', ' ', '<3', '\n', '<answer>', '4', '</answer>']
-    """
+    """Split a text into tags, words and white space; joined, the pieces are the text."""
     return _PIECE.findall(text)
 
 

@@ -136,12 +136,7 @@ def _is_trl(schema: pa.Schema) -> bool:
 
 
 def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
-    """Check the roles that the user gave to columns, and return them.
-
-    >>> _check_roles({"completoin": "output"})
-    Traceback (most recent call last):
-    spanwise.errors.RecipeError: There is no role of --columns 'completoin'. Did you mean 'completion'? Known: answer, ...
-    """
+    """Check the roles that the user gave to columns, and return them."""
     role_of_column: dict[str, str] = {}
     for role, name in role_columns.items():
         if role not in NAMES:
@@ -189,11 +184,7 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
 
 
 def _listed(cell: Any) -> list[Any]:
-    """Return the completions of a cell as a list; a chat is a single completion.
-
-    >>> _listed("4"), _listed(["4", None]), len(_listed([{"role": "assistant", "content": "4"}]))
-    (['4'], ['4', None], 1)
-    """
+    """Return the completions of a cell as a list; a chat is a single completion."""
     if cells.is_chat(cell):
         if len(cell) > 1 and all(message["role"] == "assistant" for message in cell):
             raise cells.FieldError(
