@@ -87,8 +87,10 @@ def fidelity_page() -> str:
         {"a": "blended", "b": "group", "group_size": 4, "figure": "correlation", "value": 0.3125, "low": 0.25, "high": 0.375}
     ]
     points = [
-        {"baseline": "group", "group_size": 4, "p": p, "q": p, "error": None} for p in (0.1, 0.5, 0.9)
-    ] + [{"baseline": "blended", "group_size": 4, "p": p, "q": p + 0.001, "error": 0.004} for p in (0.1, 0.5, 0.9)]  # fmt: skip
+        {"baseline": name, "group_size": 4, "p": p, "q": p + off, "error": error}
+        for name, off, error in (("group", 0.0, None), ("blended", 0.001, 0.004))
+        for p in (0.1, 0.5, 0.9)
+    ]
     tokens = [{"critic": "critic after 5 steps", "estimator": "SAE", "value": 0.4375, "low": 0.375, "high": 0.5}]
     return fidelity_report(
         source="runs/bae", recipe=RECIPE,
@@ -142,6 +144,16 @@ def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:
         )  # fmt: skip
 
     return TokenView(("grpo", "bae"), [row(number) for number in range(completions)])
+
+
+def token_row(tokens: list[str], a: list[float] | None = None, b: list[float] | None = None, **changes: Any) -> TokenRow:
+    """One plain completion under methods a and b."""
+    size = len(tokens)
+    given = {
+        "prompt": "1+1=", "tokens": tokens, "advantages": {"a": a or [0.5] * size, "b": b or [0.0] * size},
+        "spans": {"solution": [(0, size)]}, "rewards": {"correct": 1.0}, "statuses": {"correct": "ok"}, "fault": "",
+    }  # fmt: skip
+    return TokenRow(**{**given, **changes})
 
 
 def data_of(html: str) -> Any:

@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from spanwise.rollouts import rollout_table
+from spanwise.batch import Batch
+from spanwise.pipeline import Reading
+from spanwise.rollouts import Rollouts, rollout_table
 from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
-from spanwise.types import Credit, Scores, Status
+from spanwise.types import Credit, Scores, Spans, Status
 
 NAN = float("nan")
 
@@ -74,6 +76,32 @@ def completion(ids=(0, 1, 2), **changes):
         "credit/bae": {"solution": 0.5, "confidence": -0.25}, "stop/bae": 0.0, "advantages/bae": [0.5] * size,
     }  # fmt: skip
     return {**plain, **changes}
+
+
+def trained_batch():
+    """Four completions of up to five tokens: tool output, a part that is missing, one left out of the loss, one without tokens."""
+    block_nt = torch.tensor([[0, -1, 1, -1, -1], [0, 0, -1, -1, -1], [-1] * 5, [-1] * 5])
+    mask_nt = torch.tensor([[1, 0, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0] * 5]).bool()
+    both = {"solution": {"": "so"}, "confidence": {"": " .5"}}
+    start_nk, end_nk = torch.tensor([[0, 2], [0, 2], [0, 0], [0, 0]]), torch.tensor([[1, 3], [2, 2], [0, 0], [0, 0]])
+    spans = Spans(("solution", "confidence"), start_nk, end_nk, block_nt, torch.tensor([0, 1, 17, 32]))
+    scores = Scores(
+        ("correct", "brier"),
+        torch.tensor([[1.0, -0.25], [0.0, NAN], [NAN, -0.5], [NAN, NAN]], dtype=torch.float64),
+        torch.tensor([[Status.OK, Status.OK], [Status.OK, Status.ABSENT], [Status.TIMEOUT, Status.OK], [Status.ABSENT] * 2]),
+        torch.full((4, 2, 2), NAN, dtype=torch.float64),
+    )
+    text = [both, {"solution": {"": "no"}, "confidence": None}, both, {"solution": None, "confidence": None}]
+    ids_nt = torch.arange(20).reshape(4, 5)  # the fourth and fifth token of the first were written by a tool
+    credit_nk = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.25, -0.25], [0.0, 0.0]], dtype=torch.float64)
+    stop_n = torch.tensor([0.0, -1.0, 0.0, 0.0], dtype=torch.float64)
+    return Rollouts(
+        mode="train", step=70, method="bae", batch=Batch(torch.tensor([4, 4, 5, 5]), ids_nt, mask_nt),
+        reading=Reading(scores, spans.length_nk, spans.fault_n, spans, text),
+        prompts=["1+1=", "1+1=", [{"role": "user", "content": 'say "é"\nnow'}], "2+2="], completions=[""] * 4, spans=spans,
+        credit=Credit(credit_nk, stop_n, torch.zeros(2).long(), torch.zeros(2).long()),
+        advantages_nt=torch.tensor([[0.5, 0.0, 0.25, 0.0, 0.0], [-0.25, -1.25, 0.0, 0.0, 0.0], [0.0] * 5, [0.0] * 5]),
+    )  # fmt: skip
 
 
 SINGLE = st.floats(width=32, allow_nan=False, allow_infinity=False)

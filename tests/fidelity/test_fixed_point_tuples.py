@@ -8,7 +8,6 @@ import pytest
 import torch
 from fixed_points import fixed_point, gradient_shares, simulated_fixed_point
 
-from spanwise.credit import advantage
 from spanwise.errors import RecipeError
 
 #: The checks of the shapes cost ten times what a long simulation does; the short ones have them.
@@ -94,32 +93,6 @@ def test_points_by_what_judges_and_what_is_seen(judged, seen):
         fitting = {own: p for own, p in flat(TRIPLES).items() if tuple(own[axis] for axis in seen) == values}
         honest = sum(p for own, p in fitting.items() if own[judged]) / sum(fitting.values())
         assert float(plain[values]) == pytest.approx(float(honest))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"back_off": False}, {"leave_one_out": True}, {"back_off": False, "leave_one_out": True}, {"judged": 1}],
-)
-def test_advantages_of_every_group_there_can_be(options):
-    """`advantage` itself, on all groups of 3 with two reports each: the gradient that comes through over what there is."""
-    size, middle, width, judged = 3, 0.4, 0.1, options.get("judged", 0)
-    chances = [[F(2, 10), F(4, 10)], [F(1, 10), F(3, 10)]]
-    chance = flat(chances)
-    world = list(product(product(chance, (middle - width, middle + width)), repeat=size))
-    outcome = torch.tensor([[own for own, _ in group] for group in world], dtype=torch.float64)
-    report = torch.tensor([[q for _, q in group] for group in world], dtype=torch.float64)
-    weight = torch.tensor([float(prod(chance[own] for own, _ in group)) / 2**size for group in world], dtype=torch.float64)
-    right, ids = outcome[..., judged], -1 - torch.arange(len(world)).repeat_interleave(size)
-    shared = {key: options[key] for key in ("back_off", "leave_one_out") if key in options}
-    got = advantage(
-        -(report - right).square().flatten(), ids, baseline="outcome", outcome_no=outcome.flatten(0, 1), **shared
-    ).advantage_n.reshape(-1, size)
-    expected = gradient_shares(tensor(chances), group_size=size, baseline="outcome", **shared)[0]
-    for own, p in chance.items():
-        here = (outcome == torch.tensor(own).double()).all(dim=2)
-        through = float((weight[:, None] * got * (report - middle) * here).sum()) / size
-        there = sum(-((q - own[judged]) ** 2) * (q - middle) / 2 for q in (middle - width, middle + width)) * float(p)
-        assert through / there == pytest.approx(float(expected[own])), own
 
 
 @pytest.mark.parametrize("rule", ["brier", "log_score"])

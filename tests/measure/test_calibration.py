@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from measure_small import on_rows
+from measure_small import on_rows, reports
 from oracles import slow_ece
 from spanwise.errors import AlignmentError
 from spanwise.measure import (
@@ -137,17 +137,13 @@ def test_nothing_at_all():
 
 
 def test_figures_with_intervals():
-    rng = np.random.default_rng(3)
-    prompts = np.repeat(np.arange(30), 4)
-    p = np.repeat(rng.random(30), 4)
-    c = torch.tensor((rng.random(120) < p).astype(float))
-    q = torch.tensor(np.round(p, 2))
+    q, c, prompts = reports(30, 4, seed=3)
     q[::7] = float("nan")
     c[::11] = float("nan")
-    formed = torch.tensor(rng.random(120) < 0.9)
+    formed = torch.arange(120) % 9 > 0
     arguments = {"well_formed_n": formed, "refusal_n": ~formed}
     plain = figures(q, c, **arguments)
-    got = figure_intervals(q, c, prompts=torch.tensor(prompts), resamples=200, **arguments)
+    got = figure_intervals(q, c, prompts=prompts, resamples=200, **arguments)
     assert set(plain) == set(got)
     for name, value in plain.items():
         interval = got[name]

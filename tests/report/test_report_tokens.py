@@ -9,18 +9,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 
 import spanwise.report.tokens as code
 from report_pages import data_of
-from spanwise.batch import Batch
+from report_pages import token_row as row
+from rollouts_cases import trained_batch
 from spanwise.errors import AlignmentError, DataError
-from spanwise.pipeline import Reading
 from spanwise.report import TokenView, token_view
-from spanwise.rollouts import Rollouts
 from spanwise.rollouts.rows import TokenRow, shown_prompt, token_rows, token_text
 from spanwise.segment import Vocabulary
-from spanwise.types import Credit, Fault, Scores, Spans, Status
 from tokenizers_small import byte_level
 
 STATIC = Path(code.__file__).parent / "static"
@@ -29,15 +26,6 @@ HOSTILE = [
     "\x00\x1b[31m",    "\u202e\u2066", "\u200b\ufeff", "a" + "\u0301" * 50, "\ud83d", "\udcc3", "\ude00\ud83d", '"\'&\\', "]]>",
     "{{ 7 * 7 }}", "{% raw %}",
 ]  # fmt: skip
-
-
-def row(tokens, **changes):
-    """One plain completion under methods a and b."""
-    given = {
-        "prompt": "p", "tokens": tokens, "advantages": {"a": [0.5] * len(tokens), "b": [0.0] * len(tokens)},
-        "spans": {"solution": [(0, len(tokens))]}, "rewards": {"correct": 1.0}, "statuses": {"correct": "ok"}, "fault": "",
-    }  # fmt: skip
-    return TokenRow(**{**given, **changes})
 
 
 def decoded(column, n):
@@ -98,7 +86,7 @@ def test_everything_survives_the_coding():
     assert data["rewards"][2] == [None, -0.1235]
     assert data["rewards"][0] == [1, None]
     assert data["spans"][2] == [["solution", 0, 2]]
-    assert len(data["prompts"]["words"]) == 4  # "p" and three others: what repeats is stored once
+    assert len(data["prompts"]["words"]) == 4  # "1+1=" and three others: what repeats is stored once
 
 
 def test_what_repeats_most_has_the_shortest_code():
@@ -227,43 +215,19 @@ def test_the_outcome_is_the_objective_that_is_named_and_no_other(rewards, outcom
 
 
 def table():
-    """Two completions as a run writes them; the second has tool output in the middle and no confidence."""
-    block_nt = torch.tensor([[0, 0, 1, -1], [0, -1, 0, 0]])
-    start_nk, end_nk = torch.tensor([[0, 2], [0, 4]]), torch.tensor([[2, 3], [4, 4]])
-    fault_n = torch.tensor([0, int(Fault.MISSING | Fault.TRUNCATED)])
-    spans = Spans(("solution", "confidence"), start_nk, end_nk, block_nt, fault_n)
-    scores = Scores(
-        ("correct", "brier"), torch.tensor([[1.0, -0.25], [torch.nan, torch.nan]], dtype=torch.float64),
-        torch.tensor([[Status.OK, Status.OK], [Status.TIMEOUT, Status.ABSENT]]), torch.zeros(2, 2, 2, dtype=torch.float64),
-    )  # fmt: skip
-    zero_n, number_n = torch.zeros(2, dtype=torch.float64), torch.zeros(2).long()
-    credit = Credit(torch.zeros(2, 2, dtype=torch.float64), zero_n, number_n, number_n)
-    text = [{"solution": {"": ""}, "confidence": {"": ""}}, {"solution": {"": ""}, "confidence": None}]
-    ids_nt, mask_nt = torch.tensor([[5, 6, 7, 0], [5, 6, 7, 8]]), torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1]]).bool()
-    rollouts = Rollouts(
-        mode="train", step=3, method="bae", batch=Batch(torch.tensor([0, 1]), ids_nt, mask_nt),
-        reading=Reading(scores, spans.length_nk, spans.fault_n, spans, text),
-        prompts=["1+1=", [{"role": "user", "content": 'say "é"\nnow'}]], completions=["", ""], spans=spans, credit=credit,
-        advantages_nt=torch.tensor([[0.5, 0.5, -0.25, 0.0], [0.0, 0.0, -1.0, -1.0]]),
-    )  # fmt: skip
-    return rollouts.recorded(step=3)
+    return trained_batch().recorded(step=3)
 
 
 def test_rows_of_a_rollouts_table():
-    first, second = token_rows(table(), Vocabulary(tuple(f"t{index}".encode() for index in range(9))))
-    assert first == TokenRow(
-        prompt="1+1=", tokens=["t5", "t6", "t7"], advantages={"bae": [0.5, 0.5, -0.25]},
-        spans={"solution": [(0, 2)], "confidence": [(2, 3)]}, rewards={"correct": 1.0, "brier": -0.25},
-        statuses={"correct": "ok", "brier": "ok"}, fault="", step=3, credit={"bae": {"solution": 0.0, "confidence": 0.0}},
-        stated={"correct": None, "brier": None}, group=0,
+    tool, second, chat, _ = token_rows(table(), Vocabulary(tuple(f"t{index}".encode() for index in range(20))))
+    assert second == TokenRow(
+        prompt="1+1=", tokens=["t5", "t6"], advantages={"bae": [-0.25, -1.25]}, stop={"bae": -1.0},
+        spans={"solution": [(0, 2)], "confidence": [(2, 2)]}, rewards={"correct": 0.0, "brier": None},
+        statuses={"correct": "ok", "brier": "absent"}, fault="missing", step=3,
+        credit={"bae": {"solution": -0.5, "confidence": None}}, stated={"correct": None, "brier": None}, group=4,
     )  # fmt: skip
-    assert second.prompt == 'user: say "é"\nnow'
-    assert second.fault == "missing, truncated"
-    assert second.rewards == {"correct": None, "brier": None}
-    assert second.statuses == {"correct": "timeout", "brier": "absent"}
-    credit = second.advantages["bae"]
-    assert [credit[0], *credit[2:]] == [0.0, -1.0, -1.0]  # credit 0 is not the same as not trained
-    assert math.isnan(credit[1])
+    assert tool.advantages["bae"] == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)  # what a tool wrote is not trained
+    assert (chat.prompt, chat.fault) == ('user: say "é"\nnow', "missing, truncated")
 
 
 @pytest.mark.parametrize("column", ["prompt", "completion_ids", "trainable", "advantages/bae"])
@@ -273,8 +237,8 @@ def test_a_missing_column_is_named(column):
 
 
 def test_lengths_that_do_not_match_are_named():
-    short = table().drop_columns(["advantages/bae"]).append_column("advantages/bae", pa.array([[0.5] * 3, [0.5]]))
-    with pytest.raises(DataError, match="Completion 1 of the rollouts has 4 tokens and 1 values of 'advantages/bae'"):
+    short = table().drop_columns(["advantages/bae"]).append_column("advantages/bae", pa.array([[0.5] * 3, [0.5], [], []]))
+    with pytest.raises(DataError, match="Completion 1 of the rollouts has 2 tokens and 1 values of 'advantages/bae'"):
         token_rows(short, None)
 
 
@@ -292,9 +256,8 @@ def test_token_texts_are_the_bytes_of_the_tokens():
 
 
 def test_a_completion_with_an_id_outside_the_vocabulary_shows_its_ids():
-    first, second = token_rows(table(), Vocabulary((b"a",) * 8))
-    assert first.tokens == ["a", "a", "a"]
-    assert second.tokens == ["⟨5⟩", "⟨6⟩", "⟨7⟩", "⟨8⟩"]
+    first, second, *_ = token_rows(table(), Vocabulary((b"a",) * 6))
+    assert (first.tokens, second.tokens) == (["a", "a", "a"], ["⟨5⟩", "⟨6⟩"])
 
 
 def test_more_distinct_texts_than_there_are_characters(monkeypatch):

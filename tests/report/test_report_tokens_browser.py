@@ -17,8 +17,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import spanwise.report.tokens as code
+from report_pages import token_row as row
 from spanwise.report import TokenView, token_view
-from spanwise.rollouts.rows import TokenRow
 
 BASE = """
 :root { color-scheme: light; --background: #fff; --text: #1d2127; --muted: #5c6570; --line: #dfe2e6; --accent: #0b6fb8; }
@@ -48,15 +48,6 @@ def page(*rows, methods=("a", "b"), outcome="correct"):
         f"<style>{style}</style></head><body>{token_view(TokenView(methods, rows, outcome))}"
         f"<script>{SCRIPT}</script></body></html>"
     )
-
-
-def row(tokens, a=None, b=None, **changes):
-    size = len(tokens)
-    given = {
-        "prompt": "1+1=", "tokens": tokens, "advantages": {"a": a or [0.5] * size, "b": b or [0.0] * size},
-        "spans": {"solution": [(0, size)]}, "rewards": {"correct": 1.0}, "statuses": {"correct": "ok"}, "fault": "",
-    }  # fmt: skip
-    return TokenRow(**{**given, **changes})
 
 
 FIRST = row(

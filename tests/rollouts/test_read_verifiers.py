@@ -7,7 +7,6 @@ import pytest
 
 import trl_small
 from rollout_files import OK, UNSCORED, episode, node, said, small_episode, texts, trace, write_lines
-from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
 
@@ -26,9 +25,6 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
     assert table.tokens.slice(0, 1).tolist() == ids
     assert [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(0, 1)] == pieces
     np.testing.assert_allclose(table.token_values["logprobs"], [-0.1, -0.2, -0.3, -0.4, -0.5], rtol=1e-6)
-    one["nodes"][1]["mask"] = [True] * 5
-    with pytest.raises(DataError, match=r"Line 1 of .* has 6 tokens and 5 values of 'mask'"):
-        read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]))
 
 
 def test_every_branch_that_trains_is_a_row_of_one_rollout(tmp_path):

@@ -12,53 +12,26 @@ import torch
 
 import spanwise
 from rollouts_cases import Case, completion
+from rollouts_cases import trained_batch as batch
 from spanwise.batch import Batch
 from spanwise.errors import AlignmentError
-from spanwise.pipeline import Reading
-from spanwise.rollouts import Rollouts, write_rollouts
-from spanwise.types import Credit, Scores, Spans, Status
+from spanwise.rollouts import write_rollouts
+from spanwise.types import Spans
 
 NAN = float("nan")
 WITHOUT_TRAINERS = """
 import sys
 for name in ("trl", "transformers", "accelerate", "datasets", "peft"):
     sys.modules[name] = None
-sys.path.insert(0, {tests!r})
-from test_write import batch
+from rollouts_cases import trained_batch
 from spanwise.rollouts.folder import RunFolder
-RunFolder({folder!r}).write_rollouts([batch().recorded(step=7)], step=7)
+RunFolder({folder!r}).write_rollouts([trained_batch().recorded(step=7)], step=7)
 assert not any(name.startswith("spanwise.engines") for name in sys.modules), "an engine was imported"
 """
 
 
-def batch():
-    """Four completions of up to five tokens: tool output, a part that is missing, one left out of the loss, one without tokens."""
-    block_nt = torch.tensor([[0, -1, 1, -1, -1], [0, 0, -1, -1, -1], [-1] * 5, [-1] * 5])
-    mask_nt = torch.tensor([[1, 0, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [0] * 5]).bool()
-    both = {"solution": {"": "so"}, "confidence": {"": " .5"}}
-    start_nk, end_nk = torch.tensor([[0, 2], [0, 2], [0, 0], [0, 0]]), torch.tensor([[1, 3], [2, 2], [0, 0], [0, 0]])
-    spans = Spans(("solution", "confidence"), start_nk, end_nk, block_nt, torch.tensor([0, 1, 16, 32]))
-    scores = Scores(
-        ("correct", "brier"),
-        torch.tensor([[1.0, -0.25], [0.0, NAN], [NAN, -0.5], [NAN, NAN]], dtype=torch.float64),
-        torch.tensor([[Status.OK, Status.OK], [Status.OK, Status.ABSENT], [Status.TIMEOUT, Status.OK], [Status.ABSENT] * 2]),
-        torch.full((4, 2, 2), NAN, dtype=torch.float64),
-    )
-    text = [both, {"solution": {"": "no"}, "confidence": None}, both, {"solution": None, "confidence": None}]
-    ids_nt = torch.arange(20).reshape(4, 5)  # the fourth and fifth token of the first were written by a tool
-    credit_nk = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.25, -0.25], [0.0, 0.0]], dtype=torch.float64)
-    stop_n = torch.tensor([0.0, -1.0, 0.0, 0.0], dtype=torch.float64)
-    return Rollouts(
-        mode="train", step=70, method="bae", batch=Batch(torch.tensor([4, 4, 5, 5]), ids_nt, mask_nt),
-        reading=Reading(scores, spans.length_nk, spans.fault_n, spans, text),
-        prompts=["1+1=", "1+1=", [{"role": "user", "content": "é"}], "2+2="], completions=[""] * 4, spans=spans,
-        credit=Credit(credit_nk, stop_n, torch.zeros(2).long(), torch.zeros(2).long()),
-        advantages_nt=torch.tensor([[0.5, 0.0, 0.25, 0.0, 0.0], [-0.25, -1.25, 0.0, 0.0, 0.0], [0.0] * 5, [0.0] * 5]),
-    )  # fmt: skip
-
-
 def test_a_run_folder_is_written_without_a_trainer(tmp_path):
-    code = WITHOUT_TRAINERS.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    code = WITHOUT_TRAINERS.format(folder=str(tmp_path))
     tests, source = str(Path(__file__).parents[1]), str(Path(spanwise.__file__).parents[1])
     environment = {"PYTHONPATH": f"{source}:{tests}", "PATH": ""}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -72,11 +45,11 @@ def test_a_training_batch_by_hand():
     assert [row["step"] for row in rows] == [7] * 4
     assert [row["group"] for row in rows] == [4, 4, 5, 5]
     assert [row["prompt"] for row in rows[:2]] == ["1+1="] * 2
-    assert json.loads(rows[2]["prompt"]) == [{"role": "user", "content": "é"}]
+    assert json.loads(rows[2]["prompt"]) == [{"role": "user", "content": 'say "é"\nnow'}]
     assert [row["completion_ids"] for row in rows] == [[0, 1, 2], [5, 6], [10, 11, 12, 13, 14], []]
     assert [row["trainable"] for row in rows] == [[True, False, True], [True, True], [True] * 5, []]
     assert [row["text"] for row in rows] == ["so .5", "no", "so .5", ""]
-    assert [row["fault"] for row in rows] == [0, 1, 16, 32]
+    assert [row["fault"] for row in rows] == [0, 1, 17, 32]
     assert [(row["start/confidence"], row["end/confidence"]) for row in rows] == [(2, 3), (2, 2), (0, 0), (0, 0)]
     assert [row["credit/bae/solution"] for row in rows] == [0.5, -0.5, 0.25, None]
     assert [row["credit/bae/confidence"] for row in rows] == [0.0, None, -0.25, None]  # there and worth 0; absent

@@ -433,7 +433,7 @@ class Rollouts:
         in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present = [[text[name] is not None for name in spans.names] for text in texts]
         present_nk = torch.tensor(present, dtype=torch.bool).reshape(-1, len(spans.names))
-        logp_by_name = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
+        known = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
         if (value_nt := batch.value_nt) is not None:
             value_snt = (value_nt if value_nt.ndim == 3 else value_nt[:, :, None]).unbind(dim=2)
             if len(value_snt) != max(1, len(self.value_names)):
@@ -441,8 +441,8 @@ class Rollouts:
                     f"The critic has {len(value_snt)} values for each token and they have {len(self.value_names)} names "
                     f"({', '.join(self.value_names) or 'none'}); give one to each."
                 )
-            logp_by_name = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | logp_by_name
-        per_token = {key: x.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for key, x in logp_by_name.items()}
+            known = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | known
+        per_token = {name: x_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x_nt in known.items()}
         per_token |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
         columns = {
@@ -459,7 +459,7 @@ class Rollouts:
             **score_columns(self.reading.scores),
             IDS: batch.ids_nt[filled_nt],
             TRAINABLE: mask_nt[filled_nt],
-            **{name: logp_by_name[filled_nt] for name, logp_by_name in per_token.items()},
+            **{name: x_nt[filled_nt] for name, x_nt in per_token.items()},
             **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[filled_nt]),
         }
         return rollout_table(columns, np.cumsum([0, *filled_nt.sum(dim=1).tolist()]))
