@@ -212,7 +212,7 @@ def test_the_place_is_in_the_address(browser):
 
 FILTERS = [
     ("status", "well", [1, 2, 4]), ("status", "malformed", [3]), ("status", "absent", [1, 3]), ("status", "failed", [3]),
-    ("status", "left", [2, 4]), ("status", "right", [2, 3, 4]), ("outcome", "right", [1, 4]), ("outcome", "wrong", [2]),
+    ("status", "left", [2]), ("status", "right", [2, 3, 4]), ("outcome", "right", [1, 4]), ("outcome", "wrong", [2]),
     ("search", "needle", [3]), ("search", "OTHER", [3]), ("search", "so two", [1]), ("search", "absent word", []),
     ("search", "café", [4]),
 ]  # fmt: skip
