@@ -60,7 +60,7 @@ def listing(browser):
         const wait = () => new Promise((r) => requestAnimationFrame(r));
         (async () => {
           await wait();
-          for (box.scrollTop = 0; ; box.scrollTop += 100) {
+          for (box.scrollTop = 0; ; box.scrollTop += box.clientHeight / 2) {
             await wait(); await wait();
             for (const row of box.querySelectorAll('[data-n]')) if (!seen.includes(+row.dataset.n)) seen.push(+row.dataset.n);
             if (box.scrollTop + box.clientHeight >= box.scrollHeight - 1) break;
