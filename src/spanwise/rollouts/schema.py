@@ -433,7 +433,7 @@ class Rollouts:
         in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present = [[text[name] is not None for name in spans.names] for text in texts]
         present_nk = torch.tensor(present, dtype=torch.bool).reshape(-1, len(spans.names))
-        known = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
+        streams = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
         if (value_nt := batch.value_nt) is not None:
             value_snt = (value_nt if value_nt.ndim == 3 else value_nt[:, :, None]).unbind(dim=2)
             if len(value_snt) != max(1, len(self.value_names)):
@@ -441,8 +441,8 @@ class Rollouts:
                     f"The critic has {len(value_snt)} values for each token and they have {len(self.value_names)} names "
                     f"({', '.join(self.value_names) or 'none'}); give one to each."
                 )
-            known = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | known
-        per_token = {name: x_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x_nt in known.items()}
+            streams = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | streams
+        per_token = {name: x_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x_nt in streams.items()}
         per_token |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
         columns = {
