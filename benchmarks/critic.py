@@ -184,6 +184,8 @@ def planned(task: str, arm: str, seed: int, folder: Path, *, save: Sequence[int]
     if task in WALKS:
         fields["learning_rate"] = rate or RATES.get(task, {}).get(arm.removesuffix("-exact"), 3e-4)
     fields["prompts"] = TASKS[task]["prompts"] * TASKS[task]["group_size"] // fields["group_size"]
+    if arm.endswith("-exact"):
+        fields["critic"] = CRITICS[task]
     if _has_critic(arm):
         fields["critic"] = {**CRITICS[task], "model": str(folder / f"pre-{seed}" / "critic")}
     if seed in save:
@@ -336,7 +338,7 @@ def show(task: str, there: dict[str, dict[int, Found]]) -> None:
     reach = REACH[task]
     runs = {arm: {seed: one.figures(reach) for seed, one in seeds.items()} for arm, seeds in there.items()}
     print(f"\n## {task}\n\n{_figures_table(there, runs, reach)}\n\n{_curve_table(there)}\n\n{_critic_table(there)}")
-    for reference in REFERENCES:
+    for reference in ("gae-1", "sae-start-.2") if task in WALKS else REFERENCES:
         if reference in runs and len(runs) > 1:
             print(f"\nAgainst `{reference}`, paired by seed\n")
             print(_differences_table(runs, reference))
