@@ -1,43 +1,55 @@
-"""A wrong or unusual set-up and the sentence it gets: each is a test and a line of docs/border.md."""
+"""A wrong or unusual set-up and the sentence it gets: the sentence is a line of docs/border.md, what a user did stands here."""
 
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from spanwise.cli import main
 from spanwise.errors import SpanwiseError
 
+PAGE = Path(__file__).parents[2] / "docs" / "border.md"
+#: A training of the embedded task that ends at once.
+QUICK = ("--set", "start_steps=1", "--set", "eval_prompts=2", "--set", "eval_samples=2", "--set", "report=false")
 
-@dataclass(frozen=True)
-class Case:
-    """What a user did, and what they are told.
 
-    Attributes:
-        setup: in their words.
-        run: does it in an empty folder and returns all that they see; a `SpanwiseError` counts as seen.
-        says: what must be there, whole; "..." stands for anything, and white space for any white space.
+def sections() -> dict[str, dict[str, str]]:
+    """Of docs/border.md: section -> what was done -> what it says."""
+    found = {}
+    for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        title, *lines = part.splitlines()
+        rows = [re.split(r"(?<!\\)\|", line) for line in lines if line.startswith("| ")][1:]
+        found[title] = {plain(done): plain(says) for _, done, says, _ in rows}
+    return found
+
+
+def plain(cell: str) -> str:
+    """A cell of the page without what Markdown needs before a tag, a column or a star."""
+    return re.sub(r"\\([<|*])", r"\1", cell.strip())
+
+
+def check(title: str, cases: Mapping[str, Callable[[Path], str | None]]):
+    """The test of a section of docs/border.md.
+
+    Args:
+        title: of the section, as a docstring.
+        cases: what was done -> does it in an empty folder and returns all that a user sees; a `SpanwiseError` counts as seen.
+            The sentence on the page must be there whole; "..." stands for anything, and white space for any white space.
     """
+    says = sections()[title.strip().removesuffix(".")]
+    assert says.keys() == cases.keys(), f"in one of docs/border.md and the cases only: {says.keys() ^ cases.keys()}"
 
-    setup: str
-    run: Callable[[Path], str]
-    says: str
-
-
-def check(cases: Sequence[Case]):
-    """The test of some cases."""
-
-    @pytest.mark.parametrize("case", cases, ids=[case.setup for case in cases])
-    def test(case, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("done", cases)
+    def test(done, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        seen = said(lambda: case.run(tmp_path))
+        seen = said(lambda: cases[done](tmp_path))
         assert "Traceback" not in seen
-        parts = [r"\s+".join(map(re.escape, part.split())) for part in case.says.split("...")]
+        parts = [r"\s+".join(map(re.escape, part.split())) for part in says[done].split("...")]
         assert re.search(r"[\s\S]*?".join(parts), seen), seen
 
     return test
@@ -70,3 +82,9 @@ def command(*words: str, code: int = 2) -> str:
     assert (ended or [0])[0] == code, f"ended with {ended}: {seen}"
     assert code != 2 or "Error:" in seen, seen
     return seen
+
+
+def trained(folder: Path, *options: str, **recipe: object) -> str:
+    """What `spanwise train OPTIONS` prints of a recipe."""
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    return command("train", "recipe.yaml", "--output", str(folder / "run"), *QUICK, *options)

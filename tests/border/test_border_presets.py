@@ -1,6 +1,6 @@
 """Presets and the price of malformed tags, asked for in ways that cannot be meant."""
 
-from border.case import Case, check, command, said
+from border.case import check, command, said
 from spanwise import Layout, Objective, Scheme
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT
@@ -16,53 +16,33 @@ def recipe_with(entry, **fields):
     return run
 
 
-CASES = [
-    Case(
-        "`spanwise methods bae_papers`",
-        lambda folder: command("methods", "bae_papers"),
-        "There is no method 'bae_papers'. Did you mean 'bae_paper'? ...",
+CASES = {
+    "`spanwise methods bae_papers`": lambda folder: command("methods", "bae_papers"),
+    "`spanwise compare --arms rlcr,rlcr-paper`": lambda folder: command(
+        "compare", "--arms", "rlcr,rlcr-paper", "--output", folder
     ),
-    Case(
-        "`spanwise compare --arms rlcr,rlcr-paper`",
-        lambda folder: command("compare", "--arms", "rlcr,rlcr-paper", "--output", folder),
-        "There is no arm (a baseline, a method or a recipe file) 'rlcr-paper'. Did you mean 'rlcr_paper'? ...",
+    "`method: rlcr_paper` with `baseline: group`": lambda folder: said(
+        lambda: scheme_of(load(None, {"method": "rlcr_paper", "baseline": "group"}), DIGITS_LAYOUT, 32)
     ),
-    Case(
-        "`method: rlcr_paper` with `baseline: group`",
-        lambda folder: said(lambda: scheme_of(load(None, {"method": "rlcr_paper", "baseline": "group"}), DIGITS_LAYOUT, 32)),
-        "baseline is 'group', but method 'rlcr_paper' has its own, so it would change nothing. ...",
+    "a price on malformed tags with a misspelt option, `emtpy: true`": recipe_with({**FORMAT, "options": {"emtpy": True}}),
+    "a price on malformed tags that pays no block of the task, `pays: [report]`": recipe_with(
+        {**FORMAT, "pays": ["report"]}
     ),
-    Case(
-        "a price on malformed tags with a misspelt option, `emtpy: true`",
-        recipe_with({**FORMAT, "options": {"emtpy": True}}),
-        "There is no option of reward 'format' called 'emtpy'. Did you mean 'empty'? ...",
+    "a price for each block under one name": lambda folder: said(
+        lambda: Scheme(
+            "bae",
+            Layout({"plan": ["plan"], "code": ["code"]}),
+            [Objective("format", "plan"), Objective("format", "code")],
+        )
     ),
-    Case(
-        "a price on malformed tags that pays no block of the task, `pays: [report]`",
-        recipe_with({**FORMAT, "pays": ["report"]}),
-        "Objective 'format' pays 'report'. There is no block 'report'. ...",
+    "one number for everything (rlcr) with a price on the confidence alone": recipe_with(FORMAT, method="rlcr"),
+    "a price without end, `weight: .inf`": recipe_with({**FORMAT, "weight": float("inf")}),
+    "an objective with `pay` in place of `pays`": recipe_with({"reward": "brier", "pay": ["confidence"]}),
+    "an objective without `pays`": recipe_with({"reward": "brier"}),
+    "the usual objectives and a layout without a confidence": lambda folder: said(
+        lambda: scheme_of(load(None, {"layout": {"solution": ["answer"]}}), DIGITS_LAYOUT, 32)
     ),
-    Case(
-        "a price for each block under one name",
-        lambda folder: said(
-            lambda: Scheme(
-                "bae",
-                Layout({"plan": ["plan"], "code": ["code"]}),
-                [Objective("format", "plan"), Objective("format", "code")],
-            )
-        ),
-        "Two objectives are called 'format'; give one of them another 'name'.",
-    ),
-    Case(
-        "one number for everything (rlcr) with a price on the confidence alone",
-        recipe_with(FORMAT, method="rlcr"),
-        "Method 'rlcr' gives a completion one number, but 'correct' pays solution and 'format' pays confidence. ...",
-    ),
-    Case(
-        "a price without end, `weight: .inf`",
-        recipe_with({**FORMAT, "weight": float("inf")}),
-        "Objective 'format' has weight: inf; write a finite number.",
-    ),
-]
+    "`options: {baseline: group}`, which objectives say": recipe_with(FORMAT, options={"baseline": "group"}),
+}
 
-test = check(CASES)
+test = check(__doc__, CASES)

@@ -3,7 +3,7 @@
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, LlamaForTokenClassification
 
-from border.case import Case, check
+from border.case import check
 from spanwise import Layout, Objective, Scheme, score_all
 from spanwise.types import PiecewiseText
 from tokenizers_small import byte_level
@@ -34,101 +34,34 @@ def asked(kind=None, text=TEXT, columns=None, labels=2, **options):
     score_all([objective], text, columns={"prompt": ["2+2"] * len(text)} if columns is None else columns)
 
 
-CASES = [
-    Case(
-        "A reward model without a name",
-        lambda folder: asked(model=""),
-        "The reward 'reward_model' has no model; name a folder or a hub's name: options: {model: NAME}.",
+CASES = {
+    "A reward model without a name": lambda folder: asked(model=""),
+    "A reward model that is not there": lambda folder: asked(model="./juge"),
+    "`sees: all`": lambda folder: asked(sees="all"),
+    "An empty marker": lambda folder: asked(marker=""),
+    "A marker, and less than all steps": lambda folder: asked(marker="<step>", sees="prefix"),
+    "Choices without a marker": lambda folder: asked(choices={"+": 1, "-": 0}),
+    "`batch_size: 0`": lambda folder: asked(batch_size=0),
+    "A classifier of whole texts that is to judge each step": lambda folder: asked(
+        LlamaForSequenceClassification, marker="<step>"
     ),
-    Case(
-        "A reward model that is not there",
-        lambda folder: asked(model="./juge"),
-        "The reward model './juge' cannot be loaded: ... Name a folder that holds one.",
+    "A process reward model without its marker": lambda folder: asked(LlamaForTokenClassification),
+    "A language model that is taken for a reward model": lambda folder: asked(LlamaForCausalLM),
+    "Choices for a model that has labels": lambda folder: asked(
+        LlamaForTokenClassification, marker="<step>", choices={"+": 1, "-": 0}
     ),
-    Case(
-        "`sees: all`",
-        lambda folder: asked(sees="all"),
-        "There is no value of the reward model's option 'sees' 'all'. Known: part, prefix, whole.",
+    "A choice that is no token": lambda folder: asked(LlamaForCausalLM, marker="<step>", choices={"good": 1, "bad": 0}),
+    "A label that the model does not have": lambda folder: asked(LlamaForSequenceClassification, label="LABEL_2"),
+    "A label of a model that gives one number": lambda folder: asked(LlamaForSequenceClassification, labels=1, label=0),
+    "A label beside choices": lambda folder: asked(LlamaForCausalLM, marker="<step>", choices={"+": 1, "-": 0}, label=0),
+    "A reward model without a column of prompts": lambda folder: asked(
+        LlamaForSequenceClassification, columns={"answer": ["4"] * 3}
     ),
-    Case(
-        "An empty marker",
-        lambda folder: asked(marker=""),
-        "The reward model's marker is ''; write the text that stands behind each step.",
+    "Fields of JSON, one after the other": lambda folder: asked(
+        LlamaForSequenceClassification, [PiecewiseText({"plan": {"": "1"}}, "{1}")], sees="prefix"
     ),
-    Case(
-        "A marker, and less than all steps",
-        lambda folder: asked(marker="<step>", sees="prefix"),
-        "A reward model with a marker reads all steps of a completion in one pass; leave sees out.",
+    "Completions that are all too long for the model": lambda folder: asked(
+        LlamaForSequenceClassification, [{"plan": {"": "long" * 99}}] * 2
     ),
-    Case(
-        "Choices without a marker",
-        lambda folder: asked(choices={"+": 1, "-": 0}),
-        "The reward model's choices are {'+': 1, '-': 0}; write two or more tokens with their numbers, and the marker at which the "
-        "model writes one of them: {'+': 1, '-': 0}.",
-    ),
-    Case(
-        "`batch_size: 0`",
-        lambda folder: asked(batch_size=0),
-        "The reward model's option 'batch_size' is 0; write a whole number of at least 1.",
-    ),
-    Case(
-        "A classifier of whole texts that is to judge each step",
-        lambda folder: asked(LlamaForSequenceClassification, marker="<step>"),
-        "The reward model 'judge' is LlamaForSequenceClassification, which gives a row one number; leave marker out. sees: prefix "
-        "shows a step and what is before.",
-    ),
-    Case(
-        "A process reward model without its marker",
-        lambda folder: asked(LlamaForTokenClassification),
-        "The reward model 'judge' is LlamaForTokenClassification, which gives every token a number; set marker, the text behind "
-        "each step.",
-    ),
-    Case(
-        "A language model that is taken for a reward model",
-        lambda folder: asked(LlamaForCausalLM),
-        "The reward model 'judge' is LlamaForCausalLM, which writes tokens and no number; set marker and choices, or use the "
-        "reward judge.",
-    ),
-    Case(
-        "Choices for a model that has labels",
-        lambda folder: asked(LlamaForTokenClassification, marker="<step>", choices={"+": 1, "-": 0}),
-        "The reward model 'judge' is LlamaForTokenClassification, which has labels; name one with label, and leave choices out.",
-    ),
-    Case(
-        "A choice that is no token",
-        lambda folder: asked(LlamaForCausalLM, marker="<step>", choices={"good": 1, "bad": 0}),
-        "The reward model's choice 'good' is 4 tokens; write words of one token.",
-    ),
-    Case(
-        "A label that the model does not have",
-        lambda folder: asked(LlamaForSequenceClassification, label="LABEL_2"),
-        "The reward model 'judge': There is no label 'LABEL_2'. Did you mean 'LABEL_1'? Known: LABEL_0, LABEL_1.",
-    ),
-    Case(
-        "A label of a model that gives one number",
-        lambda folder: asked(LlamaForSequenceClassification, labels=1, label=0),
-        "The reward model 'judge' has one label, whose number is the reward; leave label out.",
-    ),
-    Case(
-        "A label beside choices",
-        lambda folder: asked(LlamaForCausalLM, marker="<step>", choices={"+": 1, "-": 0}, label=0),
-        "The reward model 'judge' has choices; leave label out.",
-    ),
-    Case(
-        "A reward model without a column of prompts",
-        lambda folder: asked(LlamaForSequenceClassification, columns={"answer": ["4"] * 3}),
-        "A reward model reads the prompt from a column prompts, prompt or question; the columns are answer.",
-    ),
-    Case(
-        "Fields of JSON, one after the other",
-        lambda folder: asked(LlamaForSequenceClassification, [PiecewiseText({"plan": {"": "1"}}, "{1}")], sees="prefix"),
-        "A reward model cannot read blocks one after the other that are found in pieces; leave sees, inside and marker out.",
-    ),
-    Case(
-        "Completions that are all too long for the model",
-        lambda folder: asked(LlamaForSequenceClassification, [{"plan": {"": "long" * 99}}] * 2),
-        "The reward model 'judge' failed for all 2 completions. The first says: the prompt and the text have 399 tokens, "
-        "and the reward model takes 64.",
-    ),
-]
-test = check(CASES)
+}
+test = check(__doc__, CASES)

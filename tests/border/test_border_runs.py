@@ -9,7 +9,7 @@ import torch
 import yaml
 from rich.console import Console
 
-from border.case import Case, check, command
+from border.case import QUICK, check, command, trained
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.display import interval_table
 from spanwise.commands.shared.samples import Samples
@@ -20,8 +20,6 @@ from spanwise.report import train_report
 from spanwise.rollouts.folder import metrics_until, sole_writer
 from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer
 from tokenizers_small import byte_model
-
-QUICK = ("--set", "start_steps=1", "--set", "eval_prompts=2", "--set", "eval_samples=2", "--set", "report=false")
 
 
 def begun(folder, *, checkpoint=True, **fields):
@@ -98,8 +96,7 @@ def unanimous(folder):
 
 def of_secrets(folder, *options, **fields):
     """A recipe that a run has written, with what stands in it for a secret."""
-    (folder / "r.yaml").write_text(yaml.safe_dump(fields))
-    return command("train", "r.yaml", *options, *QUICK)
+    return trained(folder, *options, **fields)
 
 
 def cut_through(folder):
@@ -109,205 +106,84 @@ def cut_through(folder):
     return f"{metrics_until(run, 9)}"
 
 
-CASES = [
-    Case(
-        "the recipe.yaml of a run whose reward had an api_key, trained again",
-        lambda folder: of_secrets(
-            folder, objectives=[{"reward": "correct", "pays": ["solution"], "options": {"api_key": "<hidden>"}}]
-        ),
-        "objectives.0.options.api_key is <hidden> in the recipe, so a reward would run without its secret. Set objectives "
-        "again, with the secret.",
+CASES = {
+    "the recipe.yaml of a run whose reward had an api_key, trained again": lambda folder: of_secrets(
+        folder, objectives=[{"reward": "correct", "pays": ["solution"], "options": {"api_key": "<hidden>"}}]
     ),
-    Case(
-        "the recipe.yaml of a run whose trainer had a hub_token, trained again (and no run to go on with)",
-        lambda folder: of_secrets(folder, "--resume", "last", trainer={"hub_token": "<hidden>"}),
-        "trainer.hub_token is <hidden> in the recipe, so it is left out. If you need it, set trainer again with the "
-        "secret, or log in to the hub.",
+    "the recipe.yaml of a run whose trainer had a hub_token, trained again (and no run to go on with)": lambda folder: (
+        of_secrets(folder, "--resume", "last", trainer={"hub_token": "<hidden>"})
     ),
-    Case(
-        "a metrics.jsonl whose last line was cut off by an interruption",
-        cut_through,
-        "1 of 2 lines of '...metrics.jsonl' cannot be read and is left out.",
+    "a metrics.jsonl whose last line was cut off by an interruption": cut_through,
+    "`spanwise train --output A --method rlcr` where A holds a run of bae": lambda folder: command(
+        "train", "--output", str(begun(folder / "A")), "--method", "rlcr", *QUICK
     ),
-    Case(
-        "`spanwise train --output A --method rlcr` where A holds a run of bae",
-        lambda folder: command("train", "--output", str(begun(folder / "A")), "--method", "rlcr", *QUICK),
-        "'...A' holds a run already. Leave out the output for a new folder, give another one, go on with that run by "
-        "--resume last, or replace it by --overwrite.",
+    "`spanwise train --output A --method rlcr --resume last` where A holds a run of bae": lambda folder: command(
+        "train", "--output", str(begun(folder / "A")), "--method", "rlcr", "--resume", "last", "--steps", "1", *QUICK
     ),
-    Case(
-        "`spanwise train --output A --method rlcr --resume last` where A holds a run of bae",
-        lambda folder: command(
-            "train", "--output", str(begun(folder / "A")), "--method", "rlcr", "--resume", "last", "--steps", "1", *QUICK
-        ),
-        "checkpoint-1' belongs to a run of another recipe (method was 'bae' and is 'rlcr' now, ... Resume that run with its own "
-        "recipe: spanwise train --resume ...A; or leave out --resume.",
+    "a run is to be trained for fewer steps than its recipe says": lambda folder: command(
+        "train", "--resume", str(begun(folder / "A", steps=200)), "--steps", "1"
     ),
-    Case(
-        "a run is to be trained for fewer steps than its recipe says",
-        lambda folder: command("train", "--resume", str(begun(folder / "A", steps=200)), "--steps", "1"),
-        "belongs to a run of another recipe (steps was 200 and is 1 now)",
+    "`spanwise train --resume last` where nothing was trained": lambda folder: command("train", "--resume", "last"),
+    "`--resume last` on a run without checkpoints": lambda folder: command(
+        "train", "--output", str(begun(folder / "A", checkpoint=False)), "--resume", "last"
     ),
-    Case(
-        "`spanwise train --resume last` where nothing was trained",
-        lambda folder: command("train", "--resume", "last"),
-        "There is no run 'runs/digits-bae-0-<n>' to resume; name a run with --resume FOLDER.",
+    "`--resume` and `--overwrite` together": lambda folder: command(
+        "train", "--resume", str(begun(folder / "A")), "--overwrite"
     ),
-    Case(
-        "`--resume last` on a run without checkpoints",
-        lambda folder: command("train", "--output", str(begun(folder / "A", checkpoint=False)), "--resume", "last"),
-        "There is no checkpoint under '...A/checkpoints'; train with --save-every 10 (save_steps in a script) to write some.",
+    "`--overwrite` on a folder of one's own that has a model/ in it": own_model,
+    "`--overwrite` on the run that the new one starts from": lambda folder: command(
+        *("train", "--model", str(begun(folder / "A") / "checkpoints"), "--dataset", "d.jsonl"),
+        *("--output", str(folder / "A"), "--overwrite"),
     ),
-    Case(
-        "`--resume` and `--overwrite` together",
-        lambda folder: command("train", "--resume", str(begun(folder / "A")), "--overwrite"),
-        "--resume continues a run, and --overwrite replaces a run; give one of the two.",
+    "a second training into a folder while the first one goes on": in_use,
+    "an output below a file": lambda folder: (
+        ((folder / "notes").write_text("") and "") or command("train", "--output", "notes/run", *QUICK)
     ),
-    Case(
-        "`--overwrite` on a folder of one's own that has a model/ in it",
-        own_model,
-        "'mine' holds model, which a run would write over and which no run of spanwise wrote. Give another "
-        "--output, or move it away.",
+    "torchrun without an output folder": of_two_processes,
+    "`report_to: wanb`": lambda folder: command("train", "--report-to", "wanb"),
+    "`--set stepz=3`": lambda folder: command("train", "--set", "stepz=3"),
+    "a mean reward that is the same for every prompt, evaluated": unanimous,
+    "`spanwise eval` on a model of something else than the embedded task, without a recipe": lambda folder: command(
+        "eval", str(byte_model(folder / "mine"))
     ),
-    Case(
-        "`--overwrite` on the run that the new one starts from",
-        lambda folder: command(
-            *("train", "--model", str(begun(folder / "A") / "checkpoints"), "--dataset", "d.jsonl"),
-            *("--output", str(folder / "A"), "--overwrite"),
-        ),
-        "The model '...' is part of the run in '...A', which --overwrite removes; give another --output.",
+    "`spanwise fidelity` on a model of something else than the embedded task": lambda folder: command(
+        "fidelity", str(byte_model(folder / "mine"))
     ),
-    Case(
-        "a second training into a folder while the first one goes on",
-        in_use,
-        "Another process is writing into 'runs/a'; wait until it ends, end it, or give another --output.",
+    "`spanwise fidelity` on a layout without a confidence": lambda folder: command(
+        "fidelity",
+        str(untrained(folder / "m")),
+        "--prompts",
+        "2",
+        "--samples",
+        "2",
+        *QUICK,
+        "--set",
+        "layout={draft: [reasoning, answer]}",
     ),
-    Case(
-        "an output below a file",
-        lambda folder: ((folder / "notes").write_text("") and "") or command("train", "--output", "notes/run", *QUICK),
-        "The output folder 'notes/run' cannot be written: Not a directory.",
+    "`spanwise fidelity` with a run folder as its output": lambda folder: command(
+        "fidelity", str(begun(folder / "A")), "--output", str(folder / "A")
     ),
-    Case(
-        "torchrun without an output folder",
-        of_two_processes,
-        "Several processes that train together need one folder; name it with --output.",
+    "`spanwise eval` on a run that has not ended": lambda folder: command("eval", str(begun(folder / "A"))),
+    "`spanwise eval --samples 0`": lambda folder: command("eval", "anything", "--samples", "0"),
+    "`spanwise eval` under a layout without the tags <answer> and <confidence>": lambda folder: evaluated(
+        folder, "--set", "layout={draft: [reasoning, analysis]}"
     ),
-    Case(
-        "`report_to: wanb`",
-        lambda folder: command("train", "--report-to", "wanb"),
-        "There is no logger for report_to 'wanb'. Did you mean 'wandb'?",
+    "`spanwise eval` under a layout of JSON fields without them": lambda folder: evaluated(
+        folder, "--set", "layout=[g, h]", "--set", "segmenter=json"
     ),
-    Case(
-        "`--set stepz=3`",
-        lambda folder: command("train", "--set", "stepz=3"),
-        "There is no recipe field 'stepz'. Did you mean 'steps'?",
-    ),
-    Case(
-        "a mean reward that is the same for every prompt, evaluated",
-        unanimous,
-        "reward, style ... 0.100 ... unknown, as all prompts agree",
-    ),
-    Case(
-        "`spanwise eval` on a model of something else than the embedded task, without a recipe",
-        lambda folder: command("eval", str(byte_model(folder / "mine"))),
-        "The model in '...mine' is not for the embedded task 'digits': its tokenizer has ... ids, but the task's has 61. "
-        "Say which prompts to use: --recipe FILE, or --set dataset=FILE.",
-    ),
-    Case(
-        "`spanwise fidelity` on a model of something else than the embedded task",
-        lambda folder: command("fidelity", str(byte_model(folder / "mine"))),
-        "The model in '...mine' is not for the embedded task 'digits'",
-    ),
-    Case(
-        "`spanwise fidelity` on a layout without a confidence",
-        lambda folder: command(
-            "fidelity",
-            str(untrained(folder / "m")),
-            "--prompts",
-            "2",
-            "--samples",
-            "2",
-            *QUICK,
-            "--set",
-            "layout={draft: [reasoning, answer]}",
-        ),
-        "Fidelity re-rolls stated confidences, but the last block 'draft' has no tag 'confidence'.",
-    ),
-    Case(
-        "`spanwise fidelity` with a run folder as its output",
-        lambda folder: command("fidelity", str(begun(folder / "A")), "--output", str(folder / "A")),
-        "'...A' holds a run, and its summary and report would be overwritten; give another --output.",
-    ),
-    Case(
-        "`spanwise eval` on a run that has not ended",
-        lambda folder: command("eval", str(begun(folder / "A"))),
-        "The run in '...A' has no model, so the run has not ended; its newest checkpoint is '...checkpoint-1'.",
-    ),
-    Case(
-        "`spanwise eval --samples 0`",
-        lambda folder: command("eval", "anything", "--samples", "0"),
-        "--samples is 0; set it to 1 or more.",
-    ),
-    Case(
-        "`spanwise eval` under a layout without the tags <answer> and <confidence>",
-        lambda folder: evaluated(folder, "--set", "layout={draft: [reasoning, analysis]}"),
-        "Not measured: coverage; the last block, draft, has no tag <confidence>, only <reasoning>, <analysis>. Not measured: "
-        "ECE, "
-        "brier, AUROC, ... no block has the tag <answer>, only <reasoning>, <analysis>; name the answer's own in the objective "
-        "correct.",
-    ),
-    Case(
-        "`spanwise eval` under a layout of JSON fields without them",
-        lambda folder: evaluated(folder, "--set", "layout=[g, h]", "--set", "segmenter=json"),
-        "Not measured: accuracy, ... sharpness; no block has the part 'answer' or 'confidence'; if another part is the answer, "
-        "name it in the objective correct.",
-    ),
-    Case(
-        "`spanwise eval` of a model that answers nothing",
-        evaluated,
-        "accuracy 0.000 ! ... ! most completions refuse to answer (accuracy, refusal rate)",
-    ),
-    Case(
-        "the report of a policy that refuses everything, whose ECE is beautiful",
-        collapsed,
-        "Most completions refuse to answer (accuracy, refusal rate, mean confidence, sharpness (variance), ECE, Brier score).",
-    ),
-    Case(
-        "`spanwise report` on an empty folder",
-        lambda folder: command("report", str(folder)),
-        "holds none of credit.parquet, fidelity.json, metrics.jsonl, summary.json: it is no folder of spanwise train, compare, "
-        "fidelity or credit.",
-    ),
-    Case(
-        "`spanwise compare --arms outcome,blendd`",
-        lambda folder: command("compare", "--arms", "outcome,blendd"),
-        "There is no arm (a baseline, a method or a recipe file) 'blendd'. Did you mean 'blended'?",
-    ),
-    Case(
-        "`spanwise compare --set seed=3`",
-        lambda folder: command("compare", "--set", "seed=3"),
-        "Every run of a comparison has its own seed; give --seeds in place of --set seed.",
-    ),
-    Case(
-        "`spanwise compare` into the folder of a run",
-        lambda folder: command("compare", "--output", str(begun(folder / "A"))),
-        "'...A' holds a run, and its summary and report would be overwritten; give another --output.",
-    ),
-    Case(
-        "`spanwise demo --seeds one`",
-        lambda folder: command("demo", "--seeds", "one"),
-        "--seeds takes whole numbers separated by commas, such as 0,1,2; got 'one'.",
-    ),
-    Case(
-        "`spanwise demo --seeds 1,1`",
-        lambda folder: command("demo", "--seeds", "1,1"),
-        "Give each seed once; got 1, 1.",
-    ),
-    Case(
-        "`spanwise demo --set method=grpo`",
-        lambda folder: command("demo", "--set", "method=grpo"),
-        "The demo sets the method of its arms itself, so --set method would change nothing; leave that out.",
-    ),
-]
+    "`spanwise eval` of a model that answers nothing": evaluated,
+    "the report of a policy that refuses everything, whose ECE is beautiful": collapsed,
+    "`spanwise report` on an empty folder": lambda folder: command("report", str(folder)),
+    "`spanwise compare --arms outcome,blendd`": lambda folder: command("compare", "--arms", "outcome,blendd"),
+    "`spanwise compare --set seed=3`": lambda folder: command("compare", "--set", "seed=3"),
+    "`spanwise compare` into the folder of a run": lambda folder: command("compare", "--output", str(begun(folder / "A"))),
+    "`spanwise demo --seeds one`": lambda folder: command("demo", "--seeds", "one"),
+    "`spanwise demo --seeds 1,1`": lambda folder: command("demo", "--seeds", "1,1"),
+    "`spanwise demo --set method=grpo`": lambda folder: command("demo", "--set", "method=grpo"),
+    "`spanwise train missing.yaml`": lambda folder: command("train", "missing.yaml"),
+    "`spanwise train --resume nowhere`": lambda folder: command("train", "--resume", "nowhere"),
+    "`spanwise eval nowhere`": lambda folder: command("eval", "nowhere"),
+    "`spanwise fidelity nowhere`": lambda folder: command("fidelity", "nowhere"),
+}
 
-test = check(CASES)
+test = check(__doc__, CASES)

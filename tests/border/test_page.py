@@ -1,18 +1,24 @@
-"""docs/border.md is what the cases say."""
+"""docs/border.md has no section and no line without its case."""
 
-from border import page
+import ast
+from pathlib import Path
+
+from border.case import plain, sections
 
 
-def test_the_page_is_made_of_the_cases():
-    assert page.FILE.read_text(encoding="utf-8") == page.page(), "run: python tests/border/page.py"
+def test_every_section_is_a_file_of_cases():
+    """That each has the lines of its section and no other, `check` asserts."""
+    files = sorted(Path(__file__).parent.glob("test_border_*.py"))
+    titles = [(ast.get_docstring(ast.parse(file.read_text())) or "").removesuffix(".") for file in files]
+    assert list(sections()) == titles
 
 
-def test_there_are_forty_cases_and_no_setup_twice():
-    setups = [case.setup for module in page.modules() for case in module.CASES]
+def test_no_setup_stands_on_the_page_twice():
+    setups = [done for lines in sections().values() for done in lines]
     assert len(setups) >= 40
     assert len(set(setups)) == len(setups)
     assert all(len(setup) < 100 for setup in setups)
 
 
 def test_cells_keep_tags_and_columns():
-    assert page.plain("`a|b` says <answer> | 2") == "`a\\|b` says \\<answer> \\| 2"
+    assert plain(r" `a\|b` says \<answer> \| 2 ") == "`a|b` says <answer> | 2"
