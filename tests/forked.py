@@ -1,5 +1,9 @@
-"""Pieces of Python in processes of their own that share one import of torch, which takes longer than all of them."""
+"""Pieces of Python in processes of their own, forked from one that has imported what they all import: that costs more than they do.
 
+Each has its own environment, folder, output and exit status.
+"""
+
+import atexit
 import json
 import os
 import subprocess
@@ -8,8 +12,17 @@ import tempfile
 from pathlib import Path
 
 SERVER = """
-import json, os, sys, traceback
-import torch
+import atexit, gc, json, os, sys, traceback
+exec(sys.argv.pop())
+gc.freeze()
+
+def become(asked):
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.chdir(asked["cwd"])
+    sys.path[:0] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part not in sys.path]
+    for stream, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_CREAT), (2, os.O_WRONLY | os.O_CREAT)):
+        os.dup2(os.open(asked["streams"][stream], flags), stream)
 
 def run(code):
     try:
@@ -23,30 +36,47 @@ def run(code):
         return 1
     return 0
 
-folder, *codes = json.load(sys.stdin)
-for number, code in enumerate(codes):
+for line in sys.stdin:
     child = os.fork()
     if child == 0:
-        for stream, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{folder}/{number}.{name}", os.O_WRONLY | os.O_CREAT), stream)
-        status = run(code)
+        asked = json.loads(line)
+        become(asked)
+        status = run(asked["code"])
+        atexit._run_exitfuncs()  # an end as a process has it, but for taking every imported module apart, which takes seconds
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-    with open(f"{folder}/{number}.status", "w") as file:
-        file.write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+_servers: dict[tuple, subprocess.Popen] = {}
 
 
-def run_each(codes, *, python=(sys.executable,), env=None, cwd=None):
-    """Run `python -c CODE` for each of the codes; return what `subprocess.run` would."""
+def run(code, *, python=(sys.executable,), environment=None, own=(), cwd=None, imports="import torch"):
+    """Run `python -c CODE`; return what `subprocess.run` would.
+
+    Args:
+        code: of Python; see `module`.
+        python: the interpreter and its options.
+        environment: of the process. Packages read theirs when they are imported, so a server serves one environment.
+        own: variables that may be others from call to call; PYTHONPATH among them is put first on `sys.path`.
+        cwd: the folder of the process.
+        imports: what is imported before.
+    """
+    environment = {**(environment or os.environ)}
+    fixed = {name: value for name, value in environment.items() if name not in (*own, "PYTEST_CURRENT_TEST")}
+    key = (*python, imports, *sorted(fixed.items()))
+    if key not in _servers or _servers[key].poll() is not None:
+        command, pipe = [*python, "-c", SERVER, imports], subprocess.PIPE
+        _servers[key] = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+        atexit.register(_servers[key].kill)
+    server = _servers[key]
     with tempfile.TemporaryDirectory() as folder:
-        asked = json.dumps([folder, *codes])
-        subprocess.run([*python, "-c", SERVER], input=asked, text=True, env=env or {**os.environ}, cwd=cwd, check=True)
-        results = [[Path(folder, f"{n}.{end}").read_text() for end in ("status", "out", "err")] for n in range(len(codes))]
-    return [
-        subprocess.CompletedProcess(code, int(status), *said) for code, (status, *said) in zip(codes, results, strict=True)
-    ]
+        out, err = Path(folder, "out"), Path(folder, "err")
+        streams = [os.devnull, str(out), str(err)]
+        asked = {"code": code, "environment": environment, "cwd": str(cwd or Path.cwd()), "streams": streams}
+        print(json.dumps(asked), file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        return subprocess.CompletedProcess(code, status, out.read_text(), err.read_text())
 
 
 def module(name, *words):

@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-import warm_process
+import forked
 from plain_files import save
 from rollout_files import said
-from spanwise.cli import app
 from spanwise.engines.checkpoints import find_checkpoint
-from spanwise.errors import DataError, RecipeError
+from spanwise.errors import DataError
 from tokenizers_small import byte_model
 
 SMALL = [
@@ -40,7 +39,10 @@ def spanwise(*arguments, cache, expect=0, path=""):
         "NETWORK_TRIED": str(tried),
         "HF_HUB_OFFLINE": "0",
     }
-    done = warm_process.run(arguments, environment=environment, scratch=cache)
+    done = forked.run(
+        forked.module("spanwise", *arguments), environment=environment, own=("PYTHONPATH", "SPANWISE_CACHE"),
+        imports="import spanwise.cli, spanwise.commands.train.train, spanwise.report",
+    )  # fmt: skip
     reached = tried.read_text() if tried.exists() else ""
     tried.unlink(missing_ok=True)
     assert not reached
@@ -236,23 +238,6 @@ def test_methods(cache):
         ["confidence", "solution"],
         ["solution", "confidence"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["train", "missing.yaml"], "The recipe 'missing.yaml' cannot be read: No such file"),
-        (["train", "--resume", "nowhere"], "'nowhere' is not a readable checkpoint"),
-        (["eval", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
-        (["fidelity", "nowhere"], "'nowhere' holds no readable model and tokenizer"),
-    ],
-)
-def test_one_sentence_and_no_traceback(arguments, sentence, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((RecipeError, DataError)) as error:
-        app(arguments)
-    assert sentence in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_the_process_itself_prints_the_sentence(cache):

@@ -4,17 +4,20 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 import yaml
+from packaging.requirements import Requirement
 
-import bare
-from forked import module
+from forked import module, run
 from spanwise.cli import app
 from spanwise.modes import MODES
 from spanwise.recipe import HUB, Recipe
 
 COMMANDS = ("train", "eval", "reference", "compare", "fidelity", "credit", "why", "report", "demo", "methods", "doctor")
 CORE = ("torch", "numpy", "jaxtyping")
+SOURCE = Path(__file__).parents[1] / "src"
 CLI = ("cyclopts", "rich", "pydantic", "pyyaml", "pyarrow", "filelock")
 
 
@@ -77,6 +80,43 @@ def test_completion_knows_commands_and_options():
     assert all(word in script for word in (*COMMANDS, "--columns"))
 
 
+def closure(names):
+    """The distributions of some packages and of all that they require here."""
+    found, waiting = {}, list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:  # what another system would need
+            continue
+        for line in found[name].requires or ():
+            wanted = Requirement(line)
+            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                waiting.append(wanted.name)
+    return found.values()
+
+
+def bare_environment(folder, *names):
+    """A folder of links that `run` takes for all that is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for found in closure(names):
+        for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            place = folder / top
+            if not place.exists():
+                place.symlink_to(Path(found.locate_file(top)).resolve())
+    return folder
+
+
+def run_bare(folder, codes, *, cwd):
+    """Processes of Python that see the folder and spanwise: what `subprocess.run` gives for each of the codes."""
+    path = os.pathsep.join((str(folder), str(SOURCE)))
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
+    environment = {**kept, "PYTHONPATH": path, "COLUMNS": "200"}
+    return [run(code, python=(sys.executable, "-S"), environment=environment, cwd=cwd) for code in codes]
+
+
 def test_a_bare_install_says_what_it_needs(tmp_path):
     rooms = {
         "engines.trl": ("trl", "train"), "measure": ("scipy", "measure"), "report": ("altair", "report"),
@@ -84,7 +124,7 @@ def test_a_bare_install_says_what_it_needs(tmp_path):
     }  # fmt: skip
     codes = [module("spanwise", "credit", "x.csv"), "import spanwise; print(spanwise.Batch)"]
     codes += [f"import spanwise.{room}" for room in rooms]
-    command, core, *imports = bare.run(bare.environment(tmp_path / "core", *CORE), codes, cwd=tmp_path)
+    command, core, *imports = run_bare(bare_environment(tmp_path / "core", *CORE), codes, cwd=tmp_path)
     assert (command.returncode, command.stdout) == (1, "")
     assert command.stderr.startswith("The command line needs 'cyclopts'. Install it with: pip install 'spanwise[train]'")
     assert core.stderr == ""
@@ -99,9 +139,9 @@ def test_each_command_says_what_it_needs_more(tmp_path):
         ("credit", "a.csv"): "report", ("why", "a.csv"): "report", ("report", "."): "report", ("train",): "train",
         ("reference",): "train",
     }  # fmt: skip
-    place = bare.environment(tmp_path / "cli", *CORE, *CLI)
+    place = bare_environment(tmp_path / "cli", *CORE, *CLI)
     for words, done in zip(
-        needs, bare.run(place, [module("spanwise", *words) for words in needs], cwd=tmp_path), strict=True
+        needs, run_bare(place, [module("spanwise", *words) for words in needs], cwd=tmp_path), strict=True
     ):
         assert done.returncode == 1
         assert done.stderr.startswith(f"Error: spanwise {words[0]} needs '")
