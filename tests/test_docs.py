@@ -5,61 +5,34 @@ import json
 import re
 import tomllib
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
 import trl_small
+from pages import DOCS, PAGES, README, ROOT, blocks, named, rows
 from spanwise import Batch, Objective, Reading, Scheme, Scores, assign, credit_batch
 from spanwise.batch import Steps
 from spanwise.credit import METHODS, Method
 from spanwise.credit.registry import FACTS, PROPERTIES
+from spanwise.engines.trl.trainer import PROVIDES
 from spanwise.modes import MODES
+from spanwise.modes.critic.config import CriticConfig
 from spanwise.recipe import load, scheme_of
 from spanwise.score import OUTCOMES, REWARDS
 from spanwise.segment import SEGMENTERS
 from spanwise.tasks.digits import DIGITS_LAYOUT
 from spanwise.testing import BY_KIND
 
-ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-HOWTO = ROOT / "docs" / "howto"
-PAGES = sorted([README, *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)])
+HOWTO = DOCS / "howto"
 RUN_HERE = [page for page in PAGES if page.parent.name != "tutorials"]  # those are run by test_tutorials, outputs and all
 REGISTRIES = (METHODS, REWARDS, OUTCOMES, SEGMENTERS, MODES)
-BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
 def named_page(page):
     """How a page is called in the names of tests: folders and name."""
     return page.relative_to(ROOT).with_suffix("").as_posix()
-
-
-def blocks(page, language):
-    return [
-        code
-        for kind, rest, code in BLOCK.findall(page.read_text(encoding="utf-8"))
-        if kind == language and "notest" not in rest
-    ]
-
-
-def rows(page, first):
-    """The cells of the table whose heading starts with the cell `first`."""
-    lines = iter(page.read_text(encoding="utf-8").splitlines())
-    next(line for line in lines if line.startswith(f"| {first} |"))
-    next(lines)
-    found = []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        found.append([cell.strip() for cell in line.strip("|").split("|")])
-    return found
-
-
-def named(cell):
-    return re.findall(r"`([^`]+)`", cell)
 
 
 @cache
@@ -137,20 +110,19 @@ def test_the_picture_of_the_readme_has_the_numbers_of_the_fields():
     said = "With one number every token gets -0.25. By part the city gets +0.50, the year -0.75 and the form -0.25."
     assert said in README.read_text(encoding="utf-8")
     for name in ("front.svg", "front-dark.svg"):
-        drawn = re.findall(r">([+\u2212-]\d\.\d+)<", (ROOT / "docs" / "images" / name).read_text(encoding="utf-8"))
+        drawn = re.findall(r">([+\u2212-]\d\.\d+)<", (DOCS / "images" / name).read_text(encoding="utf-8"))
         assert [float(number.replace("\u2212", "-")) for number in drawn] == [-0.25, -0.25, 0.5, -0.75]
 
 
 def test_two_outcomes_back_off_as_the_page_says(page_runs):
-    namespace = page_runs(ROOT / "docs" / "methods.md")
+    namespace = page_runs(DOCS / "methods.md")
     # -.64 and -.01 are .315 below and above their mean; without backing off each is alone with its tuple.
     torch.testing.assert_close(namespace["found"].advantage_n, torch.tensor([0.04, -0.04, -0.315, 0.315]).double())
     torch.testing.assert_close(namespace["alone"].advantage_n, torch.tensor([0.04, -0.04, 0.0, 0.0]).double())
 
 
 def whole_script():
-    page = (HOWTO / "from_grpotrainer.md").read_text(encoding="utf-8")
-    (code,) = [code for kind, rest, code in BLOCK.findall(page) if kind == "python" and "notest" in rest]
+    (code,) = blocks(HOWTO / "from_grpotrainer.md", "python", "notest")
     return code
 
 
@@ -187,7 +159,7 @@ def test_the_whole_script_can_be_built(tmp_path):
 
 
 def test_the_results_of_the_readme_are_those_of_the_evidence():
-    short, full = rows(README, "completions"), rows(ROOT / "docs" / "evidence.md", "completions")
+    short, full = rows(README, "completions"), rows(DOCS / "evidence.md", "completions")
     assert len(short) == 4
     assert short == full
 
@@ -199,7 +171,7 @@ RUNS = {"value_nt": "values of a critic", "logp_nt": "log-probabilities", "steps
 
 def entries():
     """Of docs/methods.md: method -> (the heading it stands under, its text)."""
-    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    text = (DOCS / "methods.md").read_text(encoding="utf-8")
     found = {}
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         kind, *methods = re.split(r"^### ", part, flags=re.MULTILINE)
@@ -214,7 +186,7 @@ OURS = sorted(name for name, known in METHODS.items() if known.estimator.__modul
 
 def test_every_method_stands_on_the_page_once():
     assert sorted(entries()) == OURS
-    overview = [name for _, cell in rows(ROOT / "docs" / "methods.md", "credits") for name in named(cell)]
+    overview = [name for _, cell in rows(DOCS / "methods.md", "credits") for name in named(cell)]
     assert sorted(overview) == OURS
 
 
@@ -248,9 +220,20 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     assert known.preset.format == (float(priced[1]) if priced else 0.0)
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_a_method_is_trained_or_says_that_it_is_a_function_to_call(name):
+    known, to_call = METHODS[name], "A function to call from Python"
+    assert known.summary.startswith(to_call) == (known.preset is None and known.kind != "refinement")
+    if known.summary.startswith(to_call):
+        assert ".contrib." in known.estimator.__module__
+    else:
+        like, refine = ("grpo", {"refine": name}) if known.kind == "refinement" else (name, {})
+        Scheme.preset(like, DIGITS_LAYOUT, longest=32, **refine).check((*PROVIDES, *CriticConfig.adds))
+
+
 # ---------------------------------------------------------------------------------------------------------- your own
 
-OWN = ROOT / "docs" / "write_your_own.md"
+OWN = DOCS / "write_your_own.md"
 
 
 def test_the_example_method_is_short_and_runs_from_a_recipe(page_runs, tmp_path):

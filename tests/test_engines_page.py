@@ -1,21 +1,16 @@
 """docs/engines.md: every test that it names exists, and every column is an engine."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs" / "engines.md").read_text(encoding="utf-8").splitlines()
-    if line.startswith("|") and "---" not in line and not line.startswith("| setting |")
-]
+from pages import DOCS, ROOT, rows
+
 #: What stands in backticks and parentheses is the name of a test file: (`gradient`) or (`settings`, `main_ppo`).
 NAMED = re.compile(r"\(((?:`[a-z_]+`(?:, )?)+)\)")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+@pytest.mark.parametrize("row", rows(DOCS / "engines.md", "setting"), ids=lambda row: row[0])
 def test_the_tests_that_a_row_names_exist(row):
     setting, *cells = row
     assert len(cells) == 3, setting

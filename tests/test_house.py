@@ -4,6 +4,7 @@
 """
 
 import ast
+import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import spanwise
+import spanwise.losses
 from spanwise.cli import COMMANDS
 
 SOURCE = Path(spanwise.__file__).parent
@@ -130,3 +132,40 @@ def test_every_module_has_an_importer(trees):
             used |= {text.partition(":")[0], f"{module.rsplit('.', 1)[0]}.{text.removesuffix('.py')}"}
     packages = {name.rsplit(".", 1)[0] for name in trees if "." in name}  # a package lives while something in it does
     assert sorted(set(trees) - used - packages) == []
+
+
+def test_no_import_inside_a_function_dodges_a_circle(trees):
+    """Rooms that the core may be imported without load inside functions; no function imports a room of its own road."""
+    late = {
+        (module, inner.module)
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.ImportFrom) and (inner.module or "").startswith("spanwise.")
+    }
+    # A command loads what it needs when it is called, a comparison its trainings' start when there is one to make; the report's
+    # packages are optional, and so is SciPy, which figures need; the end of a run loads them.
+    optional = ("report", "page", "shared.task", "spanwise.measure")
+    commands = re.compile(r"spanwise\.(cli|commands\.\w+\.command)")
+    assert [
+        entry for entry in late if not commands.fullmatch(entry[0]) and not any(part in entry[1] for part in optional)
+    ] == []
+
+
+def names_used(tree):
+    """The names that code reads, without its imports, `__all__` and annotations."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def test_every_loss_is_called_by_an_engine(trees):
+    """By an engine or a mode itself, or through another loss."""
+    rooms = [tree for module, tree in trees.items() if module.startswith(("spanwise.engines.", "spanwise.modes."))]
+    bodies = {getattr(node, "name", None): node for node in trees["spanwise.losses"].body}
+    called, waiting = set(), [name for tree in rooms for name in names_used(tree) & set(bodies)]
+    while waiting:
+        name = waiting.pop()
+        if name not in called:
+            called.add(name)
+            waiting += names_used(bodies[name]) & set(bodies)
+    assert set(spanwise.losses.__all__) <= called

@@ -1,21 +1,20 @@
 """docs/howto: the diffs that turn one script into another are run, on both sides."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 
 import trl_small
+from pages import DOCS, README, blocks
 
 pytestmark = [pytest.mark.usefixtures("unchecked_shapes"), *trl_small.THIRD_PARTY]
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "howto" / "from_grpotrainer.md"
 
 
 def side(sign):
     """What the one diff of the page takes away (-) or leaves behind (+), as a script."""
-    (diff,) = re.findall(r"^```diff\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (diff,) = blocks(DOCS / "howto" / "from_grpotrainer.md", "diff")
     return "\n".join(line[1:] for line in diff.splitlines() if line[:1] in ("", " ", sign))
 
 
@@ -47,8 +46,7 @@ def trainer_of(code, names, where):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_whole_script_of_the_readme_trains(tmp_path):
-    text = (PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python notest\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (code,) = blocks(README, "python", "notest")
     model = "Qwen/Qwen2.5-0.5B-Instruct"
     assert model in code
     trainer = trainer_of(code.replace(model, small_model(tmp_path / "model")), {}, tmp_path)

@@ -15,18 +15,17 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError, MissingArgumentError
 
+from pages import FENCED, ROOT
 from spanwise.cli import COMMANDS, app
 from spanwise.commands.shared.options import recipe_fields
 from spanwise.modes import MODES
 from spanwise.recipe import Recipe
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([
     *(page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md"),  # that tells of what is gone
     *ROOT.glob("examples/*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
 ])  # fmt: skip
 SCRIPTS = sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob(".ci/*.py"), *ROOT.glob("tests/fuzz/*.py")])
-FENCED = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 FIRST = ("spanwise", "python", "python3", "pytest", "make", "pip", "pipx")
 
 
@@ -53,7 +52,7 @@ def named():
     """(where it stands, the words) of every command."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        parts = [code for kind, code in FENCED.findall(text) if kind in ("", "bash", "sh", "console", "text")]
+        parts = [code for kind, _, code in FENCED.findall(text) if kind in ("", "bash", "sh", "console", "text")]
         parts += re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCED.sub("", text))
         parts += list(re.findall(r"^    (.+)$", FENCED.sub("", text), re.MULTILINE))
         for part in parts:

@@ -2,19 +2,20 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import torch
 
+from pages import DOCS, FENCED, blocks
 from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.recipe import load
 from spanwise.rollouts.readers.plain import NAMES
 from spanwise.tasks.hub import check_cells, find_columns, read_rows
 
-PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "own_data.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"^```(?:text|json) (\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+OWN_DATA = DOCS / "howto" / "own_data.md"
+PAGE = OWN_DATA.read_text(encoding="utf-8")
+FILES = {name: text for kind, name, text in FENCED.findall(PAGE) if kind in ("text", "json") and name}
 COMMANDS = [shlex.split(line)[1:] for line in re.findall(r"^spanwise .*$", PAGE, re.MULTILINE)]
 
 
@@ -49,7 +50,7 @@ def test_the_credit_of_the_first_example(capsys):
 
 
 def test_the_python_prints_what_it_says(capsys):
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (code,) = blocks(OWN_DATA, "python")
     namespace = {}
     exec(compile(code, "own_data.md", "exec"), namespace)
     assert capsys.readouterr().out.strip() == re.findall(r"^print\(.*#\s*(.*)$", code, re.MULTILINE)[0]

@@ -1,13 +1,11 @@
 """The pages are read by people: sentences are short, and short on average."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-MADE = {"_build", "generated"}  # what a build leaves behind
-PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if not MADE & set(p.relative_to(ROOT).parts))]
+from pages import PAGES, ROOT
+
 LONGEST, MEAN = 35, 16
 
 FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.MULTILINE | re.DOTALL)
