@@ -8,6 +8,8 @@ the rollouts as ids, and the advantages as loops over the definitions give them,
 import json
 from pathlib import Path
 
+from oracles import average, slow_gigpo
+
 FILE = Path(__file__).with_suffix(".json")
 PIECES = ["<pad>", "<eos>", "<answer>", "</answer>", "<confidence>", "</confidence>", "<tool>", *"0123456789.+=?ab",
           '{"a":', '"n":[', ",", "]", "}"]  # fmt: skip
@@ -181,10 +183,6 @@ def rollouts():
 # --------------------------------------------------------------------------- the definitions, in loops
 
 
-def mean(values):
-    return sum(values) / len(values)
-
-
 def shared(row, credit, sizes, stop=0.0):
     """Credit of the solution and of the confidence over their tokens; that of stopping on the last token of the model."""
     tokens = [credit[block] / sizes[block] if block >= 0 else 0.0 for block in row["blocks"]]
@@ -197,7 +195,7 @@ def blocks_advantages(rows):
     found = []
     for row in rows:
         group = [one for one in rows if one["group"] == row["group"]]
-        solution = row["right"] - mean([one["right"] for one in group]) if len(group) > 1 else 0.0
+        solution = row["right"] - average([one["right"] for one in group]) if len(group) > 1 else 0.0
         brier = [
             None if one["confidence"] is None else -((one["confidence"] - one["right"]) ** 2)
             for one in group
@@ -207,10 +205,10 @@ def blocks_advantages(rows):
         everyone = [-((one["confidence"] - one["right"]) ** 2) for one in group if one["confidence"] is not None]
         sizes = [max(row["blocks"].count(block), 1) for block in (SOLUTION, CONFIDENCE)]
         if row["confidence"] is None:  # compared with the like, with the group where there is none
-            found.append(shared(row, [solution, 0.0], sizes, stop=-1.0 - mean(there or everyone)))
+            found.append(shared(row, [solution, 0.0], sizes, stop=-1.0 - average(there or everyone)))
         else:
             own = -((row["confidence"] - row["right"]) ** 2)
-            found.append(shared(row, [solution, own - mean(there) if len(there) > 1 else 0.0], sizes))
+            found.append(shared(row, [solution, own - average(there) if len(there) > 1 else 0.0], sizes))
     return found
 
 
@@ -222,14 +220,14 @@ def fields_advantages(rows):
         credit = [0.0, 0.0, 0.0, 0.0]
         stop = 0.0
         if row["a"] is None:
-            stop = 0.0 - mean(there)
+            stop = 0.0 - average(there)
         elif len(there) > 1:
-            credit[A] = row["a"] - mean(there)
+            credit[A] = row["a"] - average(there)
         first = [one["n"][0] for one in group]
-        credit[FIRST] = row["n"][0] - mean(first) if len(first) > 1 else 0.0
+        credit[FIRST] = row["n"][0] - average(first) if len(first) > 1 else 0.0
         like = [one["n"][1] for one in group if len(one["n"]) > 1 and one["n"][0] == row["n"][0]]
         if len(row["n"]) > 1 and len(like) > 1:
-            credit[SECOND] = row["n"][1] - mean(like)
+            credit[SECOND] = row["n"][1] - average(like)
         sizes = [max(row["blocks"].count(block), 1) for block in (REST, A, FIRST, SECOND)]
         found.append(shared(row, credit, sizes, stop=stop))
     return found
@@ -240,35 +238,26 @@ def turns_advantages(rows):
     found = []
     for row in rows:
         mates = {one["rollout"] for one in rows if one["group"] == row["group"]}
-        solution = last[row["rollout"]] - mean([last[name] for name in sorted(mates)])
+        solution = last[row["rollout"]] - average([last[name] for name in sorted(mates)])
         votes = []
         for name in sorted(mates):
             paid = [one["paid"] for one in rows if one["rollout"] == name and CONFIDENCE in one["blocks"]]
-            votes += [mean(paid)] if paid else []
+            votes += [average(paid)] if paid else []
         own = [one for one in rows if one["rollout"] == row["rollout"]]
         sizes = [max(sum(one["blocks"].count(block) for one in own), 1) for block in (SOLUTION, CONFIDENCE)]
-        found.append(shared(row, [solution, row["paid"] - mean(votes)], sizes))
+        found.append(shared(row, [solution, row["paid"] - average(votes)], sizes))
     return found
 
 
-def gigpo_advantages(rows, gamma=0.95):
-    total = {name: sum(one["paid"] for one in rows if one["rollout"] == name) for name in {r["rollout"] for r in rows}}
-    later = [
-        sum(
-            gamma ** (o["step"] - r["step"]) * o["paid"]
-            for o in rows
-            if o["rollout"] == r["rollout"] and o["step"] >= r["step"]
-        )
-        for r in rows
-    ]
+def gigpo_advantages(rows):
+    names = ("paid", "group", "rollout", "step", "anchor")
+    batch = [[row[name] for row in rows] for name in names]
+    # The episodes are compared over rows, as its authors' code does.
+    options = {"gamma": 0.95, "scale": "none", "over": "rows", "reward": "sum", "step_weight": 1.0, "ddof": 1, "eps": 0.0}
     found = []
-    for n, row in enumerate(rows):
-        group = [one for one in rows if one["group"] == row["group"]]
-        episode = total[row["rollout"]] - mean([total[one["rollout"]] for one in group])  # over rows, as its authors' code
-        same = [later[m] for m, one in enumerate(rows) if (one["group"], one["anchor"]) == (row["group"], row["anchor"])]
-        step = later[n] - mean(same) if len(same) > 1 else 0.0
+    for row, credit in zip(rows, slow_gigpo(batch, **options).tolist(), strict=True):
         size = sum(len(one["ids"]) for one in rows if one["rollout"] == row["rollout"])
-        found.append(shared(row, [episode + step] * 2, [size] * 2))
+        found.append(shared(row, [credit] * 2, [size] * 2))
     return found
 
 

@@ -129,14 +129,19 @@ def slow_recursion(reward, value, mask, *, gamma, lam_after, bootstrap=None):
             before = [k for k in kept if k <= t]
             if before and not math.isnan(reward[i, t]):
                 rewards[before[-1]] += float(reward[i, t])
-        for place in reversed(range(len(kept))):
-            k = kept[place]
-            if place == len(kept) - 1:
-                result[i, k] = rewards[k] + gamma * end - float(value[i, k])
-            else:
-                n = kept[place + 1]
-                delta = rewards[k] + gamma * float(value[i, n]) - float(value[i, k])
-                result[i, k] = delta + gamma * lam_after(i, k, n) * float(result[i, n])
+        loop = textbook(kept, rewards, value[i], end, gamma, lambda k, n, i=i: lam_after(i, k, n))
+        result[i, kept] = double(loop)
+    return result
+
+
+def textbook(kept, rewards, value, end, gamma, lam_after):
+    """A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam[k] A[k+1] over a list of tokens; lam_after(k, next) weighs A[next] in A[k]."""
+    result, after, later = [0.0] * len(kept), end, 0.0
+    for place in reversed(range(len(kept))):
+        k = kept[place]
+        result[place] = rewards[k] + gamma * after - float(value[k]) + gamma * later
+        after = float(value[k])
+        later = lam_after(kept[place - 1], k) * result[place] if place else 0.0
     return result
 
 
@@ -223,8 +228,12 @@ def slow_oar(adv, importance, mask, q, beta, floor, to_length):
     return result
 
 
+def columns(batch):
+    return [value if isinstance(value, list) else value.tolist() for value in batch]
+
+
 def slow_returns(batch, gamma):
-    reward, _, trajectory, step, _ = (value if isinstance(value, list) else value.tolist() for value in batch)
+    reward, _, trajectory, step, _ = columns(batch)
     result = []
     for i in range(len(reward)):
         later = sorted((step[k], k) for k in range(len(reward)) if trajectory[k] == trajectory[i] and step[k] >= step[i])
@@ -248,7 +257,7 @@ def slow_normal(value, members, scale, ddof, eps, least=2):
 
 
 def slow_gigpo(batch, *, gamma, scale, over, reward, step_weight, ddof, eps):
-    rewards, task, trajectory, step, state = (value if isinstance(value, list) else value.tolist() for value in batch)
+    rewards, task, trajectory, step, state = columns(batch)
     n, result = len(rewards), []
     returns = slow_returns(batch, gamma)
 
@@ -270,7 +279,7 @@ def slow_gigpo(batch, *, gamma, scale, over, reward, step_weight, ddof, eps):
 
 
 def slow_gagpo(batch, gamma, lam):
-    rewards, task, trajectory, step, state = (value if isinstance(value, list) else value.tolist() for value in batch)
+    rewards, task, trajectory, step, state = columns(batch)
     n, returns = len(rewards), slow_returns(batch, gamma)
 
     def value(i):
@@ -340,33 +349,42 @@ def slow_fidelity(data, score, name):
             target, noise = r - sum(values) / len(values), variance(values) / len(values)
             use.append((a, target, noise, (q - sum(again) / len(again)) ** 2, c, single))
 
-    def root(top, below):
-        return math.sqrt(max(top, 0.0) / below) if below else NAN
-
     def rmse(keep):
-        kept = [(a - t) ** 2 - v for a, t, v, _, c, single in use if keep(c, single)]
+        kept = [(a - t) ** 2 - noise for a, t, noise, _, c, single in use if keep(c, single)]
         return root(sum(kept), len(kept))
 
-    def rest(weight):
-        """Least squares of w (k A - A_MC)^2 over k, and what it is relative to."""
-        aa = sum(weight(u) * u[0] ** 2 for u in use)
-        k = sum(weight(u) * u[0] * u[1] for u in use) / aa if aa else 0.0
-        left = sum(weight(u) * ((k * u[0] - u[1]) ** 2 - u[2]) for u in use)
-        return left, sum(weight(u) * (u[1] ** 2 - u[2]) for u in use)
-
-    n = len(use)
-    ma, mt = sum(u[0] for u in use) / n, sum(u[1] for u in use) / n
-    va, vt = sum((u[0] - ma) ** 2 for u in use), sum((u[1] - mt) ** 2 for u in use)
-    covariance = sum((u[0] - ma) * (u[1] - mt) for u in use)
+    weight_gradient = [(a, t, noise, size) for a, t, noise, size, _, _ in use]
     return {
-        "rmse": rmse(lambda c, single: True),
+        **slow_figures([(a, t, noise, 1.0) for a, t, noise, *_ in use]),
         "rmse_wrong": rmse(lambda c, single: c == 0),
         "rmse_right": rmse(lambda c, single: c == 1),
         "rmse_alone": rmse(lambda c, single: single),
-        "correlation": covariance / math.sqrt(va * vt) if va * vt > 0 else NAN,
-        "ceiling": root(vt - sum(u[2] for u in use), vt),
-        "rmse_scaled": root(rest(lambda u: 1.0)[0], n),
-        "gradient_noise": root(*rest(lambda u: u[3])),
+        "gradient_noise": root(unexplained(weight_gradient), sum(w * (t**2 - noise) for _, t, noise, w in weight_gradient)),
+    }
+
+
+def root(top, below):
+    return math.sqrt(max(top, 0.0) / below) if below else NAN
+
+
+def unexplained(rows):
+    """Least squares of w (k A - target)^2 over k, without the target's noise."""
+    square = sum(w * a**2 for a, _, _, w in rows)
+    k = sum(w * a * t for a, t, _, w in rows) / square if square else 0.0
+    return sum(w * ((k * a - t) ** 2 - noise) for a, t, noise, w in rows)
+
+
+def slow_figures(rows):
+    """The figures of rows of (advantage, target, noise of the target, weight), straight from their definitions."""
+    n = sum(w for *_, w in rows)
+    mean_a, mean_t = sum(a * w for a, _, _, w in rows) / n, sum(t * w for _, t, _, w in rows) / n
+    var_a, var_t = sum((a - mean_a) ** 2 * w for a, _, _, w in rows), sum((t - mean_t) ** 2 * w for _, t, _, w in rows)
+    covariance = sum((a - mean_a) * (t - mean_t) * w for a, t, _, w in rows)
+    return {
+        "correlation": covariance / math.sqrt(var_a * var_t) if var_a * var_t > 0 else NAN,
+        "ceiling": root(var_t - sum(noise * w for _, _, noise, w in rows), var_t),
+        "rmse": root(sum(((a - t) ** 2 - noise) * w for a, t, noise, w in rows), n),
+        "rmse_scaled": root(unexplained(rows), n),
     }
 
 
@@ -504,24 +522,9 @@ def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97, cut=None
                 start = max((j for j in range(k + 1) if j in cuts), default=0)
                 stop = min((j for j in range(k + 1, len(places)) if j in cuts), default=len(places))
             if weight > 0 and not math.isnan(mc[stop] - mc[start]):
-                rows.append((a, mc[stop] - mc[start], noise[stop] + noise[start], p[k] < decision, weight))
-    found = {}
-    for kind in ("all", "decision"):
-        use = [row for row in rows if kind == "all" or row[3]]
-        n = sum(u[4] for u in use)
-        mean_a, mean_m = sum(u[0] * u[4] for u in use) / n, sum(u[1] * u[4] for u in use) / n
-        var_a = sum((u[0] - mean_a) ** 2 * u[4] for u in use)
-        var_m = sum((u[1] - mean_m) ** 2 * u[4] for u in use)
-        noise = sum(u[2] * u[4] for u in use)
-        k = sum(u[0] * u[1] * u[4] for u in use) / sum(u[0] ** 2 * u[4] for u in use)
-        found[kind] = {
-            "correlation": sum((u[0] - mean_a) * (u[1] - mean_m) * u[4] for u in use) / math.sqrt(var_a * var_m),
-            "ceiling": math.sqrt(max(0, 1 - noise / var_m)),
-            "rmse": math.sqrt(max(0, sum((u[0] - u[1]) ** 2 * u[4] for u in use) - noise) / n),
-            "rmse_scaled": math.sqrt(max(0, sum((k * u[0] - u[1]) ** 2 * u[4] for u in use) - noise) / n),
-            "count": len(use),
-        }
-    return found
+                rows.append((a, mc[stop] - mc[start], noise[stop] + noise[start], weight, p[k] < decision))
+    kinds = {"all": rows, "decision": [row for row in rows if row[4]]}
+    return {kind: {**slow_figures([row[:4] for row in use]), "count": len(use)} for kind, use in kinds.items()}
 
 
 def _slow_cuts(name, p):
@@ -566,7 +569,8 @@ def slow_streams(block, reward, status, value, logp, bootstrap, *, objectives, n
                 rewards = dict.fromkeys(trained, 0.0)
                 for m, objective in enumerate(objectives):
                     rewards[ends[m]] += objective.weight * worth[m]
-                loop = _textbook(trained, rewards, value[i, :, 0], logp[i], float(bootstrap[i, 0]), method, gamma, lam)
+                lam_after = _lam_of(method, trained, logp[i], lam)
+                loop = textbook(trained, rewards, value[i, :, 0], float(bootstrap[i, 0]), gamma, lam_after)
                 for t, a in zip(trained, loop, strict=True):
                     token[i, t] += a
             continue
@@ -576,7 +580,7 @@ def slow_streams(block, reward, status, value, logp, bootstrap, *, objectives, n
                 continue
             rewards = dict.fromkeys(kept, 0.0) | {kept[-1]: worth[m]}
             behind = float(bootstrap[i, m]) if kept[-1] == trained[-1] else 0.0
-            loop = _textbook(kept, rewards, value[i, :, m], logp[i], behind, method, gamma, lam)
+            loop = textbook(kept, rewards, value[i, :, m], behind, gamma, _lam_of(method, kept, logp[i], lam))
             for t, a in zip(kept, loop, strict=True):
                 if paid[m]:
                     token[i, t] += objective.weight * a
@@ -585,19 +589,10 @@ def slow_streams(block, reward, status, value, logp, bootstrap, *, objectives, n
     return token, stop
 
 
-def _textbook(kept, rewards, value, logp, behind, method, gamma, lam):
-    """A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam[k] A[k+1] over a list of tokens."""
+def _lam_of(method, kept, logp, lam):
+    """The weight of A[next] in A[k] for a method, as `textbook` asks for it."""
     if method == "adaptive":
         lam = max(0.0, 1 - 1 / (0.7 * len(kept)))
-    result = [0.0] * len(kept)
-    for place in reversed(range(len(kept))):
-        last = place == len(kept) - 1
-        after = behind if last else float(value[kept[place + 1]])
-        result[place] = rewards[kept[place]] + gamma * after - float(value[kept[place]])
-        if not last:
-            weight = lam
-            if method in ("start", "end"):
-                unlikely = math.exp(float(logp[kept[place + (method == "start")]])) < 0.4
-                weight = lam if unlikely else 1.0
-            result[place] += gamma * weight * result[place + 1]
-    return result
+    if method not in ("start", "end"):
+        return lambda k, n: lam
+    return lambda k, n: lam if math.exp(float(logp[n if method == "start" else k])) < 0.4 else 1.0

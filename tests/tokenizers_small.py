@@ -1,5 +1,6 @@
 """Real tokenizers small enough to build in milliseconds, with tokens that straddle tags and characters."""
 
+import itertools
 import warnings
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -10,41 +11,17 @@ with warnings.catch_warnings():
 
 #: What a trained vocabulary merges: brackets with their neighbours, parts of tags, parts of characters.
 WORDS = [
-    "So",
-    "So ",
-    "answer",
-    "<answer",
-    "<answer>",
-    "</answer>",
-    "</",
-    ".</",
-    "><",
-    ">x",
-    ">4",
-    "confidence",
-    "<confidence>",
-    "</confidence>",
-    "reasoning>",
-    "analysis>",
-    ">\n\n<",
-    " <",
-    "0.9",
-    "4",
-    "日本",
-    "é<",
-]
+    "So", "So ", "answer", "<answer", "<answer>", "</answer>", "</", ".</", "><", ">x", ">4", "confidence", "<confidence>",
+    "</confidence>", "reasoning>", "analysis>", ">\n\n<", " <", "0.9", "4", "日本", "é<",
+]  # fmt: skip
 
 
 def _characters() -> dict[int, str]:
     """The byte-level alphabet, read from the library instead of from the code under test."""
     split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     table: dict[int, str] = {}
-    for code in [
-        *range(0x800),
-        *range(0x800, 0xD800, 0x400),
-        *range(0xE000, 0x10000, 0x400),
-        *range(0x10000, 0x110000, 0x8000),
-    ]:
+    codes = [range(0x800), range(0x800, 0xD800, 0x400), range(0xE000, 0x10000, 0x400), range(0x10000, 0x110000, 0x8000)]
+    for code in itertools.chain(*codes):
         table.update(zip(chr(code).encode(), split.pre_tokenize_str(chr(code))[0][0], strict=True))
     return table
 
