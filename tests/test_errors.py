@@ -9,14 +9,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import trl_small
 from spanwise import errors
 from spanwise.commands.shared.folder import read_fields
 from spanwise.errors import AlignmentError, DataError, DivergedError, LayoutError, RecipeError, RewardError, SpanwiseError
 from spanwise.recipe import load
 
 VALUE_ERRORS = {AlignmentError, LayoutError, RecipeError, RewardError}
-(TRL_NOTICE,) = trl_small.THIRD_PARTY
 
 
 def test_a_wrong_argument_is_a_value_error():
@@ -25,13 +23,6 @@ def test_a_wrong_argument_is_a_value_error():
     assert ours - VALUE_ERRORS == {SpanwiseError, DataError, DivergedError}
     for kind in ours:
         assert str(pickle.loads(pickle.dumps(kind("in a worker")))) == "in a worker"
-
-
-@TRL_NOTICE
-def test_trl_callers_get_a_value_error(tmp_path):
-    with pytest.raises(ValueError, match="builds reward_funcs from the objectives") as caught:
-        trl_small.trainer(tmp_path, extra={"reward_funcs": lambda completions, **_: [0.0] * len(completions)})
-    assert type(caught.value) is RecipeError
 
 
 def test_sentences_go_through_pydantic_once_and_together():

@@ -82,12 +82,6 @@ def test_a_recipe_refuses_what_would_do_nothing(laser):
     recipe.modes["laser"].check_steps(11)
 
 
-def test_a_recipe_checks_the_fields_of_the_score():
-    with pytest.raises(RecipeError, match="beta"):
-        load(None, {"laser": {"token": "<unk>", "beta": "x"}})
-    assert load(None, {}).modes == {}
-
-
 def test_a_recipe_written_out_is_the_same_scheme():
     laser = {"token": "<unk>", "mix": 0.2, "self_rewarding_warmup": 3, "scale": "none"}
     recipe = load(None, {"steps": 10, "laser": laser, "layout": {"solution": ["answer"], "confidence": ["confidence"]}})

@@ -39,6 +39,12 @@ def planned(name: str, **overrides):
     return recipe, scheme_of(recipe, layout_of(recipe.task), recipe.max_completion_length or 32)
 
 
+def config_of(recipe, layout):
+    """What reaches the trainer."""
+    rows = Dataset.from_dict({"prompt": ["1"] * recipe.prompts, "answer": ["1"] * recipe.prompts})
+    return trainer_config(recipe, Task("paper", str(recipe.model), rows, rows, layout, 4096))
+
+
 def test_no_recipe_is_left_untested() -> None:
     assert set(FILES) == EMBEDDED | set(PAPER) | CRITIC | {FIELDS}
 
@@ -121,9 +127,7 @@ def test_one_number_for_everything_is_a_variant_of_each(name) -> None:
 @pytest.mark.parametrize(("name", "steps"), PAPER.items())
 def test_the_settings_of_table_4_reach_the_trainer(name, steps) -> None:
     recipe, filled = planned(name)
-    rows = Dataset.from_dict({"prompt": ["1"] * recipe.prompts, "answer": ["1"] * recipe.prompts})
-    task = Task("paper", str(recipe.model), rows, rows, filled.layout, 4096)
-    config = trainer_config(recipe, task)
+    config = config_of(recipe, filled.layout)
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 2048
     assert config.generation_batch_size == 2048
     assert config.num_generations == 32
@@ -166,8 +170,7 @@ def test_recipes_with_a_critic_pay_the_solution_alone(name) -> None:
 )
 def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rates, clips, temperature) -> None:
     recipe, filled = planned(name)
-    rows = Dataset.from_dict({"prompt": ["1"] * recipe.prompts, "answer": ["1"] * recipe.prompts})
-    config = trainer_config(recipe, Task("paper", str(recipe.model), rows, rows, filled.layout, 4096))
+    config = config_of(recipe, filled.layout)
     assert (config.num_generations, config.generation_batch_size) == (size, 512 * size)
     assert (config.max_completion_length, config.temperature) == (width, temperature)
     assert (config.learning_rate, recipe.modes["critic"].learning_rate) == rates

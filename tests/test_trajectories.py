@@ -40,12 +40,6 @@ def per_turn(found):
     return [[list(turn.per_token["credit"]) for turn in one.turns] for one in found]
 
 
-def test_a_trajectory_has_one_vote_and_its_credit_lies_on_every_turn():
-    """Rewards 1, 0, 0 leave one out: 1, -.5, -.5, each shared out over the tokens of all turns; twelve rows are one vote."""
-    found = credited([trajectory("a", 0, [1] * 12, 1.0), trajectory("b", 0, [2], 0.0), trajectory("c", 0, [1, 3], 0.0)])
-    assert per_turn(found) == [[[1 / 12]] * 12, [[-0.25] * 2], [[-0.125], [-0.125] * 3]]
-
-
 def test_a_turn_that_branches_share_gets_the_credit_of_one_turn():
     shared, left, right = Turn([7], [4, 4], [1, 1]), Turn([5], [4], [1], parent=0), Turn([6], [4], [1], parent=0)
     tree = Trajectory("tree", 0, (shared, left, right), rewards={"correct": 1.0})

@@ -21,11 +21,6 @@ pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifth
 CALLS = itertools.count(1)
 
 
-def wrong(cases):
-    """Parameters of a test: (property that it breaks, what is wrong)."""
-    return pytest.mark.parametrize(("broken", "faulty"), list(cases.values()), ids=list(cases))
-
-
 def raw_for_singletons(reward_n, group_n):
     count_n = (group_n[:, None] == group_n[None, :]).sum(dim=1)
     return torch.where(count_n == 1, reward_n.double().nan_to_num(), dr_grpo(reward_n, group_n))
@@ -112,22 +107,11 @@ OF_COMPLETIONS = {
 }
 
 
-@wrong(OF_COMPLETIONS)
-def test_wrong_estimators_of_completions(broken, faulty):
-    with pytest.raises(ConformanceError, match=f"breaks '{broken}'"):
-        check_estimator(faulty, properties=[broken], examples=60)
-
-
 def test_a_crash_is_a_finding():
     with pytest.raises(ConformanceError, match=r"'raises_on_one' raises ValueError: one completion .* reward_n=\[0.0\]"):
         check_estimator(raises_on_one)
     with pytest.raises(ConformanceError, match="returns list"):
         check_estimator(lambda reward_n, group_n: reward_n.tolist(), kind="completion")
-
-
-def test_right_methods_pass():
-    check_estimator(lambda reward_n, group_n: dr_grpo(reward_n, group_n))
-    check_estimator(lambda reward_n, group_n: (grpo(reward_n, group_n), "more"), kind="completion", examples=5)
 
 
 def test_the_sentence_says_everything():
@@ -209,13 +193,6 @@ OF_TOKENS = {
 }
 
 
-@wrong(OF_TOKENS)
-def test_wrong_estimators_of_tokens(broken, faulty):
-    check_estimator(returns, examples=10)
-    with pytest.raises(ConformanceError, match=f"breaks '{broken}'"):
-        check_estimator(faulty, properties=[broken])
-
-
 def sums(reward_s, trajectory_s):
     return torch.stack([reward_s[trajectory_s == j].double().sum() for j in trajectory_s])
 
@@ -239,13 +216,6 @@ OF_STEPS = {
     "states from zero on": ("permutation", states_from_zero_on),
     "one for trying": ("constant", lambda reward_s, trajectory_s: sums(reward_s, trajectory_s) + 1.0),
 }
-
-
-@wrong(OF_STEPS)
-def test_wrong_estimators_of_steps(broken, faulty):
-    check_estimator(sums, examples=10)
-    with pytest.raises(ConformanceError, match=f"breaks '{broken}'"):
-        check_estimator(faulty, properties=[broken])
 
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
@@ -308,13 +278,6 @@ SEGMENTERS = {
 }
 
 
-@wrong(SEGMENTERS)
-def test_wrong_segmenters(broken, faulty):
-    check_segmenter(right, properties=[broken], examples=5)
-    with pytest.raises(ConformanceError, match=f"breaks '{broken}'"):
-        check_segmenter(faulty, properties=[broken])
-
-
 def test_a_segmenter_whose_marks_occur_in_no_example_was_not_checked():
     of_other_tags = partial(find_blocks, layout=Layout({"a": ["thoughts"], "b": ["verdict"]}), vocabulary=small_vocabulary())
     with pytest.raises(ConformanceError, match="breaks 'seen': its marks occur"):
@@ -366,13 +329,6 @@ REWARDS = {
 }
 
 
-@wrong(REWARDS)
-def test_wrong_rewards(broken, faulty):
-    check_reward(right_or_wrong, properties=[broken], processes=False, examples=5)
-    with pytest.raises(ConformanceError, match=f"breaks '{broken}'"):
-        check_reward(faulty, properties=[broken], processes=False)
-
-
 def test_a_reward_that_fails_in_another_process():
     with pytest.raises(ConformanceError, match=r"breaks 'threads'.*another process"):
         check_reward(other_process, properties=["threads"])
@@ -384,3 +340,32 @@ def test_absent_is_neither_zero_nor_failed():
     reward = Reward.of([0.0, None, None], status=[Status.OK, Status.ABSENT, Status.TIMEOUT])
     assert reward.status_n.tolist() == [0, 1, 3]
     assert repr(reward.value_n.tolist()) == repr([0.0, NAN, NAN])
+
+
+#: (how it is checked, the property that it breaks, what is wrong), by name.
+WRONG = {
+    f"{kind}, {name}": (check, *case)
+    for kind, check, cases in (
+        ("completion", partial(check_estimator, examples=60), OF_COMPLETIONS),
+        ("token", check_estimator, OF_TOKENS),
+        ("step", check_estimator, OF_STEPS),
+        ("segmenter", check_segmenter, SEGMENTERS),
+        ("reward", partial(check_reward, processes=False), REWARDS),
+    )
+    for name, case in cases.items()
+}
+
+
+@pytest.mark.parametrize(("check", "broken", "faulty"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_found(check, broken, faulty):
+    with pytest.raises(ConformanceError, match=f"breaks '{broken}'"):
+        check(faulty, properties=[broken])
+
+
+def test_what_is_right_passes():
+    check_estimator(lambda reward_n, group_n: dr_grpo(reward_n, group_n))
+    check_estimator(lambda reward_n, group_n: (grpo(reward_n, group_n), "more"), kind="completion", examples=5)
+    check_estimator(returns, examples=10)
+    check_estimator(sums, examples=10)
+    check_segmenter(right, examples=5)
+    check_reward(right_or_wrong, processes=False, examples=5)
