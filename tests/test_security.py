@@ -79,16 +79,28 @@ def test_weights_that_are_pickles_of_something_else_are_never_unpickled(tmp_path
     assert mark.exists()  # the payload is one: unpickled, it works
 
 
+def short_training(folder, **options):
+    """A trainer of completions of four tokens, which writes a checkpoint after every step."""
+    long = Objective(lambda completions, **_: [float(len(one)) for one in completions], pays="all", name="long")
+    extra = {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), "layout": Layout({"all": []})}
+    usual = {"optim": "adamw_torch", "max_completion_length": 4, "save_strategy": "steps", "save_steps": 1}
+    return trainer(folder, extra={**extra, "objectives": [long]}, **usual, **options)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    short_training(folder).train()
+    return folder / "checkpoint-1"
+
+
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
-def test_a_checkpoint_that_somebody_changed_is_never_unpickled(tmp_path, name):
-    objectives = [Objective(lambda completions, **_: [float(len(one)) for one in completions], pays="all", name="long")]
-    given = {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), "layout": Layout({"all": []})}
-    options = {"optim": "adamw_torch", "max_completion_length": 4, "save_strategy": "steps", "save_steps": 1}
-    trainer(tmp_path, extra={**given, "objectives": objectives}, **options).train()
+def test_a_checkpoint_that_somebody_changed_is_never_unpickled(checkpoint, tmp_path, name):
     place, mark = tmp_path / "checkpoint-1", tmp_path / "ran"
+    shutil.copytree(checkpoint, place)
     torch.save({"state": Payload(mark)}, place / name)
     write_manifest(place, processes=1)
-    again = trainer(tmp_path, extra={**given, "objectives": objectives}, **{**options, "max_steps": 2})
+    again = short_training(tmp_path, max_steps=2)
     if name == "training_args.bin":  # nobody reads it
         again.train(resume_from_checkpoint=str(place))
     else:
