@@ -1,35 +1,19 @@
-"""Several outcomes: hand numbers, slow oracles written as plain loops, and the properties of tuples and backing off."""
+"""Several outcomes: hand numbers, and the blended baseline over tuples against loops; test_comparison_exact has the others."""
 
 import math
 from fractions import Fraction as F
-from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from helpers import double
+from helpers import NAN, double
 from spanwise.credit import advantage, assign, blended_baseline
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.objective import Objective
 from spanwise.types import Scores
 
-
-class Compared(NamedTuple):
-    """Whom each reward is compared with."""
-
-    stratum_n: torch.Tensor
-    alone_n: torch.Tensor
-    level_n: torch.Tensor
-
-
-def compared(reward, group, **options):
-    found = advantage(reward, group, **options)
-    return Compared(found.comparison.stratum_nm[:, 0], found.alone_n, found.comparison.level_nm[:, 0])
-
-
-NAN = math.nan
 GROUPS = (-9_000_000_000_000_000_000, -3, -1, 0, 5)  # hashes of prompts may be negative, -1 included
 
 
@@ -57,8 +41,7 @@ def test_hand_numbers_of_backing_off():
     result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS)
     assert_same(result.advantage_n, exactly(2, -2, F(-2, 3), 2, -2, F(2, 3), 1, -1))
     assert not result.alone_n.any()
-    found = compared(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS)
-    assert found.level_n.tolist() == [0, 0, 1, 0, 0, 1, 2, 2]
+    assert result.comparison.level_nm.flatten().tolist() == [0, 0, 1, 0, 0, 1, 2, 2]
 
 
 def test_hand_numbers_of_unknown_outcomes():
@@ -69,8 +52,7 @@ def test_hand_numbers_of_unknown_outcomes():
     result = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=outcome)
     expected = [F(5, 3), F(-7, 3), F(1, 2), 1, F(-1, 2), F(2, 3), 1, -1]
     assert_same(result.advantage_n, exactly(*expected))
-    found = compared(REWARD, PROMPT, baseline="outcome", outcome_no=outcome)
-    assert found.level_n.tolist() == [1, 1, 1, 2, 1, 1, 2, 2]
+    assert result.comparison.level_nm.flatten().tolist() == [1, 1, 1, 2, 1, 1, 2, 2]
     strict = advantage(REWARD, PROMPT, baseline="outcome", outcome_no=outcome, back_off=False)
     assert strict.advantage_n.tolist() == [0] * 8
     assert strict.alone_n.all()
@@ -90,9 +72,6 @@ def test_hand_numbers_of_rewards_that_are_missing():
     assert_same(scaled.missing_n, exactly(0, 0, -3 / wrong, 0, 0, -5 / right, -4 / group))
     own = math.sqrt(8)  # {4,0} are (0,0), of which none is missing
     assert_same(scaled.advantage_n, exactly(2 / right, -2 / right, 0, 2 / own, -2 / own, 0, 0))
-
-
-# ------------------------------------------------------------------ the slow oracle
 
 
 def _exact(value):
@@ -115,93 +94,6 @@ def batches(draw):
     reward = torch.where(torch.tensor(absent), NAN, _exact(-((q - c) ** 2)))
     by_outcome = _exact(torch.stack([-(q**2), -((q - 1) ** 2)], dim=1))
     return reward, torch.tensor(group), outcome, by_outcome, judged
-
-
-def slow(batch, *, back_off, leave_one_out=False, min_stratum=2, scale="none", ddof=1, if_missing=None):
-    """(advantage, missing, alone, level, who is in the same stratum) of each completion, one completion at a time."""
-    reward, group, outcome = (value.tolist() for value in batch[:3])
-    everyone, columns = range(len(reward)), len(outcome[0])
-
-    def present(j):
-        return not math.isnan(reward[j])
-
-    def mates(i, dropped):
-        found = alike(i, dropped)
-        return None if found is None else [j for j in found if present(j)]
-
-    def alike(i, dropped):
-        kept = outcome[i][: columns - dropped]
-        if any(math.isnan(value) for value in kept):
-            return None
-        return [j for j in everyone if group[j] == group[i] and outcome[j][: columns - dropped] == kept]
-
-    def figures(members, i, absent=()):
-        used = [reward[j] for j in members if not (leave_one_out and j == i)]
-        mean = sum(used) / len(used)
-        whole = [reward[j] for j in members]
-        whole += [if_missing] * len(absent)  # as far from the mean of those that are there as it is
-        around = sum((v - sum(reward[j] for j in members) / len(members)) ** 2 for v in whole)
-        return mean, math.sqrt(around / (len(whole) - ddof)) if len(whole) > ddof and around > 1e-20 else 0.0
-
-    def absent(found):
-        return [] if if_missing is None else [j for j in found if not present(j)]
-
-    rows = []
-    for i in everyone:
-        levels = range(columns + 1) if back_off else range(1)
-        fitting = [(dropped, mates(i, dropped)) for dropped in levels]
-        enough = [(dropped, found) for dropped, found in fitting if found is not None and len(found) >= max(min_stratum, 2)]
-        level, members = enough[0] if enough else fitting[-1]
-        gain = lack = 0.0
-        if present(i) and enough:
-            mean, std = figures(members, i, absent(alike(i, level)))
-            gain = reward[i] - mean
-            if scale == "std":
-                gain = gain / std if std > 0 else 0.0
-        if not present(i) and if_missing is not None:
-            wider = [alike(i, level) or [], [j for j in everyone if group[j] == group[i]], list(everyone)]
-            whom = next((found for found in wider if any(map(present, found))), None)
-            if whom:
-                within = [j for j in whom if present(j)]
-                lack = if_missing - sum(reward[j] for j in within) / len(within)
-                std = figures(within, None, absent(whom))[1] if scale == "std" else 1.0
-                lack = lack / std if std > 0 else 0.0
-        rows.append((gain, lack, present(i) and not enough, level, members if present(i) else None))
-    return rows
-
-
-OPTIONS = [
-    {},
-    {"back_off": False},
-    {"back_off": True, "leave_one_out": True},
-    {"min_stratum": 3, "if_missing": -1.0},
-    {"back_off": True, "scale": "std", "if_missing": -2.0},
-    {"back_off": False, "scale": "std", "if_missing": 0.5, "ddof": 0},
-    {"back_off": False, "if_missing": -1.0, "leave_one_out": True},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-@given(batch=batches())
-@settings(max_examples=60, deadline=None)
-def test_equals_the_slow_oracle(batch, options):
-    reward, group, outcome, *_ = batch
-    back_off = options.get("back_off", outcome.shape[1] > 1)
-    expected = slow(batch, **{**options, "back_off": back_off})
-    result = advantage(reward, group, baseline="outcome", outcome_no=outcome, **options)
-    assert_same(result.advantage_n, exactly(*(row[0] for row in expected)))
-    assert_same(result.missing_n, exactly(*(row[1] for row in expected)))
-    assert result.alone_n.tolist() == [row[2] for row in expected]
-    asked = {key: options[key] for key in ("back_off", "min_stratum") if key in options}
-    found = compared(reward, group, baseline="outcome", outcome_no=outcome, **asked)
-    assert found.alone_n.tolist() == [row[2] for row in expected]
-    assert found.level_n.tolist() == [row[3] for row in expected]
-    for i, row in enumerate(expected):  # a stratum is who is compared at the same level with the same members
-        together = [j for j, other in enumerate(expected) if row[4] is not None and (row[3], row[4]) == (other[3], other[4])]
-        same = (found.stratum_n == found.stratum_n[i]).nonzero()[:, 0].tolist()
-        assert (same if int(found.stratum_n[i]) >= 0 else []) == together
-    used = found.stratum_n[found.stratum_n >= 0].unique()
-    assert used.tolist() == list(range(len(used)))
 
 
 def slow_blended(batch):
@@ -297,8 +189,6 @@ def test_blended_rescores_by_the_outcome_that_judges():
     assert blended_baseline(reward, group, outcome)[:2].tolist() == pytest.approx([-0.145, -0.125])
 
 
-# ------------------------------------------------------------------ properties
-
 BASELINES = ["outcome", "blended"]
 
 
@@ -352,64 +242,13 @@ def test_an_absent_reward_is_as_if_deleted_whatever_else_is_said_of_it(batch, ba
 @settings(max_examples=60, deadline=None)
 def test_alone_under_blended_is_having_no_baseline(batch):
     reward, group, outcome, by_outcome, judged = batch
-    found = compared(reward, group, baseline="blended", outcome_no=outcome)
+    found = advantage(reward, group, baseline="blended", outcome_no=outcome)
     baseline = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
     assert found.alone_n.tolist() == (baseline.isnan() & ~reward.isnan()).tolist()
     rows = [tuple(row) for row in outcome.tolist()]
     for i, row in enumerate(rows):
         others = [j for j, other in enumerate(rows) if j != i and other == row and not math.isnan(reward[j])]
         assert bool(found.alone_n[i]) == (not math.isnan(reward[i]) and not others)
-
-
-@given(batch=batches())
-@settings(max_examples=40, deadline=None)
-def test_who_is_compared_under_the_plain_baselines(batch):
-    reward, group, *_ = batch
-    present = ~reward.isnan()
-    nothing = compared(reward, group, baseline="none")
-    assert nothing.stratum_n.tolist() == [-1] * len(reward)
-    assert not nothing.alone_n.any()
-    for baseline, ids in (("batch", torch.zeros_like(group)), ("group", group)):
-        found = compared(reward, group, baseline=baseline)
-        assert found.level_n.tolist() == [0] * len(reward)
-        assert (found.stratum_n >= 0).tolist() == present.tolist()
-        for i in present.nonzero()[:, 0].tolist():
-            mates = present & (ids == ids[i])
-            assert (found.stratum_n == found.stratum_n[i]).tolist() == mates.tolist()
-            assert bool(found.alone_n[i]) == (int(mates.sum()) < 2)
-        assert found.alone_n.tolist() == advantage(reward, group, baseline=baseline).alone_n.tolist()
-
-
-# ------------------------------------------------------------------ blocks in a row
-
-
-def scores_of(names, columns, **more):
-    reward = torch.stack(columns, dim=1)
-    status = reward.isnan().to(torch.int8)
-    by_outcome = more.pop("by_outcome_nmo", torch.full((*reward.shape, 2), NAN, dtype=torch.float64))
-    return Scores(names, reward, status, by_outcome, **more)
-
-
-@given(batch=batches(), data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_every_block_is_given_what_came_before(batch, data):
-    n = len(batch[0])
-    verdicts = st.lists(st.sampled_from([0.0, 1.0, 1.0, NAN]), min_size=n, max_size=n)
-    first, second = (torch.tensor(data.draw(verdicts)).double() for _ in range(2))
-    third, seen = batch[0], batch[2][:, 0]
-    scores = scores_of(("a", "b", "c"), [first, second, third], outcome_names=("seen",), outcome_no=seen[:, None])
-    objectives = [
-        Objective("correct", pays="x", name="a"),
-        Objective("correct", pays="y", name="b", given="a", baseline="outcome"),
-        Objective("format", pays="z", name="c", given=("a", "b", "seen"), baseline="outcome"),
-    ]
-    present = torch.ones(n, 3, dtype=torch.bool)
-    credit = assign(scores, batch[1], present, objectives=objectives, block_names=("x", "y", "z"))
-    by_two = slow((second, batch[1], first[:, None]), back_off=False)
-    by_three = slow((third, batch[1], torch.stack([first, second, seen], dim=1)), back_off=True)
-    assert_same(credit.block_nk[:, 1], exactly(*(row[0] for row in by_two)))
-    assert_same(credit.block_nk[:, 2], exactly(*(row[0] for row in by_three)))
-    assert credit.singleton_m[1:].tolist() == [sum(row[2] for row in by_two), sum(row[2] for row in by_three)]
 
 
 def lopsided():
@@ -427,9 +266,9 @@ def test_assign_rescores_by_what_the_report_is_judged_by(batch):
     reward, group, outcome, by_outcome, judged = batch
     names = tuple(f"o{k}" for k in range(outcome.shape[1]))
     nothing = torch.full_like(by_outcome, NAN)
-    columns = [*outcome.T, reward]
+    reward_nm = torch.cat([outcome, reward[:, None]], dim=1)
     by_outcome_nmo = torch.stack([*[nothing] * len(names), by_outcome], dim=1)
-    scores = scores_of((*names, "brier"), columns, by_outcome_nmo=by_outcome_nmo)
+    scores = Scores((*names, "brier"), reward_nm, reward_nm.isnan().to(torch.int8), by_outcome_nmo)
     objectives = [Objective("correct", pays="a", name=name, weight=0.0) for name in names]
 
     def credit_of(**options):
@@ -442,9 +281,6 @@ def test_assign_rescores_by_what_the_report_is_judged_by(batch):
     # Judged by something that its baseline is not given, nothing can be re-scored.
     without = blended_baseline(reward, group, outcome)
     close(credit_of(options={"of": "elsewhere"}), (reward - without).nan_to_num(nan=0.0))
-
-
-# ------------------------------------------------------------------ sentences and corners
 
 
 @pytest.mark.parametrize(
@@ -460,12 +296,9 @@ def test_assign_rescores_by_what_the_report_is_judged_by(batch):
         {"baseline": "blended", "outcome_no": PAIRS[:, 0], "by_outcome_n2": PAIRS, "judged": -1},
     ],
 )
-def test_what_does_not_go_together_is_refused(options):
+def test_what_does_not_go_together_is_refused(options, unchecked_shapes):
     with pytest.raises(RecipeError):
         advantage(REWARD, PROMPT, **options)
-
-
-def test_too_few_outcomes_are_counted(unchecked_shapes):
     with pytest.raises(AlignmentError, match="7 outcomes for 8"):
         advantage(REWARD, PROMPT, baseline="outcome", outcome_no=PAIRS[:7])
 

@@ -50,12 +50,9 @@ def test_a_completion_without_a_confidence_costs_what_it_cost():
     group = [(*SOLVED, *SURE)] * 3 + [SOLVED]
     # Brier -.01 of three right ones, -1 of the one that says nothing: its baseline is theirs
     torch.testing.assert_close(credited("bae", *group), exactly([[0, 0, 0]] * 3 + [[0, 0, -0.99]]))
-    assert torch.equal(credited("bae", *group), credited("bae_paper", *group))
-
-
-def test_an_empty_completion_costs_what_it_cost():
-    group = [(*SOLVED, *SURE)] * 3 + [()]
-    assert torch.equal(credited("bae", *group), credited("bae_paper", *group))
+    for silent in (SOLVED, ()):  # an empty completion, too
+        group[3] = silent
+        assert torch.equal(credited("bae", *group), credited("bae_paper", *group))
 
 
 @pytest.mark.parametrize(("priced", "bare"), [("bae", "bae_paper"), ("rlcr", "rlcr_paper")])

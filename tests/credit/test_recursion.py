@@ -49,31 +49,28 @@ def test_half_precision_is_only_the_wrapping():
     assert reinforce_plus_plus(reward, mask, whiten=False)[0, 0].item() == 75.0  # sums in bfloat16 stop growing at 32
 
 
-def test_errors_of_the_recursion(unchecked_shapes):
-    with pytest.raises(AlignmentError, match=r"reward_nt is \(1, 6\) but value_nt is \(1, 5\)"):
-        gae(GAE_REWARD, GAE_VALUE[:, :5], GAE_MASK)
-    with pytest.raises(AlignmentError, match=r"mask_nt holds torch.float64"):
-        gae(GAE_REWARD, GAE_VALUE, GAE_MASK.double())
-    with pytest.raises(RewardError, match="value of completion 1 is nan at trainable token 3"):
-        gae(
-            GAE_REWARD.repeat(2, 1),
-            torch.cat([GAE_VALUE, torch.where(torch.arange(6) == 3, NAN, GAE_VALUE)]),
-            GAE_MASK.repeat(2, 1),
-        )
-    with pytest.raises(RewardError, match="reward of completion 0 is inf at token 4"):
-        gae(torch.where(GAE_REWARD > 0, math.inf, GAE_REWARD), GAE_VALUE, GAE_MASK)
-    with pytest.raises(RecipeError, match=r"lam is 1.5; it must lie between 0 and 1"):
-        gae(GAE_REWARD, GAE_VALUE, GAE_MASK, lam=torch.tensor([1.5]))
-    with pytest.raises(RecipeError, match=r"gamma is -0.1"):
-        gae(GAE_REWARD, GAE_VALUE, GAE_MASK, gamma=-0.1)
-    with pytest.raises(RecipeError, match="no boundary 'begin'"):
-        sae(GAE_REWARD, GAE_VALUE, GAE_VALUE, GAE_MASK, boundary="begin")
-    with pytest.raises(AlignmentError, match="logp_nt is"):
-        sae(GAE_REWARD, GAE_VALUE, GAE_VALUE[:, :2], GAE_MASK)
-    with pytest.raises(RecipeError, match="needs value_end_n"):
-        bootstrap_values(torch.tensor([True]), truncated="bootstrap")
-    with pytest.raises(RecipeError, match="no way to take truncation 'drop'"):
-        bootstrap_values(torch.tensor([True]), truncated="drop")
+TWICE = (GAE_REWARD.repeat(2, 1), GAE_VALUE.repeat(2, 1), GAE_MASK.repeat(2, 1))
+BROKEN = torch.cat([GAE_VALUE, torch.where(torch.arange(6) == 3, NAN, GAE_VALUE)])
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "call"),
+    [
+        (AlignmentError, "value_nt", lambda: gae(GAE_REWARD, GAE_VALUE[:, :5], GAE_MASK)),
+        (AlignmentError, "logp_nt", lambda: sae(GAE_REWARD, GAE_VALUE, GAE_VALUE[:, :2], GAE_MASK)),
+        (RewardError, "completion 1 is nan at trainable token 3", lambda: gae(TWICE[0], BROKEN, TWICE[2])),
+        (RewardError, "token 4", lambda: gae(torch.where(GAE_REWARD > 0, math.inf, GAE_REWARD), GAE_VALUE, GAE_MASK)),
+        (RecipeError, "1.5", lambda: gae(GAE_REWARD, GAE_VALUE, GAE_MASK, lam=torch.tensor([1.5]))),
+        (RecipeError, "nan", lambda: gae(*TWICE, lam=torch.tensor([0.5, NAN]))),
+        (RecipeError, "-0.1", lambda: gae(GAE_REWARD, GAE_VALUE, GAE_MASK, gamma=-0.1)),
+        (RecipeError, "begin", lambda: sae(GAE_REWARD, GAE_VALUE, GAE_VALUE, GAE_MASK, boundary="begin")),
+        (RecipeError, "value_end_n", lambda: bootstrap_values(torch.tensor([True]), truncated="bootstrap")),
+        (RecipeError, "drop", lambda: bootstrap_values(torch.tensor([True]), truncated="drop")),
+    ],
+)
+def test_errors_of_the_recursion(unchecked_shapes, error, says, call):
+    with pytest.raises(error, match=says):
+        call()
 
 
 def test_the_scratch_does_not_grow_with_the_batch():

@@ -1,26 +1,21 @@
 """Strata: moments, leaving one out, whitening, and who belongs to none."""
 
-import math
 
 import pytest
 import torch
 
 from credit_batches import PAIR, SAME
-from helpers import NAN, assert_close
-from spanwise.credit import advantage, centred, group_index, moments, refine
+from helpers import NAN, assert_close, double
+from spanwise.credit import advantage, centred, moments, refine
 from spanwise.credit.baselines import excess_variance_elsewhere, precision_mean
-from spanwise.credit.strata import as_columns, compare_in_strata, first_of, standardised, standardised_tokens, weighted
-from spanwise.credit.trajectories.rollouts import timeline
+from spanwise.credit.strata import compare_in_strata, standardised, standardised_tokens, weighted
 from spanwise.errors import AlignmentError, RecipeError
 
 
 def test_precision_mean():
-    nothing = precision_mean(torch.tensor([[NAN]]), torch.tensor([[1.0]]))
-    assert math.isnan(nothing.item())
-    assert_close(precision_mean(torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0], [0.5]])).double(), [2.0])
-    # (1/1 + 4/2) / (1/1 + 1/2) = 2; an absent estimate leaves the other one.
-    two = precision_mean(torch.tensor([[1.0, 1.0], [4.0, NAN]]), torch.tensor([[1.0, 1.0], [2.0, 1.0]]))
-    assert_close(two.double(), [2.0, 1.0])
+    # (1/1 + 4/2) / (1/1 + 1/2) = 2; an estimate or a variance that is absent leaves the other one, both leave nothing.
+    estimate_en, variance_en = double([[1, 1, 1, NAN], [4, NAN, 4, 2]]), double([[1, 1, 1, 1], [2, 1, NAN, NAN]])
+    assert_close(precision_mean(estimate_en, variance_en), [2.0, 1.0, 1.0, NAN], equal_nan=True)
 
 
 def test_excess_variance_of_the_other_strata():
@@ -38,19 +33,6 @@ def test_a_reward_of_weight_0_adds_0_even_if_it_is_absent():
     assert weighted_nm[1, 1] == 0
 
 
-def test_the_first_wrong_entry_and_a_vector_as_a_column():
-    assert first_of(torch.tensor([[False, False], [False, True]])) == [1, 1]
-    assert first_of(torch.zeros(2, dtype=torch.bool)) == []
-    assert as_columns(torch.zeros(3)).shape == (3, 1)
-
-
-def test_moments_of_two_strata():
-    within = moments(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1]))
-    assert within.mean_n().tolist() == [2.0, 2.0, 5.0]
-    assert within.count_n().tolist() == [2.0, 2.0, 1.0]
-    assert within.deviation_n.tolist() == [-1.0, 1.0, 0.0]
-
-
 def test_standardised_with_weights_and_tokens():
     # The mean is (3 + 3) / 4 = 1.5 and the variance (3 x 0.25 + 2.25) / 4 = 0.75.
     assert_close(
@@ -59,18 +41,6 @@ def test_standardised_with_weights_and_tokens():
     mask_nt = torch.tensor([[True, False], [True, True]])
     token_nt = standardised_tokens(torch.tensor([[1.0, 9.0], [0.0, 0.0]]), mask_nt, ddof=0)
     assert_close(token_nt.double(), [[1.4142, 0.0], [-0.7071, -0.7071]], 1e-4)
-
-
-def test_a_timeline_sums_backward_and_finds_outcomes():
-    line = timeline(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
-    assert line.backward_sum(torch.tensor([1.0, 2.0, 3.0]), decay=0.5).tolist() == [2.0, 2.0, 3.0]  # 1 + 0.5 x 2, 2, 3
-    line, reward_s = timeline(torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0])), torch.tensor([1.0, 5.0, 2.0])
-    assert line.outcome(reward_s, "last").tolist() == [5.0, 2.0]
-    assert line.outcome(reward_s, "sum").tolist() == [6.0, 2.0]
-
-
-def test_moments_standard_deviation_of_one_is_zero():
-    assert moments(torch.tensor([3.0]), torch.tensor([0])).std_n(ddof=1).tolist() == [0.0]
 
 
 def test_token_whitening_over_many_rows_survives_an_offset_and_poison():
@@ -119,19 +89,11 @@ def test_what_is_constant_has_no_scale():
     assert standardised(torch.full((5,), 0.7), shift=False, eps=1e-6)[0].tolist() == [0.0] * 5
 
 
-def test_string_groups():
-    assert group_index(["x", "y", "x"]).tolist() == [0, 1, 0]
-
-
-HALF_ROOT = 2**-0.5
-
-
 def test_two_are_enough_for_a_sample_standard_deviation():
-    assert_close(moments(PAIR, SAME).std_n(ddof=1), [2**0.5] * 2, 1e-12)
-    assert_close(moments(PAIR, SAME).std_n(ddof=0), [1.0] * 2, 1e-12)
-    assert_close(moments(PAIR, SAME).std_n(ddof=2), [0.0] * 2, 1e-12)
-    assert_close(centred(PAIR, SAME, scale="std"), [-HALF_ROOT, HALF_ROOT], 1e-12)
-    assert_close(centred(PAIR, SAME, scale="none"), centred(PAIR, SAME).tolist(), 1e-12)
+    for ddof, expected in enumerate((1.0, 2**0.5, 0.0)):
+        assert_close(moments(PAIR, SAME).std_n(ddof=ddof), [expected] * 2, 1e-12)
+    assert_close(centred(PAIR, SAME, scale="std"), [-(2**-0.5), 2**-0.5], 1e-12)
+    assert_close(centred(PAIR, SAME), [-1.0, 1.0], 1e-12)
 
 
 def test_completions_outside_every_stratum():
@@ -146,22 +108,11 @@ def test_completions_outside_every_stratum():
     assert_close(advantage(PAIR, SAME, baseline="outcome", outcome_no=torch.full((2,), NAN)).advantage_n, [0.0, 0.0], 1e-12)
 
 
-def test_precision_mean_ignores_what_is_unknown():
-    mixed = precision_mean(torch.tensor([[NAN, 3.0], [2.0, NAN]]), torch.tensor([[1.0, NAN], [4.0, 1.0]]))
-    assert_close(mixed.double(), [2.0, NAN], 1e-12, equal_nan=True)
-
-
-def test_defaults_of_whitening_tokens():
-    value_nt, mask_nt = torch.tensor([[0.0, 2.0, NAN]], dtype=torch.float64), torch.tensor([[True, True, False]])
-    before = value_nt.clone()
-    expected = 1 / (2 + 1e-8) ** 0.5
-    assert_close(standardised_tokens(value_nt, mask_nt), [[-expected, expected, 0.0]], 1e-12)
-    assert value_nt.tolist()[0][:2] == before.tolist()[0][:2]  # its input stays as it is
-    tiny = torch.tensor([[0.0, 2e-4]], dtype=torch.float64)
-    assert_close(standardised_tokens(tiny, mask_nt[:, :2]), [[-1e-4 / (3e-8) ** 0.5, 1e-4 / (3e-8) ** 0.5]], 1e-9)
-
-
-def test_whitening_skips_rows_without_tokens():
+def test_defaults_of_whitening_tokens_and_rows_without_any():
+    mask_nt = torch.tensor([[True, True, False]])
+    for step in (2.0, 2e-4):
+        expected = step / 2 / (step**2 / 2 + 1e-8) ** 0.5
+        assert_close(standardised_tokens(double([[0, step, NAN]]), mask_nt), [[-expected, expected, 0.0]], 1e-9)
     mask_nt = torch.zeros(70, 2, dtype=torch.bool)
     mask_nt[[33, 69]] = True  # the first 32 rows, which are read together, hold nothing
     value_nt = torch.where(mask_nt, 0.0, NAN).double()
@@ -177,9 +128,11 @@ def test_without_a_degree_of_freedom_nothing_is_scaled():
     assert_close(moments(value_n, SAME, weight_n=torch.tensor([0.375, 0.125])).mean_n(), [0.5, 0.5], 1e-12)
 
 
-def test_an_id_below_minus_one_is_no_stratum():
-    with pytest.raises(AlignmentError, match="stratum -7"):
+def test_an_id_below_minus_one_is_no_stratum_and_there_are_three_scales():
+    with pytest.raises(AlignmentError, match="-7"):
         centred(PAIR, torch.tensor([-7, -7]))
+    with pytest.raises(RecipeError, match="var"):
+        centred(PAIR, SAME, scale="var")
 
 
 def test_voters_may_have_any_ids():
@@ -190,8 +143,3 @@ def test_voters_may_have_any_ids():
         assert_close(found, [-2.0, 0.0, 1.0, 3.0], 1e-12)
         compared = compare_in_strata(value_n, group_n, voter_n=torch.tensor(voters)).comparison
         assert compared.members_nm.flatten().tolist() == [3] * 4
-
-
-def test_a_scale_that_does_not_exist_is_refused():
-    with pytest.raises(RecipeError, match="There is no scale 'var'"):
-        centred(PAIR, SAME, scale="var")

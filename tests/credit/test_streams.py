@@ -1,7 +1,7 @@
 """Streams: rewards of blocks under a critic, by hand, against a slow oracle, and as one with what they are made of."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -123,40 +123,16 @@ def test_a_missing_block_is_a_block_of_one_token():
     assert found.stop_n.tolist() == [0.0]
 
 
-def test_tokens_that_no_objective_pays():
-    """One objective on the solution alone: shared, all tokens train; per objective, those of the solution do."""
-    values_nt = double([[0.25, 0.5, NAN, 0.125, 0.25]])
-    only = Objective("correct", pays="solution")
-    shared, own = (Scheme("gae", BLOCKS, [only], 1, {"lam": 1.0}, values=values) for values in (None, "objective"))
-    # Nothing comes after the solution: returns 1, 1, 0, 0.
-    assert_close(run(shared, TOKENS, [[1]], values_nt)[0].token_nt, [[0.75, 0.5, 0, -0.125, -0.25]], 1e-12)
-    assert_close(run(own, TOKENS, [[1]], values_nt)[0].token_nt, [[0.75, 0.5, 0, 0, 0]], 1e-12)
-
-
 def test_a_bootstrap_stands_behind_the_streams_that_were_cut():
     value_nts = double([[[0.25, NAN], [0.5, NAN], [NAN, NAN], [NAN, -0.25], [NAN, -0.125]]])
     scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5, "gamma": 0.5})
     # The solution had ended: 1 - 1/2; 1/4 - 1/4 + 1/4 x 1/2. The confidence: 0 + 1/2 (-1/4) + 1/8 = 0; 1/4 - 1/16 + 0; times 2.
-    expected = [[F(1, 8), F(1, 2), 0, F(3, 8), 0]]
-    for behind in (double([-0.25]), double([[7.0, -0.25]])):
+    for behind, confidence in ((double([-0.25]), F(3, 8)), (double([[7.0, -0.25]]), F(3, 8)), (double([NAN]), 0)):
         found, _ = run(scheme, TOKENS, [[1, 0]], value_nts, bootstrap_n=behind)
-        assert fractions(found.token_nt) == expected
-    found, _ = run(scheme, TOKENS, [[1, 0]], value_nts, bootstrap_n=double([NAN]))
-    assert fractions(found.token_nt) == [[F(1, 8), F(1, 2), 0, 0, 0]]  # nothing is learned from what was cut
+        assert fractions(found.token_nt) == [[F(1, 8), F(1, 2), 0, confidence, 0]]  # nothing is learned from an unknown end
 
 
 # Against a slow oracle
-
-
-@dataclass
-class Case:
-    block_nt: torch.Tensor
-    mask_nt: torch.Tensor
-    reward_nm: torch.Tensor
-    status_nm: torch.Tensor
-    value_nts: torch.Tensor
-    logp_nt: torch.Tensor
-    bootstrap_ns: torch.Tensor
 
 
 RULES = {
@@ -174,6 +150,7 @@ RULES = {
         Objective("correct", pays=("a", "b", "c"), if_missing=0.0),
         Objective("format", pays=("c", "b", "a"), weight=0.25),
     ),
+    "some": (Objective("format", pays="b"),),  # shared, tokens that nobody pays train, too
 }
 THREE = Layout({"a": ["answer"], "b": ["confidence"], "c": ["answer", "confidence"]})
 
@@ -196,8 +173,10 @@ def made_up(seed, m, s, *, n=24):
     block_nt = torch.tensor([row + [-1] * (width - len(row)) for row in rows])
     status_nm = torch.tensor([OK, OK, OK, OK, ABSENT, UNPARSABLE, ERROR, TIMEOUT, UNSCORED])[whole(9, n, m)]
     reward_nm = torch.where(status_nm == OK, torch.randn(n, m, generator=g, dtype=torch.float64), NAN)
-    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
-    return Case(block_nt, block_nt >= 0, reward_nm, status_nm, draw(n, width, s), -draw(n, width).abs() * 2, draw(n, s))
+    value_nts, logp_nt, end_ns = (
+        torch.randn(*shape, generator=g, dtype=torch.float64) for shape in ((n, width, s), (n, width), (n, s))
+    )
+    return block_nt, reward_nm, status_nm, value_nts, -2 * logp_nt.abs(), end_ns
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -213,21 +192,18 @@ def test_streams_equal_the_slow_oracle(method, rule, values, seed):
         options = {"gamma": 0.9, "length_adaptive_alpha": 0.7}
     scheme = Scheme("sae" if method in ("start", "end") else "gae", THREE, objectives, 1, options, values=values)
     case = made_up(seed, len(objectives), len(scheme.value_names))
-    more = {"logp_nt": case.logp_nt, "bootstrap_n": case.bootstrap_ns}
-    found, adv_nt = run(scheme, case.block_nt, case.reward_nm.tolist(), case.value_nts, case.status_nm.tolist(), **more)
+    block_nt, reward_nm, status_nm, value_nts, logp_nt, end_ns = case
+    found, adv_nt = run(scheme, block_nt, reward_nm, value_nts, status_nm, logp_nt=logp_nt, bootstrap_n=end_ns)
     expected_nt, stop_n = slow_streams(
-        case.block_nt, case.reward_nm, case.status_nm, case.value_nts, case.logp_nt, case.bootstrap_ns,
-        objectives=objectives, names=THREE.names, shared=values == "shared", method=method, gamma=0.9, lam=0.6,
-    )  # fmt: skip
+        *case, objectives=objectives, names=THREE.names, shared=values == "shared", method=method, gamma=0.9, lam=0.6
+    )
     assert_close(found.token_nt, expected_nt, 1e-10)
     assert_close(found.stop_n, stop_n, 1e-10)
     assert values == "objective" or not stop_n.any()
-    last_nt = torch.zeros_like(expected_nt)
-    for i, row in enumerate(case.block_nt.tolist()):
-        trained = [t for t, k in enumerate(row) if k >= 0]
-        if trained:
-            last_nt[i, trained[-1]] = stop_n[i]
-    assert_close(adv_nt, expected_nt + last_nt, 1e-10)
+    for i, row in enumerate(block_nt.tolist()):
+        if trained := [t for t, k in enumerate(row) if k >= 0]:
+            expected_nt[i, trained[-1]] += stop_n[i]
+    assert_close(adv_nt, expected_nt, 1e-10)
 
 
 # What must hold whatever the numbers
@@ -241,48 +217,39 @@ def test_what_stands_outside_a_stream_is_never_read(method, values, poison, whit
     objectives = RULES["apart"]
     options = {"whiten": True} if whiten and method == "gae" else {}
     scheme = Scheme(method, THREE, objectives, "block", options, values=values)
-    case = made_up(5, 3, len(scheme.value_names))
-    reading = reading_of(
-        case.block_nt, case.reward_nm.tolist(), case.status_nm.tolist(), names=THREE.names, rewards=scheme.names
-    )
-    batch = Batch(torch.zeros(24).long(), mask_nt=case.mask_nt, value_nt=case.value_nts, logp_nt=case.logp_nt)
+    block_nt, reward_nm, status_nm, value_nts, logp_nt, _ = made_up(5, 3, len(scheme.value_names))
+    mask_nt = block_nt >= 0
+    reading = reading_of(block_nt, reward_nm, status_nm, names=THREE.names, rewards=scheme.names)
+    batch = Batch(torch.zeros(24).long(), mask_nt=mask_nt, value_nt=value_nts, logp_nt=logp_nt)
     held_nts = streams(reading, batch, scheme).mask_snt.permute(1, 2, 0)
-    poisoned = {
-        "value_nt": torch.where(held_nts, case.value_nts, poison),
-        "logp_nt": torch.where(case.mask_nt, case.logp_nt, poison),
-    }
+    poisoned = torch.where(held_nts, value_nts, poison), torch.where(mask_nt, logp_nt, poison)
     clean, dirty = (
-        run(scheme, case.block_nt, case.reward_nm.tolist(), fields.pop("value_nt"), case.status_nm.tolist(), **fields)[1]
-        for fields in ({"value_nt": case.value_nts, "logp_nt": case.logp_nt}, poisoned)
+        run(scheme, block_nt, reward_nm, value, status_nm, logp_nt=logp)[1]
+        for value, logp in ((value_nts, logp_nt), poisoned)
     )
     assert bool(clean.any())
     assert torch.equal(clean, dirty)
-    assert not bool(dirty[~case.mask_nt].any())
-    assert not bool(dirty[~case.mask_nt].signbit().any())
+    assert not bool(dirty[~mask_nt].any() | dirty[~mask_nt].signbit().any())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize(("count", "dtype"), [(1, torch.float32), (3, torch.bfloat16), (7, torch.float32)])
 def test_one_reward_for_all_blocks_is_what_it_was(count, dtype):
     """Bit by bit: the sum of the rewards on the last trainable token, whatever the number of objectives."""
     g = torch.Generator().manual_seed(count)
     objectives = [Objective("format", THREE.names, weight=0.1 * m + 0.3, name=f"r{m}") for m in range(count)]
     scheme = Scheme("gae", THREE, objectives, "completion")
-    case = made_up(count, count, 1)
-    reading = reading_of(case.block_nt, torch.rand(24, count, generator=g, dtype=torch.float64).tolist(),
-                         names=THREE.names, rewards=scheme.names)  # fmt: skip
+    block_nt, *_, value_nts, _, _ = made_up(count, count, 1)
+    reward_nm = torch.rand(24, count, generator=g, dtype=torch.float64)
+    reading = reading_of(block_nt, reward_nm, names=THREE.names, rewards=scheme.names)
     reading.scores.reward_nm[3, 0], reading.scores.status_nm[3, 0] = NAN, ERROR
-    value_nt = case.value_nts[..., 0].to(dtype)
+    value_nt = value_nts[..., 0].to(dtype)
     sum_n = summed(reading.scores, objectives)
-    mask_nt = case.mask_nt & ~sum_n.isnan()[:, None]
+    mask_nt = (block_nt >= 0) & ~sum_n.isnan()[:, None]
     before_nt = gae(on_last_token(sum_n, mask_nt), value_nt, mask_nt)
     for given in (value_nt, value_nt[..., None]):
-        found = credit_batch(reading, Batch(torch.zeros(24).long(), mask_nt=case.mask_nt, value_nt=given), scheme)
+        found = credit_batch(reading, Batch(torch.zeros(24).long(), mask_nt=block_nt >= 0, value_nt=given), scheme)
         assert found.token_nt.dtype == before_nt.dtype
         assert torch.equal(found.token_nt, before_nt)
-
-
-# SAE inside a block: the worked numbers of methods.md and related.md, beside another block
 
 
 # What a critic is fitted to, and what fits nowhere
@@ -311,39 +278,33 @@ def test_nothing_in_nothing_out(shape, values):
     value_nt = torch.zeros(*shape, len(scheme.value_names))
     _, adv_nt = run(scheme, torch.zeros(shape).long(), torch.zeros(shape[0], 2), value_nt)
     assert adv_nt.shape == shape
-
-
-def test_a_completion_without_a_trainable_token():
-    """Nothing carries what it owes, and nobody crashes."""
-    for values in ("shared", "objective"):
-        scheme = Scheme("gae", BLOCKS, PAIR, "block", values=values)
-        value_nt = torch.zeros(1, 2, len(scheme.value_names))
-        found, adv_nt = run(scheme, torch.tensor([[-1, -1]]), [[1, NAN]], value_nt)
-        assert not adv_nt.any()
-        assert not found.stop_n.any()
+    # Nothing carries what a completion without a trainable token owes.
+    found, adv_nt = run(scheme, torch.tensor([[-1, -1]]), [[1, NAN]], torch.zeros(1, 2, len(scheme.value_names)))
+    assert not adv_nt.any()
+    assert not found.stop_n.any()
 
 
 def test_what_does_not_fit_is_refused(unchecked_shapes):
     scheme, shared = Scheme("gae", BLOCKS, PAIR), Scheme("gae", BLOCKS, PAIR, values="shared")
-    for rule, shape, says in (
-        (scheme, (1, 5), "1 value per token and there are 2 streams"),
-        (scheme, (1, 5, 1), "1 value per token and there are 2 streams"),
-        (shared, (1, 5, 2), "2 values per token and there is 1 stream"),
-        (shared, (1, 4), r"\(1, 4\) and the completions are \(1, 5\)"),
+    for rule, shape, ends in (
+        (scheme, (1, 5), None),
+        (scheme, (1, 5, 1), None),
+        (shared, (1, 5, 2), None),
+        (shared, (1, 4), None),
+        (shared, (1, 5, 1, 1), None),
+        (scheme, (1, 5, 2), torch.zeros(1, 3)),
     ):
-        with pytest.raises(AlignmentError, match=says):
-            run(rule, TOKENS, [[1, -0.25]], torch.zeros(shape))
-    with pytest.raises(AlignmentError, match="bootstrap_n holds 3 values"):
-        run(scheme, TOKENS, [[1, -0.25]], torch.zeros(1, 5, 2), bootstrap_n=torch.zeros(1, 3))
+        with pytest.raises(AlignmentError):
+            run(rule, TOKENS, [[1, -0.25]], torch.zeros(shape), bootstrap_n=ends)
     reading = reading_of(TOKENS, [[1, -0.25]])
     afar = Reading(reading.scores, reading.length_nk, reading.fault_n)  # without its spans
     batch = Batch([0], mask_nt=TOKENS >= 0, value_nt=torch.zeros(1, 5, 2))
     for function in (credit_batch, streams):
         with pytest.raises(RecipeError):
             function(afar, batch, scheme)
-    with pytest.raises(RecipeError, match="'bae' reads no values"):
+    with pytest.raises(RecipeError):
         streams(reading, batch, Scheme("bae", BLOCKS, PAIR))
-    with pytest.raises(AlignmentError, match=r"mask_nt is \(1, 4\)"):
+    with pytest.raises(AlignmentError):
         reward_streams(reading.scores, PAIR, BLOCKS.names, TOKENS, torch.ones(1, 4).bool())
 
 
@@ -353,7 +314,7 @@ def test_assign_takes_the_same_words(unchecked_shapes):
     rule = {"objectives": PAIR, "block_names": BLOCKS.names, "method": "gae", "inputs": inputs}
     found = assign(reading.scores, torch.tensor([0]), reading.present_nk, values="shared", lam=1.0, **rule)
     assert found.token_nt.tolist() == [[0.5, 0.5, 0.0, -0.5, -0.5]]
-    with pytest.raises(RecipeError, match="Did you mean 'shared'"):
+    with pytest.raises(RecipeError, match="shared"):
         assign(reading.scores, torch.tensor([0]), reading.present_nk, values="sharde", **rule)
 
 
