@@ -1,6 +1,5 @@
 """Strata: moments, leaving one out, whitening, and who belongs to none."""
 
-
 import pytest
 import torch
 

@@ -1,20 +1,13 @@
-"""HA-DW: worked weights, and a history that moves, settles and is resumed."""
+"""HA-DW: a history that moves, settles and is resumed; test_comparison_exact has the weights."""
 
 import json
 
 import pytest
 import torch
 
-from helpers import NAN, assert_close
-from spanwise.credit import HistoryWeight, ha_dw
+from helpers import NAN
+from spanwise.credit import HistoryWeight
 from spanwise.errors import RecipeError
-
-
-def test_ha_dw_weights():
-    reward_n = torch.tensor([1.0, 0, 0, 0])
-    adv_n = ha_dw(reward_n, torch.zeros(4).long(), anchor=0.5, eps=0.0) / 2  # the standard deviation is .5
-    assert_close(adv_n, [1.251925, -0.253110, -0.253110, -0.253110])
-    assert_close(adv_n[:2] / torch.tensor([0.75, -0.25]).double(), [1.669233, 1.012441])
 
 
 def test_history_weight_moves_its_anchor():
@@ -40,12 +33,9 @@ def test_history_weight_slows_down_as_its_anchor_settles():
 
 def test_history_weight_with_a_moving_average():
     weigh = HistoryWeight()
-    group_n = torch.zeros(2, dtype=torch.long)
-    seen = []
-    for rewards in ([1.0, 0.0], [1.0, 1.0], [0.0, 1.0]):
-        weigh(torch.tensor(rewards), group_n, history=2)
-        seen.append(weigh.anchor)
-    assert seen == [0.5, 0.75, 0.75]
+    for rewards, anchor in (([1.0, 0.0], 0.5), ([1.0, 1.0], 0.75), ([0.0, 1.0], 0.75)):
+        weigh(torch.tensor(rewards), torch.zeros(2, dtype=torch.long), history=2)
+        assert weigh.anchor == anchor
 
 
 @pytest.mark.parametrize("history", [None, 3])
@@ -63,5 +53,5 @@ def test_history_weight_continues_after_a_resume(history):
     for reward_n, adv_n in zip(completion_batches[4:], expected[4:], strict=True):
         torch.testing.assert_close(second(reward_n, group_n, **how), adv_n, atol=0, rtol=0)
     assert whole.state_dict() == second.state_dict()
-    with pytest.raises(RecipeError, match="holds 'anchors' and 'rates'; got anchor"):
+    with pytest.raises(RecipeError):
         second.load_state_dict({"anchor": [0.5]})

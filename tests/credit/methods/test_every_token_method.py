@@ -1,4 +1,4 @@
-"""What holds for every per-token method: empty batches, and the sentences of those that reshape."""
+"""What holds for every per-token method: empty batches, and what those that reshape refuse."""
 
 import pytest
 import torch
@@ -8,6 +8,8 @@ from spanwise.credit.methods._gae import gae, sae
 from spanwise.credit.methods._refinements import ktae, oar
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.testing import check_estimator
+
+ONES, MASK, ALONE = torch.ones(1, 2), all_of(1, 2), torch.zeros(1).long()
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
@@ -19,18 +21,19 @@ def test_nothing_in_nothing_out(shape):
     assert ktae(empty, empty.long(), mask, torch.zeros(shape[0]), torch.zeros(shape[0]).long()).shape == shape
 
 
-def test_errors_of_the_reshapers(unchecked_shapes):
-    adv, mask = torch.ones(1, 2), all_of(1, 2)
-    with pytest.raises(RewardError, match="importance of completion 0 is -1"):
-        oar(adv, -adv, mask)
-    with pytest.raises(RecipeError, match="quantile is 25"):
-        oar(adv, adv, mask, quantile=25)
-    with pytest.raises(AlignmentError, match="importance_nt"):
-        oar(adv, torch.ones(1, 3), mask)
-    with pytest.raises(AlignmentError, match=r"correct_n is \(2,\)"):
-        ktae(adv, adv.long(), mask, torch.ones(2), torch.zeros(1).long())
-    with pytest.raises(RecipeError, match="no form of KTAE 'papr'"):
-        ktae(adv, adv.long(), mask, torch.ones(1), torch.zeros(1).long(), form="papr")
+@pytest.mark.parametrize(
+    ("error", "says", "call"),
+    [
+        (RewardError, "completion 0 is -1", lambda: oar(ONES, -ONES, MASK)),
+        (RecipeError, "25", lambda: oar(ONES, ONES, MASK, quantile=25)),
+        (AlignmentError, "importance_nt", lambda: oar(ONES, torch.ones(1, 3), MASK)),
+        (AlignmentError, "correct_n", lambda: ktae(ONES, ONES.long(), MASK, torch.ones(2), ALONE)),
+        (RecipeError, "papr", lambda: ktae(ONES, ONES.long(), MASK, torch.ones(1), ALONE, form="papr")),
+    ],
+)
+def test_what_reshapers_refuse(unchecked_shapes, error, says, call):
+    with pytest.raises(error, match=says):
+        call()
 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
