@@ -36,16 +36,6 @@ def z_scores(values, ddof, eps):
     return [(v - average(values)) / (std + eps) if std > 1e-12 else 0.0 for v in values]
 
 
-def slow_maxrl(batch, eps):
-    reward, groups = members(batch)
-    result = [0.0] * len(reward)
-    for inside in groups.values():
-        mean = average([reward[i] for i in inside])
-        for i in inside if len(inside) > 1 and mean > 0 else []:
-            result[i] = (reward[i] - mean) / (mean + eps)
-    return result
-
-
 def slow_opo(batch):
     reward, groups = members(batch)
     length, result = batch[2].tolist(), [0.0] * len(reward)
@@ -71,16 +61,6 @@ def slow_whitened(value, weight, ddof, eps, eps_at="variance", shift=True):
         "floor": math.sqrt(max(variance, eps)),
     }[eps_at]
     return [(value[i] - (mean if shift else 0.0)) / divisor if i in used else 0.0 for i in range(len(value))]
-
-
-def slow_reinforce_plus_plus_baseline(batch, ddof, zero_constant_groups):
-    reward, groups = members(batch)
-    value = [None] * len(reward)
-    for inside in groups.values():
-        if len(inside) > 1 and not (zero_constant_groups and len({reward[i] for i in inside}) == 1):
-            for i in inside:
-                value[i] = reward[i] - average([reward[j] for j in inside])
-    return slow_whitened(value, batch[2].tolist(), ddof, 1e-8)
 
 
 def slow_gdpo(batch, weights, length, ddof):

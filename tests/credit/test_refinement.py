@@ -91,13 +91,11 @@ def test_ktae_adds_the_slow_oracles_term_to_what_a_token_has(method, per, form):
 
 @pytest.mark.parametrize("method", ["grpo", "bae"])
 def test_oar_multiplies_with_the_slow_oracles_weight_by_surprise(method):
-    plain_nt, found, reading = trained(scheme(method, per="block"))
-    given, mask_nt = batch(), reading.spans.block_nt >= 0
-    adv_nt = before_it_is_shared(found, reading)
-    want_nt = slow_oar(adv_nt, -given.logp_nt, mask_nt, 0.25, 1.0, 0.1, False) - adv_nt
-    size_nt = reading.length_nk.double().gather(1, reading.spans.block_nt.long().clamp(min=0))
-    refined_nt, _, _ = trained(scheme(method, "oar", per="block"))
-    assert_close(refined_nt, plain_nt + torch.where(mask_nt, want_nt / size_nt, 0.0), 1e-9)
+    plain_nt, found, reading = trained(scheme(method, per=1))
+    mask_nt, adv_nt = reading.spans.block_nt >= 0, before_it_is_shared(found, reading)
+    want_nt = slow_oar(adv_nt, -batch().logp_nt, mask_nt, 0.25, 1.0, 0.1, False) - adv_nt
+    refined_nt, _, _ = trained(scheme(method, "oar", per=1))
+    assert_close(refined_nt, plain_nt + torch.where(mask_nt, want_nt, 0.0), 1e-9)
     assert float((refined_nt - plain_nt).abs().max()) > 0.001
 
 
@@ -136,46 +134,40 @@ def test_a_recipe_says_it_and_writes_it(tmp_path):
         assert scheme_of(load(recipe), LAYOUT, 32).refine == found.refine
 
 
-REFUSED = {
-    "not a refinement": ("rloo", r"refine: 'rloo' credits completions and refines nothing; use ktae or oar\."),
-    "no method": ({"options": {}}, r"refine is .*; write refine: ktae, or"),
-    "a field that is not there": ({"method": "ktae", "form": "code"}, "no field of refine 'form'"),
-    "an option that is not there": ({"method": "oar", "options": {"form": "code"}}, "Method 'oar' has no option 'form'"),
-    "an option without a use": (
-        {"method": "ktae", "options": {"top": 2.0}},
-        "Option 'top' of method 'ktae' has an effect only",
-    ),
-    "right for a method that does not ask": ({"method": "oar", "correct": "correct"}, "'oar' does not ask what is right"),
-    "right by no objective": ({"method": "ktae", "correct": "corect"}, "Did you mean 'correct'"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case):
-    refine, sentence = REFUSED[case]
-    with pytest.raises(RecipeError, match=sentence):
+@pytest.mark.parametrize(
+    "refine",
+    [
+        "rloo",
+        {"options": {}},
+        {"method": "ktae", "form": "code"},
+        {"method": "ktae", "options": ["form"]},
+        {"method": "oar", "options": {"form": "code"}},
+        {"method": "ktae", "options": {"top": 2.0}},  # of the form "code" alone
+        {"method": "oar", "correct": "correct"},
+        {"method": "ktae", "correct": "corect"},
+    ],
+)
+def test_what_is_refused(refine, unchecked_shapes):
+    with pytest.raises(RecipeError):
         scheme("grpo", refine)
 
 
 def test_what_a_trainer_does_not_bring_is_refused():
     provides = {"group_n", "mask_nt"}
-    with pytest.raises(RecipeError, match=r"\(ids_nt\)"):
-        scheme("grpo", "ktae").check(provides)
-    with pytest.raises(RecipeError, match=r"\(logp_nt\)"):
-        scheme("grpo", "oar").check({*provides, "ids_nt"})
-    scheme("grpo", "oar").check({*provides, "logp_nt"})
+    for refine, lacking in (("ktae", "ids_nt"), ("oar", "logp_nt")):
+        refined = scheme("grpo", refine)
+        with pytest.raises(RecipeError, match=lacking):
+            refined.check(provides)
+        refined.check({*provides, lacking})
     assert scheme("grpo", "ktae").needs == {"ids_nt", "mask_nt"}
 
 
-def test_turns_are_refused():
+def test_turns_are_refused_and_a_refinement_without_a_method():
     rows = torch.arange(len(SAID))
-    with pytest.raises(RecipeError, match="these rows are turns"):
+    with pytest.raises(RecipeError):
         trained(scheme("grpo", "ktae"), batch(steps=Steps(rows // 2, rows)))
     objectives = [Objective("correct", pays=LAYOUT.names, scope="turn")]
-    with pytest.raises(RecipeError, match="credits turns"):
+    with pytest.raises(RecipeError):
         Scheme.preset("grpo", LAYOUT, objectives=objectives, refine="ktae")
-
-
-def test_a_refinement_is_no_method():
-    with pytest.raises(RecipeError, match="refine: ktae"):
+    with pytest.raises(RecipeError, match="refine: ktae"):  # it is no method of its own
         Scheme.preset("ktae", LAYOUT)

@@ -63,13 +63,14 @@ def test_random_batches_against_loops(scale, threshold):
 
 def test_groups_whose_scores_agree_are_not_mixed():
     adv_n = double([1, -1, 0.5, -0.5])
-    assert torch.equal(mixed_advantage(adv_n, double([0.5, 0.55, 0.6, 0.5]), ONE, mix=0.5), adv_n)
-    assert torch.equal(mixed_advantage(adv_n, double([0.5] * 4), ONE, mix=0.5, threshold=0.0), adv_n)
-    assert torch.equal(mixed_advantage(adv_n, double([-3, -2, -1, -0.1]), ONE, mix=0.5, threshold=0.0), adv_n)  # all 0
-    assert torch.equal(mixed_advantage(adv_n, double([0.9, 0.1, 0.5, 0.3]), torch.arange(4), mix=0.5), adv_n)
+    for score_n, group_n, threshold in (
+        ([0.5, 0.55, 0.6, 0.5], ONE, 0.1),
+        ([0.5] * 4, ONE, 0.0),
+        ([-3, -2, -1, -0.1], ONE, 0.0),  # all count as 0
+        ([0.9, 0.1, 0.5, 0.3], torch.arange(4), 0.1),
+    ):
+        assert torch.equal(mixed_advantage(adv_n, double(score_n), group_n, mix=0.5, threshold=threshold), adv_n)
 
-
-# ------------------------------------------------------------------------------------------------ credit of blocks
 
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b"1", b"0", b"</confidence>"))
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
@@ -77,10 +78,9 @@ SAID = [[0, 1, 3, 4, 5, 7], [0, 2, 3, 4, 5, 7], [0, 2, 3, 4, 6, 7], [0, 1, 3]]
 SCORES = double([0.9, 0.7, 0.1, 0.3])
 
 
-def found_by(method, *, scale="std", score_n=SCORES, objectives=None, layout=LAYOUT, said=SAID, **fields):
-    laser = Laser("<unk>", mix=0.25, scale=scale)
-    scheme = Scheme.preset(method, layout, laser=laser, objectives=objectives)
-    batch = Batch.jagged(said, [7] * len(said), columns={"answer": ["4"] * len(said)}, score_n=score_n, **fields)
+def found_by(method, *, score_n=SCORES, objectives=None, layout=LAYOUT, **fields):
+    scheme = Scheme.preset(method, layout, laser=Laser("<unk>", mix=0.25, scale="std"), objectives=objectives)
+    batch = Batch.jagged(SAID, [7] * len(SAID), columns={"answer": ["4"] * len(SAID)}, score_n=score_n, **fields)
     reading = read(batch, scheme, VOCABULARY)
     return credit_batch(reading, batch, scheme)
 
@@ -99,13 +99,8 @@ def test_only_the_share_of_the_verdict_in_the_blocks_that_it_pays_is_mixed():
     assert_close(mixed.block_nk[:, 0] - plain.block_nk[:, 0], change, 1e-12)
     assert torch.equal(mixed.block_nk[:, 1], plain.block_nk[:, 1])
     assert torch.equal(mixed.stop_n, plain.stop_n)
-
-
-def test_a_block_that_is_not_there_gets_nothing():
-    objectives = [Objective("correct", pays=("solution", "confidence"))]
-    mixed = found_by("bae", objectives=objectives)
-    assert mixed.block_nk[3, 1] == 0
-    assert mixed.block_nk[3, 0] != 0
+    both = found_by("bae", objectives=[Objective("correct", pays=("solution", "confidence"))])
+    assert (both.block_nk != 0).tolist()[3] == [True, False]  # a block that is not there gets nothing
 
 
 def test_the_paper_itself_is_grpo_with_its_standard_deviations():
@@ -115,14 +110,6 @@ def test_the_paper_itself_is_grpo_with_its_standard_deviations():
     z_v = [(v - 0.5) / statistics.stdev(verdict) for v in verdict]
     z_s = [(s - 0.5) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
     assert_close(mixed.block_nk[:, 0], [0.75 * v + 0.25 * s for v, s in zip(z_v, z_s, strict=True)], 1e-5)
-
-
-def test_without_a_scale_the_score_is_one_more_reward():
-    whole = Layout({"all": ["answer", "confidence"]})
-    plain = [Objective("correct", pays="all", baseline="group")]
-    mixed = found_by("bae", layout=whole, scale="none", objectives=plain)
-    reward = [0.75 * v + 0.25 * s for v, s in zip([1, 0, 0, 1], SCORES.tolist(), strict=True)]
-    assert_close(mixed.block_nk[:, 0], [r - 0.5 for r in reward], 1e-12)
 
 
 def test_tokens_with_advantages_of_their_own_are_mixed_where_the_verdict_pays():
@@ -140,11 +127,7 @@ def test_tokens_with_advantages_of_their_own_are_mixed_where_the_verdict_pays():
             assert math.isclose(after, want, abs_tol=1e-12), (i, t)
 
 
-def test_no_scores_means_not_yet():
+def test_no_scores_means_not_yet_and_three_are_too_few(unchecked_shapes):
     assert torch.equal(found_by("bae", score_n=None).block_nk, found_by("bae", score_n=double([NAN] * 4)).block_nk)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_sizes_that_differ_are_named():
-    with pytest.raises(AlignmentError, match=r"score_n is \(3,\) for 4 group ids"):
+    with pytest.raises(AlignmentError):
         found_by("bae", score_n=double([1, 0, 1]))

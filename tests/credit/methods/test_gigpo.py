@@ -1,16 +1,20 @@
-"""GiGPO: worked numbers, a slow oracle, and what it is without steps or without episodes."""
+"""GiGPO, the anchor states of steps, and what every step method refuses."""
 
-import math
+from difflib import SequenceMatcher
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import STEP, TASK, TRAJECTORY, WORKED, step_batches
+from credit_batches import STATE, STEP, STEP_METHODS, STEP_REWARD, TASK, TRAJECTORY, WORKED, step_batches
 from helpers import NAN, assert_close
 from oracles import slow_gigpo
-from spanwise.credit.methods._gigpo import gigpo
+from spanwise.credit.contrib._unconfirmed import gagpo
+from spanwise.credit.methods._gigpo import anchor_groups, gigpo
+from spanwise.credit.registry import METHODS
+from spanwise.credit.trajectories.rollouts import step_returns, timeline
+from spanwise.errors import AlignmentError, RecipeError
 
 
 def test_gigpo_mean():
@@ -19,20 +23,6 @@ def test_gigpo_mean():
     assert_close(gigpo(*WORKED, episode_weight=0.0), within, 1e-12)
     assert_close(gigpo(*WORKED, step_weight=0.0), [5, 5, 5, -5, -5, -5], 1e-12)
     assert_close(gigpo(*WORKED), [9.5125, 11.333333, 5, -9.5125, -8.166667, -8.166667])
-
-
-def test_gigpo_mean_and_standard_deviation():
-    assert_close(gigpo(*WORKED, scale="std"), [1.619977, 2.067571, 0.912871, -1.619977, -1.490221, -1.490221])
-    assert_close(
-        gigpo(*WORKED, scale="std", over="trajectories", step_weight=0.0),
-        [0.707107, 0.707107, 0.707107, -0.707107, -0.707107, -0.707107],
-    )
-    half = 1 / math.sqrt(2)
-    third = 1 / math.sqrt(3)
-    assert_close(gigpo(*WORKED, scale="std", episode_weight=0.0), [half, 2 * third, 0, -half, -third, -third])
-    # population deviation of the rows: 5, of s0: 4.5125
-    assert_close(gigpo(*WORKED, scale="std", ddof=0, eps=0.0)[[0, 3]], [2, -2], 1e-12)
-    assert_close(gigpo(*WORKED, scale="std", ddof=0, eps=5.0, step_weight=0.0)[[0, 3]], [0.5, -0.5], 1e-12)
 
 
 def test_a_lone_episode_is_zero_unless_raw():
@@ -56,12 +46,21 @@ def test_min_stratum():
 @pytest.mark.parametrize("scale", ["none", "std"])
 @pytest.mark.parametrize("over", ["rows", "trajectories"])
 @pytest.mark.parametrize("reward", ["sum", "last"])
-@given(batch=step_batches(), ddof=st.integers(0, 1), step_weight=st.sampled_from([1.0, 0.3]))
+@given(
+    batch=step_batches(), ddof=st.integers(0, 1), eps=st.sampled_from([1e-6, 0.5]), step_weight=st.sampled_from([1.0, 0.3])
+)
 @settings(max_examples=40, deadline=None)
-def test_gigpo_equals_the_slow_oracle(batch, scale, over, reward, ddof, step_weight):
-    options = {"scale": scale, "over": over, "reward": reward, "ddof": ddof, "step_weight": step_weight, "gamma": 0.9}
-    expected = slow_gigpo(batch, eps=1e-6, **options)
-    torch.testing.assert_close(gigpo(*batch, **options), expected, atol=1e-9, rtol=0)
+def test_gigpo_equals_the_slow_oracle(batch, scale, over, reward, ddof, eps, step_weight):
+    options = {
+        "scale": scale,
+        "over": over,
+        "reward": reward,
+        "ddof": ddof,
+        "eps": eps,
+        "step_weight": step_weight,
+        "gamma": 0.9,
+    }
+    torch.testing.assert_close(gigpo(*batch, **options), slow_gigpo(batch, **options), atol=1e-9, rtol=0)
 
 
 def test_equal_totals_stay_equal_whatever_the_order_of_their_parts():
@@ -70,3 +69,82 @@ def test_equal_totals_stay_equal_whatever_the_order_of_their_parts():
     states = list("abcdef")
     for over in ("rows", "trajectories"):
         assert gigpo(reward, TASK, TRAJECTORY, STEP, states, scale="std", eps=0.0, over=over).tolist() == [0.0] * 6
+
+
+def test_unknown_states_join_nothing():
+    states = ["s0", None, "s2", "s0", None, None]
+    assert_close(gigpo(STEP_REWARD, TASK, TRAJECTORY, STEP, states), [9.5125, 5, 5, -9.5125, -5, -5], 1e-12)
+    distinct = ["s0", "x", "s2", "s0", "y", "z"]
+    by_none, by_distinct = (gagpo(STEP_REWARD, TASK, TRAJECTORY, STEP, value) for value in (states, distinct))
+    assert by_none.tolist() == by_distinct.tolist()
+    assert by_none.abs().max() > 1
+
+
+def test_states_are_compared_by_equality_inside_a_prompt():
+    prompt = torch.tensor([0, 0, 0, 1, 1])
+    hashes = torch.tensor([-1, -(2**63), -1, -1, -1])
+    for states in ([(1, "a"), (2, "a"), (1, "a"), (1, "a"), (1, "a")], torch.tensor([4, 5, 4, 4, 4]), hashes):
+        assert anchor_groups(prompt, states).tolist() == [0, 1, 0, 2, 2]
+
+
+@given(
+    texts=st.lists(st.text("ab", max_size=6), max_size=14), data=st.data(), similarity=st.sampled_from([0.4, 0.6, 0.8, 0.95])
+)
+@settings(max_examples=80, deadline=None)
+def test_similarity_equals_the_slow_scan(texts, data, similarity):
+    prompts = data.draw(st.lists(st.integers(0, 2), min_size=len(texts), max_size=len(texts)))
+    firsts, expected = [], []
+    for prompt, text in zip(prompts, texts, strict=True):
+        alike = [
+            number
+            for number, (other, first) in enumerate(firsts)
+            if other == prompt and SequenceMatcher(None, text, first).ratio() >= similarity
+        ]
+        expected.append(alike[0] if alike else len(firsts))
+        if not alike:
+            firsts.append((prompt, text))
+    assert anchor_groups(torch.tensor(prompts, dtype=torch.long), texts, similarity=similarity).tolist() == expected
+
+
+def test_similarity_reaches_the_estimators():
+    texts = ["in the red hall", "at the door", "outside now", "in the red hall.", "at the door!", "at the door?"]
+    for method in STEP_METHODS:
+        assert_close(method(*WORKED[:4], texts, similarity=0.9), method(*WORKED).tolist(), 1e-12)
+        assert not torch.allclose(method(*WORKED[:4], texts), method(*WORKED))
+
+
+def test_registered_as_step_methods_and_an_empty_batch():
+    none = torch.zeros(0), *(torch.zeros(0, dtype=torch.long),) * 3, []
+    for name in ("gigpo", "gagpo"):
+        assert METHODS[name].kind == "step"
+        assert METHODS[name].needs == ("trajectory_s", "step_s", "anchor_s")
+        assert METHODS[name].estimator(*none).shape == (0,)
+
+
+CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "call"),
+    [
+        (AlignmentError, "Rows 0 and 1", lambda: step_returns(STEP_REWARD, TRAJECTORY, torch.tensor([0, 0, 2, 0, 1, 2]))),
+        (AlignmentError, "6 .* for 5", lambda: timeline(TRAJECTORY, STEP[:5])),
+        (AlignmentError, "reward_s", lambda: step_returns(STEP_REWARD[:5], TRAJECTORY, STEP)),
+        (AlignmentError, "group_s", lambda: gigpo(STEP_REWARD, TASK[:5], TRAJECTORY, STEP, STATE)),
+        (AlignmentError, "5 anchor states", lambda: gigpo(*WORKED[:4], STATE[:5])),
+        (AlignmentError, "Trajectory 1", lambda: gigpo(*CROSSED)),
+        (AlignmentError, "Trajectory 1", lambda: gagpo(*CROSSED)),
+        (RecipeError, "row 1 is a list", lambda: anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])),
+        (RecipeError, "row 0 is a int", lambda: anchor_groups(TASK, [1, 2, 3, 4, 5, 6], similarity=0.9)),
+        (RecipeError, "=0.0", lambda: anchor_groups(TASK, STATE, similarity=0.0)),
+        (RecipeError, "=1.0", lambda: anchor_groups(TASK, STATE, similarity=1.0)),
+        (RecipeError, "'mean'", lambda: gigpo(*WORKED, reward="mean")),
+        (RecipeError, "'mean_norm'", lambda: gigpo(*WORKED, scale="mean_norm")),
+        (RecipeError, "'mean_norm'", lambda: gagpo(*WORKED, scale="mean_norm")),
+        (RecipeError, "'steps'", lambda: gigpo(*WORKED, over="steps")),
+        (RecipeError, "'error'", lambda: gigpo(*WORKED, singleton="error")),
+    ],
+)
+def test_rows_that_do_not_fit_and_options_without_a_meaning_are_refused(unchecked_shapes, error, says, call):
+    with pytest.raises(error, match=says):
+        call()

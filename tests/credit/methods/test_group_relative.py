@@ -1,32 +1,24 @@
-"""GRPO and its relatives: worked numbers of two prompts, one with two right of four, one with one."""
-
-from functools import partial
+"""GRPO, its relatives and BAE as functions: worked numbers, empty batches, what is refused; test_comparison_exact has the loops."""
 
 import pytest
 import torch
 
-from credit_batches import LENGTH, REWARD, TWO_PROMPTS
-from helpers import assert_close
-from spanwise.credit import dr_grpo, grpo, maxrl, opo, rlcr, rloo
-
-
-@pytest.mark.parametrize(
-    ("method", "first", "second", "tolerance"),
-    [  # what each of the first two gets, then each of the others; a wrong one first
-        (grpo, (-0.866024, 0.866024), (-0.499999, 1.499997), 1e-6),
-        (partial(grpo, ddof=0), (-0.999998, 0.999998), (-0.577349, 1.732047), 1e-6),
-        (dr_grpo, (-1 / 2, 1 / 2), (-1 / 4, 3 / 4), 1e-12),
-        (partial(dr_grpo, leave_one_out=True), (-2 / 3, 2 / 3), (-1 / 3, 1), 1e-12),
-        (rloo, (-2 / 3, 2 / 3), (-1 / 3, 1), 1e-12),
-        (maxrl, (-0.999998, 0.999998), (-0.999996, 2.999988), 1e-6),
-        (partial(maxrl, eps=0.0), (-1, 1), (-1, 3), 1e-12),
-        # group 1: 4 of 8 tokens right; group 2: 1 of 8
-        (partial(opo, length_n=LENGTH), (-1 / 2, 1 / 2), (-1 / 8, 7 / 8), 1e-12),
-    ],
+from helpers import NAN, assert_close
+from spanwise.credit import (
+    HistoryWeight,
+    bae,
+    dr_grpo,
+    gdpo,
+    grpo,
+    ha_dw,
+    maxrl,
+    opo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    rlcr,
+    rloo,
 )
-def test_right_and_wrong_ones(method, first, second, tolerance):
-    expected = [(first if n < 4 else second)[int(right)] for n, right in enumerate(REWARD.tolist())]
-    assert_close(method(REWARD, TWO_PROMPTS), expected, tolerance)
+from spanwise.errors import AlignmentError, RecipeError, RewardError
 
 
 def test_small_differences_survive_standardising():
@@ -42,3 +34,61 @@ def test_rlcr_weighs_its_rewards():
     alone_n = rlcr(reward_nm, torch.tensor([0, 0]), weight_m=torch.tensor([1.0, 0.2]), leave_one_out=True)
     assert_close(alone_n, [0.95, -0.95], 1e-7)
     assert_close(rlcr(reward_nm, torch.tensor([0, 0])), [0.375, -0.375], 1e-12)
+
+
+def test_one_block_is_the_sequence_method():
+    reward_n, group_n = torch.tensor([1.0, 0.0, 0.5, 0.2]), torch.tensor([0, 1, 0, 1])
+    torch.testing.assert_close(bae(reward_n[:, None], group_n)[:, 0], dr_grpo(reward_n, group_n))
+
+
+def test_bae_hands_outcomes_on():
+    reward_nk = torch.tensor([[1.0, -0.1], [1.0, -0.3], [0.0, -0.5], [0.0, -0.7]], dtype=torch.float64)
+    group_n = torch.tensor([0, 0, 0, 0])
+    assert_close(bae(reward_nk, group_n)[:, 1], [0.1, -0.1, 0.1, -0.1], 1e-12)
+    other = torch.tensor([[NAN, 1.0], [NAN, 0.0], [NAN, 1.0], [NAN, 0.0]])
+    assert_close(bae(reward_nk, group_n, outcome_no=other, given_k=[(), (1,)])[:, 1], [0.2, 0.2, -0.2, -0.2], 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("eps_at", "eps", "size"),
+    [("std", 0.21, 1 / 1.21), ("variance", 0.21, 1 / 1.1), ("floor", 0.21, 1), ("floor", 4.0, 1 / 2)],
+)
+def test_where_epsilon_stands(eps_at, eps, size):
+    # rewards 2 and 0 on one token each: deviations +-1, population variance 1
+    reward_n, group_n, ones = torch.tensor([2.0, 0.0]), torch.tensor([0, 0]), torch.tensor([1, 1])
+    options = {"ddof": 0, "eps": eps, "eps_at": eps_at}
+    assert_close(reinforce_plus_plus_baseline(reward_n, group_n, length_n=ones, **options), [size, -size], 1e-12)
+    assert_close(reinforce_plus_plus(reward_n[:, None], ones[:, None].bool(), **options)[:, 0].double(), [size, -size])
+    scores = torch.tensor([[1.0], [-1.0]])  # standardised in the group they are +-1 / (1 + eps)
+    within = 1 / (1 + eps)
+    divisor = {"std": within + eps, "variance": (within**2 + eps) ** 0.5, "floor": max(within, eps**0.5)}[eps_at]
+    assert_close(gdpo(scores, group_n, **options), [within / divisor, -within / divisor], 1e-6)
+
+
+def test_empty_batches():
+    nothing, nobody = torch.zeros(0), torch.zeros(0, dtype=torch.long)
+    for method in (rloo, maxrl, ha_dw):
+        assert method(nothing, nobody).shape == (0,)
+    for method in (opo, reinforce_plus_plus_baseline):
+        assert method(nothing, nobody, length_n=nobody).shape == (0,)
+    assert gdpo(torch.zeros(0, 2), nobody).shape == (0,)
+    assert reinforce_plus_plus(torch.zeros(0, 3), torch.zeros(0, 3).bool()).shape == (0, 3)
+
+
+BAD, ALIKE = torch.tensor([0.5, -0.25]), torch.tensor([0, 0])
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "call"),
+    [
+        (RewardError, "completion 1 is -0.25", lambda: maxrl(BAD, ALIKE)),
+        (AlignmentError, "3 weights for 1", lambda: gdpo(BAD[:, None], ALIKE, weight_m=torch.ones(3))),
+        (AlignmentError, "3 weights for 1", lambda: rlcr(BAD[:, None], ALIKE, weight_m=torch.ones(3))),
+        (AlignmentError, "2 rewards for 3", lambda: rloo(BAD, torch.zeros(3, dtype=torch.long))),
+        (RecipeError, "window is 1", lambda: HistoryWeight()(BAD, ALIKE, window=1)),
+        (RecipeError, "history 0", lambda: HistoryWeight()(BAD, ALIKE, history=0)),
+    ],
+)
+def test_what_is_refused(unchecked_shapes, error, says, call):
+    with pytest.raises(error, match=says):
+        call()

@@ -104,53 +104,34 @@ def trajectories(draw):
     return turns
 
 
-def built(fields):
-    return rows(*(Turn(**one) for one in fields))
-
-
 @given(fields=trajectories())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_merging_loses_nothing(fields):
-    given_rows = built(fields)
+    given_rows = rows(*(Turn(**one) for one in fields))
     merged = given_rows.merged()
     assert merged.rows() == given_rows  # the exact inverse: rewards, numbers, extras, contexts
     assert merged.merged() == merged
     branches = merged.branches()
     assert sorted(t for branch in branches for t in branch.turns) == list(range(len(given_rows.turns)))  # each turn once
     for branch in branches:
-        size = len(branch.response_ids)
-        assert len(branch.mask) == len(branch.turn) == len(branch.per_token["advantage"]) == size
+        tokens = list(zip(branch.turn, branch.response_ids, branch.mask, branch.per_token["advantage"], strict=True))
         for t in branch.turns:
             one = given_rows.turns[t]
-            places = [place for place in range(size) if branch.turn[place] == t]
-            assert tuple(branch.response_ids[place] for place in places) == one.response_ids
-            assert tuple(branch.mask[place] for place in places) == one.mask
-            assert [branch.per_token["advantage"][place] for place in places] == one.per_token["advantage"]
-            if places:  # each token still sees the context it was written in
-                assert (*branch.prompt_ids, *branch.response_ids[: places[0]]) == one.prompt_ids
-        for place in range(size):
-            if branch.turn[place] == -1:
-                assert (branch.mask[place], branch.per_token["advantage"][place]) == (0, 0.0)
+            expected = zip(one.response_ids, one.mask, one.per_token["advantage"], strict=True)
+            assert [token[1:] for token in tokens if token[0] == t] == list(expected)
+            if one.response_ids:  # each token still sees the context it was written in
+                assert (*branch.prompt_ids, *branch.response_ids[: branch.turn.index(t)]) == one.prompt_ids
+        assert {token[2:] for token in tokens if token[0] == -1} <= {(0, 0.0)}
     counts = merge_counts([merged])
     assert counts["rows"] == len(given_rows.turns) >= counts["branches"] == len(branches)
-    assert counts["row_tokens"] == sum(len(one.prompt_ids) + len(one.response_ids) for one in given_rows.turns)
-    assert counts["branch_tokens"] == sum(len(one.prompt_ids) + len(one.response_ids) for one in branches)
+    for name, sequences in (("row_tokens", given_rows.turns), ("branch_tokens", branches)):
+        assert counts[name] == sum(len(one.prompt_ids) + len(one.response_ids) for one in sequences)
+        assert counts["trained_tokens"] == sum(sum(one.mask) for one in sequences)
     assert counts["branch_tokens"] <= counts["row_tokens"]
-    assert (
-        counts["trained_tokens"] == sum(sum(one.mask) for one in given_rows.turns) == sum(sum(one.mask) for one in branches)
-    )
-
-
-@given(fields=trajectories())
-@settings(max_examples=100, deadline=None)
-def test_a_turn_goes_on_from_the_longest_context_there_is(fields):
-    given_rows = built(fields)
     whole = [one.prompt_ids + one.response_ids for one in given_rows.turns]
-    for t, (one, merged) in enumerate(zip(given_rows.turns, given_rows.merged().turns, strict=True)):
+    for t, (one, after) in enumerate(zip(given_rows.turns, merged.turns, strict=True)):  # the longest context there is
         fits = [len(before) for before in whole[:t] if one.prompt_ids[: len(before)] == before]
-        assert (merged.parent is None) == (not fits)
-        if fits:
-            assert len(whole[merged.parent]) == max(fits)
+        assert (max(fits) if fits else None) == (None if after.parent is None else len(whole[after.parent]))
 
 
 # --- text that was tokenised again
@@ -160,20 +141,18 @@ PIECES = Vocabulary((b"a", b"b", b"ab", b"c", b"", b"\xff"))
 
 def test_the_same_text_in_other_tokens_is_refused_with_the_first_token_that_differs():
     again = rows(turn([3], [0, 1]), turn([3, 2, 3], [0]))  # "c" -> "a" "b"; then "c" "ab" "c"
-    with pytest.raises(
-        AlignmentError, match=r"Turn 1 of trajectory 'a' .* turn 0 .* token 1 was 0 \(b'a'\), .* is 2 \(b'ab'\)"
-    ):
-        again.merged(PIECES)
-    assert parents(again.merged()) == [None, None]
     over_the_end = rows(turn([3], [0]), turn([3, 2], [0]))  # "c" "a", then "c" "ab": the text goes on inside a token
-    with pytest.raises(AlignmentError, match=r"token 1 was 0 \(b'a'\), in its prompt it is 2 \(b'ab'\)"):
-        over_the_end.merged(PIECES)
     one_less = rows(turn([3], [0, 4]), turn([3, 0], [1]))  # the end-of-sequence token, which writes nothing, was dropped
-    with pytest.raises(AlignmentError, match=r"token 2 was 4 \(b''\), in its prompt it is not there"):
-        one_less.merged(PIECES)
     late = rows(turn([3], [0, 1]), turn([0], [0]), turn([3, 2], [0]))  # of an earlier turn, not of the one before
-    with pytest.raises(AlignmentError, match=r"Turn 2 .* turn 0"):
-        late.merged(PIECES)
+    for trajectory, says in (
+        (again, r"Turn 1 of trajectory 'a' .* turn 0 .* 1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
+        (over_the_end, r"1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
+        (one_less, r"2 was 4 \(b''\), .* not there"),
+        (late, "Turn 2 .* turn 0"),
+    ):
+        with pytest.raises(AlignmentError, match=says):
+            trajectory.merged(PIECES)
+    assert parents(again.merged()) == [None, None]
 
 
 def test_another_text_opens_a_new_sequence_with_a_vocabulary_too():
@@ -226,48 +205,46 @@ def tiny_model():
 def test_thirty_two_turns_cost_a_tenth_and_give_the_same_gradient():
     turns = chat(32)
     merged = rows(*turns).merged()
-    counts = merge_counts([merged])
-    assert (counts["rows"], counts["branches"]) == (32, 1)
-    assert counts["row_tokens"] == 8 * 32 * 33 // 2
-    assert counts["branch_tokens"] == 8 * 32
-    assert counts["row_tokens"] >= 10 * counts["branch_tokens"]
-    assert counts["trained_tokens"] == 32 * 3 + 16
+    assert merge_counts([merged]) == {
+        "trajectories": 1, "rows": 32, "branches": 1, "row_tokens": 8 * 32 * 33 // 2, "branch_tokens": 8 * 32,
+        "trained_tokens": 32 * 3 + 16,
+    }  # fmt: skip
     model = tiny_model()
     plain, once = gradient(model, turns), gradient(model, merged.branches())
     assert plain.abs().max() > 1e-2
-    torch.testing.assert_close(once, plain, atol=1e-5, rtol=1e-5)
     assert (once - plain).norm() < 1e-6 * plain.norm()
 
 
-def test_a_broken_history_and_branches_give_the_same_gradient_too():
+def test_a_broken_history_opens_a_branch():
     turns = chat(8)
     turns[4] = replace(turns[4], prompt_ids=[5, *turns[4].prompt_ids[1:]])
     turns[6] = replace(turns[6], prompt_ids=[*turns[2].prompt_ids, *turns[2].response_ids, 7])  # back to an earlier point
     merged = rows(*turns).merged()
     assert parents(merged) == [None, 0, 1, 2, None, 3, 2, 5]
     assert [branch.turns for branch in merged.branches()] == [(4,), (0, 1, 2, 6), (3, 5, 7)]
-    model = tiny_model()
-    plain, once = gradient(model, turns), gradient(model, merged.branches())
-    assert (once - plain).norm() < 1e-6 * plain.norm()
 
 
-def test_sentences():
-    with pytest.raises(AlignmentError, match="2 response tokens and 1 entries of 'mask'"):
-        rows(turn([1], [2]), turn([1], [2, 2], [1]))
-    with pytest.raises(AlignmentError, match="has 1 response tokens and 2 entries of 'logp'"):
-        rows(turn([1], [2], per_token={"logp": [0.0, 0.0]}))
-    with pytest.raises(AlignmentError, match="goes on from turn 0"):
-        rows(turn([1], [2], parent=0))
-    with pytest.raises(RewardError, match="Turn 0 of trajectory 'a' has nan as reward 'ok'"):
-        rows(turn([1], [2], rewards={"ok": math.nan}))
-    with pytest.raises(RewardError, match="and so has the trajectory"):
-        Trajectory("a", 0, (turn([1], [2], rewards={"ok": 1.0}),), rewards={"ok": Status.ERROR})
-    two = [turn([1], [2]), turn([1, 2], [2])]
-    with pytest.raises(AlignmentError, match="Rows 0 and 1 are both step 3 of trajectory 'a'"):
-        Trajectory.of_rows(two, ["a", "a"], [3, 3], [0, 0])
-    with pytest.raises(AlignmentError, match="prompt 'x' and of prompt 'y'"):
-        Trajectory.of_rows(two, ["a", "a"], [3, 2], ["y", "x"])
-    with pytest.raises(AlignmentError, match="There are 2 rows and 1 groups"):
-        Trajectory.of_rows(two, ["a", "a"], [3, 2], ["y"])
-    with pytest.raises(AlignmentError, match="Row 0 has a parent"):
-        Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])
+TWO = [turn([1], [2]), turn([1, 2], [2])]
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "call"),
+    [
+        (AlignmentError, "2 .* 1 .*'mask'", lambda: rows(turn([1], [2]), turn([1], [2, 2], [1]))),
+        (AlignmentError, "1 .* 2 .*'logp'", lambda: rows(turn([1], [2], per_token={"logp": [0.0, 0.0]}))),
+        (AlignmentError, "turn 0", lambda: rows(turn([1], [2], parent=0))),
+        (RewardError, "nan as reward 'ok'", lambda: rows(turn([1], [2], rewards={"ok": math.nan}))),
+        (
+            RewardError,
+            "'ok'",
+            lambda: Trajectory("a", 0, (turn([1], [2], rewards={"ok": 1.0}),), rewards={"ok": Status.ERROR}),
+        ),
+        (AlignmentError, "Rows 0 and 1 .* 3 ", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 3], [0, 0])),
+        (AlignmentError, "'x' .* 'y'", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y", "x"])),
+        (AlignmentError, "2 rows and 1 groups", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y"])),
+        (AlignmentError, "Row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
+    ],
+)
+def test_what_does_not_fit_is_refused(error, says, call):
+    with pytest.raises(error, match=says):
+        call()

@@ -1,4 +1,4 @@
-"""KTAE: worked numbers, SciPy's exact tests, a slow oracle."""
+"""KTAE and OAR: worked numbers, SciPy's exact tests, slow oracles, and when they change nothing."""
 
 import math
 
@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import fisher_exact, hypergeom
 
+from credit_batches import all_of
 from helpers import NAN, assert_close, double
-from oracles import sigmoid, slow_ktae
-from spanwise.credit.methods._refinements import _tables, ktae
+from oracles import sigmoid, slow_ktae, slow_oar
+from spanwise.credit.methods._refinements import _tables, ktae, oar
 
 # Four correct completions hold token 1 (4 times in 8 tokens), of four wrong ones only the first does (4 times in 8 tokens).
 IDS = torch.tensor([[1, 2], [1, 3], [1, 4], [1, 5], [1, 1], [1, 1], [6, 7], [8, 9]])
@@ -89,3 +90,25 @@ def test_ktae_adds_nothing_where_nothing_can_be_learnt():
     assert torch.equal(alone, base)
     everywhere = torch.where(mask, 5, ids)  # one token in all completions
     assert torch.equal(ktae(base, everywhere, mask, double([1, 1, 1, 1, 0, 0, 0, 0]), group, form="code"), base)
+
+
+IMPORTANCE = double([[0, 0.2, 0.5, 1, 3]])
+
+
+@given(seed=st.integers(0, 10**6), q=st.sampled_from([0.0, 0.25, 0.5, 1.0]), to_length=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_oar_equals_the_slow_oracle(seed, q, to_length):
+    g = torch.Generator().manual_seed(seed)
+    adv, importance = torch.randn(3, 7, generator=g).double(), torch.randn(3, 7, generator=g).exp().double()
+    mask = torch.rand(3, 7, generator=g) < 0.7
+    expected = slow_oar(adv, importance, mask, q, 0.8, 0.2, to_length)
+    adv[~mask], importance[~mask] = NAN, NAN
+    options = {"quantile": q, "beta": 0.8, "floor": 0.2, "sum_to_length": to_length}
+    assert_close(oar(adv, importance, mask, **options), expected, 1e-9)
+
+
+def test_oar_leaves_advantages_alone():
+    adv = double([[1, -2, 0.5, 3, 1]])
+    assert torch.equal(oar(adv, torch.full_like(adv, 0.7), all_of(1, 5)), adv)  # nothing matters more than the rest
+    one = torch.tensor([[True, False, False, False, False]])
+    assert oar(adv, IMPORTANCE, one).tolist() == [[1.0, 0, 0, 0, 0]]

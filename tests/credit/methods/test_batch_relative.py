@@ -1,5 +1,6 @@
-"""GDPO: worked numbers, a slow oracle, and rewards that cancel."""
+"""GDPO, REINFORCE++ and its baseline: worked numbers, slow oracles, rewards that cancel, where epsilon stands."""
 
+import math
 from statistics import mean, stdev
 
 import pytest
@@ -7,19 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import completion_batches
+from credit_batches import completion_batches, outcome_tokens
 from helpers import NAN, assert_close
-from oracles import slow_gdpo
-from spanwise.credit import gdpo
-
-GDPO = torch.tensor([[0.0, 0], [1, 0], [0, 0], [1, 1]], dtype=torch.float64)
-PAIRS = torch.tensor([0, 0, 1, 1])
-
-
-def test_gdpo():
-    assert_close(gdpo(GDPO, PAIRS, eps=1e-4), [-0.547680, 0.547680, -1.095360, 1.095360])
-    by_tokens = gdpo(GDPO, PAIRS, length_n=torch.tensor([1, 3, 1, 1]), eps=1e-6)
-    assert_close(by_tokens, [-0.885615, 0.442807, -1.549826, 1.107019], 2e-6)
+from oracles import slow_gdpo, slow_reinforce_plus_plus
+from spanwise.credit import gdpo, reinforce_plus_plus, reinforce_plus_plus_baseline
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
@@ -82,3 +74,41 @@ def test_gd2po_equals_the_authors_code(data, conflict):
     tensors = torch.tensor(rewards).double(), torch.tensor(groups)
     credit = gdpo(*tensors, length_n=torch.tensor(lengths), eps_at="std", eps=1e-6, conflict=conflict)
     assert credit.tolist() == pytest.approx(slow_gd2po(rewards, groups, lengths, conflict), abs=1e-6)
+
+
+@st.composite
+def dense_batches(draw):
+    n, t = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    values = st.sampled_from([0.0, 0.0, 0.0, 0.25, 1.0, -0.5, NAN])
+    reward_nt = torch.tensor(draw(st.lists(st.lists(values, min_size=t, max_size=t), min_size=n, max_size=n)))
+    mask_nt = torch.tensor(draw(st.lists(st.lists(st.booleans(), min_size=t, max_size=t), min_size=n, max_size=n)))
+    return reward_nt.double(), mask_nt
+
+
+@given(batch=dense_batches(), gamma=st.sampled_from([1.0, 0.5, 0.9]), ddof=st.integers(0, 1))
+@settings(max_examples=80, deadline=None)
+def test_reinforce_plus_plus_equals_the_slow_oracle(batch, gamma, ddof):
+    reward_nt, mask_nt = batch
+    before = reward_nt.clone()
+    assert_close(
+        reinforce_plus_plus(reward_nt, mask_nt, gamma=gamma, ddof=ddof), slow_reinforce_plus_plus(*batch, gamma, ddof), 1e-9
+    )
+    torch.testing.assert_close(reward_nt, before, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_reinforce_plus_plus_of_equal_returns_is_exactly_zero(dtype):
+    reward_nt, mask_nt = outcome_tokens(torch.full((40,), 0.7), torch.arange(1, 41), dtype)
+    assert reinforce_plus_plus(reward_nt, mask_nt).abs().max() == 0.0
+    assert reinforce_plus_plus(reward_nt[:1, :1], mask_nt[:1, :1]).tolist() == [[0.0]]
+
+
+def test_the_baseline_of_reinforce_plus_plus_credits_constant_groups_unless_told_not_to():
+    reward_n, group_n = torch.tensor([1.0, 0, 1, 1, 0.7]), torch.tensor([0, 0, 1, 1, 2])
+    length_n = torch.tensor([30, 10, 20, 20, 50])
+    adv_n = reinforce_plus_plus_baseline(reward_n, group_n, length_n=length_n, ddof=0, eps=0.0)
+    std = math.sqrt((30 * 0.375**2 + 10 * 0.625**2 + 40 * 0.125**2) / 80)
+    assert_close(adv_n, [0.375 / std, -0.625 / std, -0.125 / std, -0.125 / std, 0.0], 1e-12)
+    only = reinforce_plus_plus_baseline(reward_n, group_n, length_n=length_n, ddof=0, eps=0.0, zero_constant_groups=True)
+    alone = reinforce_plus_plus_baseline(reward_n[:2], group_n[:2], length_n=length_n[:2], ddof=0, eps=0.0)
+    assert_close(only, [*alone.tolist(), 0.0, 0.0, 0.0], 1e-12)
