@@ -79,41 +79,37 @@ def test_word_level_pieces_are_literal_and_holes_are_empty():
 
 
 @pytest.mark.parametrize(
-    ("decoder", "said"),
+    "decoder",
     [
-        (decoders.WordPiece(), "WordPiece"),
-        (decoders.BPEDecoder(), "BPEDecoder"),
-        (decoders.CTC(), "CTC"),
-        (decoders.Sequence([decoders.Replace(Regex("_+"), " "), decoders.Fuse()]), "Regex"),
-        (decoders.Sequence([decoders.Fuse(), decoders.Replace("a", "b")]), "Replace"),
-        (decoders.Sequence([decoders.Strip(" ", 1, 0), decoders.Fuse()]), "Strip"),
-        (None, "no decoder"),
+        decoders.WordPiece(),
+        decoders.BPEDecoder(),
+        decoders.CTC(),
+        decoders.Sequence([decoders.Replace(Regex("_+"), " "), decoders.Fuse()]),
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("a", "b")]),
+        decoders.Sequence([decoders.Strip(" ", 1, 0), decoders.Fuse()]),
+        None,
     ],
 )
-def test_decoders_that_look_at_neighbours_are_refused(decoder, said):
+def test_decoders_that_look_at_neighbours_are_refused(decoder):
     tokenizer = Tokenizer(models.WordLevel({"a": 0}))
     if decoder is not None:
         tokenizer.decoder = decoder
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match="decoder"):
         Vocabulary.from_tokenizer(tokenizer)
-
-
-def test_a_slow_tokenizer_is_refused():
-    with pytest.raises(DataError, match="ByT5Tokenizer is not a fast tokenizer"):
-        Vocabulary.from_tokenizer(ByT5Tokenizer())
 
 
 def test_pieces_that_disagree_with_the_tokenizer_are_refused():
     # "ï" is a letter of the byte-level alphabet; as an added token its own decoder writes a broken byte for it.
-    with pytest.raises(DataError, match=r"naïve.*decodes them to"):
+    with pytest.raises(DataError, match="naïve"):
         Vocabulary.from_tokenizer(byte_level(tokens=("ï",)))
+    with pytest.raises(DataError, match="ByT5Tokenizer"):  # a slow one
+        Vocabulary.from_tokenizer(ByT5Tokenizer())
 
 
 def test_ids_outside_the_vocabulary_name_the_id_and_the_size():
     vocabulary = Vocabulary((b"a", b"b"))
-    with pytest.raises(AlignmentError, match=r"Token id 2 .* 2 ids \(0 to 1\)"):
-        vocabulary.join(np.array([0, 2]))
-    with pytest.raises(AlignmentError, match="Token id -1"):
-        vocabulary.join(np.array([0, -1]))
-    with pytest.raises(DataError, match="empty"):
+    for wrong in (2, -1):
+        with pytest.raises(AlignmentError, match=f"{wrong} .* 2 ids"):
+            vocabulary.join(np.array([0, wrong]))
+    with pytest.raises(DataError):
         Vocabulary(())

@@ -1,11 +1,17 @@
-"""Units of prose: what ends one, by hand."""
+"""Units of prose and runs of tokens: what ends one, by hand; `sae` as the oracle of its own segments."""
+
+from functools import partial
 
 import pytest
+import torch
 
 from segment_small import made, said
-from spanwise.errors import LayoutError
+from spanwise import Batch, Objective, Scheme, pipeline
+from spanwise.credit.methods._gae import SaeSegments
+from spanwise.engines.trl.trainer import AT_READ, PROVIDES
+from spanwise.errors import AlignmentError, LayoutError, RecipeError
 from spanwise.layout import Layout
-from spanwise.segment import SEGMENTERS, Sample
+from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
 from spanwise.types import Fault
 
 
@@ -68,17 +74,62 @@ def test_more_than_there_are_belong_to_the_last_one_or_the_rest():
     assert (owners, fault, said(text, "others")) == (["first"] + ["others"] * 3, 0, "d")
 
 
-@pytest.mark.parametrize(
-    ("blocks", "segmenter", "sentence"),
-    [
-        (
-            {"step[*]": "steps:3"},
-            "tags",
-            r"'steps' takes no mark, and block 'step\[0\]' has '3'; write {'step\[\*\]': 'steps:'}",
-        ),
-        ({"a": "turn"}, "turns", r"'turns' takes no mark"),
-    ],
-)
-def test_a_mark_is_refused(blocks, segmenter, sentence):
-    with pytest.raises(LayoutError, match=sentence):
+@pytest.mark.parametrize(("blocks", "segmenter"), [({"step[*]": "steps:3"}, "tags"), ({"a": "turn"}, "turns")])
+def test_a_mark_is_refused(blocks, segmenter):
+    with pytest.raises(LayoutError):
         Layout(blocks, segmenter=segmenter)
+
+
+BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
+
+
+def owners(layout, probabilities, mask=None):
+    """The block numbers of tokens that were sampled with these probabilities."""
+    logp = torch.tensor([probabilities]).log()
+    ids = torch.full(logp.shape, 97)
+    mask_nt = torch.ones_like(ids) if mask is None else torch.tensor([mask])
+    spans, _ = find_blocks(ids, mask_nt, layout=layout, vocabulary=BYTES, logp_nt=logp)
+    return spans.block_nt[0].tolist(), Fault(int(spans.fault_n))
+
+
+def test_low_probability_cuts_where_sae_does():
+    layout = Layout({"s[*]": "low_probability:0.2"}, most=8)
+    assert owners(layout, [0.9, 0.95, 0.1, 0.9, 0.15, 0.99]) == ([0, 0, 1, 1, 2, 2], 0)
+    logp = torch.rand(64, generator=torch.Generator().manual_seed(3)).tolist()
+    opens = SaeSegments().opens(torch.tensor([logp]).log(), torch.ones(1, 64, dtype=torch.bool))[0]
+    opens[0] = False
+    assert owners(Layout({"s[*]": "low_probability:0.2"}, most=64), logp)[0] == opens.cumsum(0).tolist()
+
+
+@pytest.mark.parametrize(
+    "marks", ["fixed:0", "fixed:a", "cuts:5@2", "cuts:@0.5", "low_probability:", "low_probability:nan", "fixed:2 fixed:3"]
+)
+def test_marks_that_are_no_number_and_two_ways_to_cut(marks):
+    with pytest.raises(LayoutError):
+        Layout({f"{name}[*]": mark for name, mark in zip("ab", marks.split(), strict=False)})
+
+
+def scheme(mark):
+    return Scheme("bae", Layout({"s[*]": mark}, most=2), [Objective("environment", "s[0]")])
+
+
+def test_log_probabilities_that_come_too_late_are_refused_before_anything_runs():
+    needs = scheme("cuts:5")
+    assert (needs.needs, scheme("fixed:5").needs) == ({"logp_nt"}, frozenset())
+    needs.check({"logp_nt"})
+    for provides, at_read in ((PROVIDES, AT_READ), ((), None)):
+        with pytest.raises(RecipeError, match="cuts"):
+            needs.check(provides, at_read=at_read)
+    scheme("fixed:5").check(PROVIDES, at_read=AT_READ)
+
+
+def test_the_road_takes_log_probabilities_of_the_batch(unchecked_shapes):
+    batch = Batch.jagged([[97, 98, 99], [97, 98]], [0, 0])
+    with pytest.raises(RecipeError, match="cuts"):
+        pipeline.read(batch, scheme("cuts:1"), BYTES, recorded={})
+    find = partial(find_blocks, torch.full((1, 3), 97), layout=scheme("cuts:1").layout, vocabulary=BYTES)
+    with pytest.raises(AlignmentError, match=r"completion 0 .* token 1"):
+        find(torch.ones(1, 3, dtype=torch.bool), logp_nt=torch.tensor([[0.0, float("nan"), 0.0]]))
+    find(torch.tensor([[1, 0, 1]]), logp_nt=torch.tensor([[0.0, float("nan"), 0.0]]))
+    with pytest.raises(AlignmentError, match=r"logp_nt has shape \(1, 2\)"):
+        find(torch.ones(1, 3, dtype=torch.bool), logp_nt=torch.zeros(1, 2))
