@@ -105,7 +105,7 @@ def trajectories(draw):
 
 
 @given(fields=trajectories())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_merging_loses_nothing(fields):
     given_rows = rows(*(Turn(**one) for one in fields))
     merged = given_rows.merged()
