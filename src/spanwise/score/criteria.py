@@ -11,8 +11,8 @@ from typing import Any
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective, is_number
-from spanwise.score.custom import parameters_of
-from spanwise.score.reward import REWARDS
+from spanwise.score.custom import takes
+from spanwise.score.reward import built_in
 
 #: Our name of a field -> the names that datasets of rubrics have for it.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -130,12 +130,8 @@ def _loaded(path: str, where: str) -> Any:
 
 def _check_taken(objective: Objective, option: str) -> None:
     """Refuse criteria for a reward that would not look at them."""
-    if isinstance(objective.reward, str):
-        is_taken = option in REWARDS.find(objective.reward).options
-    else:
-        named, takes_all = parameters_of(objective)
-        is_taken = takes_all or option in named
-    if not is_taken:
+    entry = built_in(objective)
+    if not (takes(objective, option) if entry is None else option in entry.options):
         raise RecipeError(
             f"Objective '{objective.name}' has criteria, which its reward would not see: use judge, or a function with a "
             f"parameter '{option}'."

@@ -39,6 +39,8 @@ _FROM_TRAINER = ("prompts", "completions", "completion_ids")
 SLOW = 60.0
 #: Where the frames between us and a user's function lie.
 _CALLERS = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__), contextlib.__file__)
+#: The parameters of a function with their defaults, and whether it takes any other name as well.
+Parameters = tuple[dict[str, Any], bool]
 #: Types of immutable values: a list or dict of these alone is copied at once.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
@@ -193,29 +195,45 @@ async def await_reward(objective: Objective, text: Texts, columns: Columns) -> R
 
 def _reward_call(objective: Objective, text: Texts, columns: Columns) -> tuple[str, partial[Any]]:
     """Return the function's name in a sentence, and its call with the arguments that its parameters name."""
-    named, takes_all = parameters_of(objective)
+    parameters = parameters_of(objective.reward, objective.name)
     # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
-    offered = {**columns, **({"blocks": list(text)} if "blocks" in named else {}), **objective.options}
-    for parameter, default in named.items():
-        if parameter not in offered and default is inspect.Parameter.empty:
-            raise _missing(parameter, offered, objective.name)
-    arguments = offered if takes_all else {key: value for key, value in offered.items() if key in named}
+    offered = {**columns, **({"blocks": list(text)} if "blocks" in parameters[0] else {}), **objective.options}
+    arguments, missing = arguments_for(parameters, offered)
+    if missing is not None:
+        raise _missing(missing, offered, objective.name)
     function = partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - not the name of one
-    return f"Objective '{objective.name}': its reward function", function
+    return reward_function(objective), function
+
+
+def takes(objective: Objective, option: str) -> bool:
+    """Return whether a reward function has a parameter for an option."""
+    named, takes_all = parameters_of(objective.reward, objective.name)
+    return takes_all or option in named
+
+
+def reward_function(objective: Objective) -> str:
+    """Name the reward function of an objective in a sentence."""
+    return f"Objective '{objective.name}': its reward function"
+
+
+def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return the offered arguments that a function takes, and the first parameter that it needs and nothing fills."""
+    named, takes_all = parameters
+    needed = (name for name, default in named.items() if default is inspect.Parameter.empty and name not in offered)
+    return {name: value for name, value in offered.items() if takes_all or name in named}, next(needed, None)
 
 
 def _checked(result: Any, objective: Objective, size: int) -> Reward:
     """Return a function's result as a reward; refuse a result that holds no number or None for each completion."""
     if isinstance(result, Reward):
         return result
-    name, values = objective.name, list[float | None]()
-    what = f"Objective '{name}': its reward function"
-    for n, value in enumerate(listed_values(result, size, what=what, noun="number")):
+    values: list[float | None] = []
+    for n, value in enumerate(listed_values(result, size, what=reward_function(objective), noun="number")):
         number = None if value is None else as_number(value)
         if number is not None and not math.isfinite(number):
             raise RewardError(
-                f"Objective '{name}' gives completion {n} of {size} the reward {value!r}; return a finite number, or None for no "
-                f"reward."
+                f"Objective '{objective.name}' gives completion {n} of {size} the reward {value!r}; return a finite number, or "
+                f"None for no reward."
             )
         values.append(number)
     return Reward.of(values)
@@ -231,7 +249,7 @@ def as_number(value: Any) -> float:
 
 def check_reward_function(objective: Objective, more: Collection[str] = ()) -> None:
     """Refuse a reward function that cannot be called by name, or that has no parameter for an option; `more` are not for it."""
-    named, takes_all = parameters_of(objective)
+    named, takes_all = parameters_of(objective.reward, objective.name)
     lost = next((option for option in objective.options if option not in {*named, *more} and not takes_all), None)
     if lost is not None:
         raise RecipeError(
@@ -240,16 +258,14 @@ def check_reward_function(objective: Objective, more: Collection[str] = ()) -> N
         )
 
 
-def parameters_of(objective: Objective) -> tuple[dict[str, Any], bool]:
-    """Return the parameters of a reward function with their defaults, and whether it takes any other name as well."""
-    name = objective.name
+def parameters_of(function: Any, name: str) -> Parameters:
+    """Return the parameters of the reward function of an objective called `name`; refuse one that cannot be called by name."""
     try:
-        signature = inspect.signature(objective.reward)  # pyright: ignore[reportArgumentType] - not the name of one
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise RecipeError(
-            f"Objective '{name}': the parameters of {objective.reward!r} cannot be read; wrap it in a function."
+            f"Objective '{name}': the parameters of {function!r} cannot be read; wrap it in a function."
         ) from error
-    parameters = signature.parameters.values()
     nameless = next((parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY), None)
     if nameless is not None:
         raise RecipeError(

@@ -6,7 +6,6 @@ Of one completion whose call fails, the reward is an ERROR or a TIMEOUT; if all 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 
 from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known
 from spanwise.objective import Objective, is_async, is_number
-from spanwise.score.custom import as_number, own_copy, parameters_of, place_of
+from spanwise.score.custom import arguments_for, as_number, own_copy, parameters_of, place_of, reward_function
 from spanwise.score.event_loop import of_this_loop
 from spanwise.score.foreign import Convention, Item, convention_of
 from spanwise.score.reward import Columns, Reward, Texts
@@ -50,11 +49,12 @@ def own_share(max_concurrent: int) -> int:
 
 @dataclass(frozen=True)
 class CallResult:
-    """What became of one call: a result, or why there is none."""
+    """What became of one call: a result and a note on it, or why there is none."""
 
     value: Any = None
     status: Status = Status.OK
     error: BaseException | None = None
+    note: str | None = None
 
 
 def semaphore(key: object, limit: int) -> asyncio.Semaphore:
@@ -132,18 +132,12 @@ def item_convention(objective: Objective) -> Convention | None:
     """Return how an objective's function for one completion is called; None for any other reward."""
     if isinstance(objective.reward, str):
         return None
-    named, _ = parameters_of(objective)
-    return convention_of(objective.reward, frozenset(named))
+    return convention_of(objective.reward, frozenset(parameters_of(objective.reward, objective.name)[0]))
 
 
-def prepared(function: Any, convention: Convention | None) -> Any:
-    """Return what is called: an inspect_ai scorer is made by its factory, everything else is itself."""
-    return function if convention is None else convention.prepare(function)
-
-
-def check_call(objective: Objective) -> None:
+def check_call(objective: Objective, convention: Convention | None) -> None:
     """Refuse call options that cannot work, and a key where the function returns one number for each completion."""
-    options, convention = objective.options, item_convention(objective)
+    options = objective.options
     if convention is None:
         if objective.key is not None:
             raise RecipeError(
@@ -160,7 +154,7 @@ def check_call(objective: Objective) -> None:
         if not is_number(value) or value <= 0 or (whole and not isinstance(value, int)):
             kind = "a whole number" if whole else "a number of seconds"
             raise RecipeError(f"Objective '{objective.name}' has {name}: {value!r}; write {kind} above 0.")
-        if name in options and not is_async(prepared(objective.reward, convention)):
+        if name in options and not is_async(convention.prepare(objective.reward)):
             raise RecipeError(
                 f"Objective '{objective.name}' has {name}: {value!r}, but its function is not async, so it runs for one completion "
                 f"after another and nothing stops it. Leave {name} out, or write `async def`."
@@ -169,22 +163,20 @@ def check_call(objective: Objective) -> None:
 
 def item_calls(objective: Objective, convention: Convention, text: Texts, columns: Columns) -> dict[int, Callable[[], Any]]:
     """Return the call for each completion that has a paid block."""
-    named, takes_all = parameters_of(objective)
-    function = prepared(objective.reward, convention)
-    names = frozenset(named) if function is objective.reward else frozenset(inspect.signature(function).parameters)
+    function = convention.prepare(objective.reward)
+    parameters = parameters_of(function, objective.name)
     further = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
     part = objective.options.get("sees", CALL_OPTIONS["sees"]) == "part"
     calls: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if has_part(blocks, objective):
-            own = part_text(blocks, objective.pays, objective.options.get("block")) if part else None
-            offered = convention.arguments(Item(without_end(whole_text(blocks)) if own is None else own, row)) | further
-            missing = [name for name in names - offered.keys() if named.get(name) is inspect.Parameter.empty]
-            if missing:
+            block = objective.options.get("block")
+            seen = part_text(blocks, objective.pays, block) if part else without_end(whole_text(blocks))
+            arguments, missing = arguments_for(parameters, convention.arguments(Item(seen, row)) | further)
+            if missing is not None:
                 known = ", ".join(sorted(row)) or "none"
-                raise DataError(f"Objective '{objective.name}' needs the column '{missing[0]}'; the dataset has {known}.")
-            taken = offered if takes_all else {name: value for name, value in offered.items() if name in names}
-            calls[n] = partial(function, **own_copy(taken))
+                raise DataError(f"Objective '{objective.name}' needs the column '{missing}'; the dataset has {known}.")
+            calls[n] = partial(function, **own_copy(arguments))
     return calls
 
 
@@ -210,21 +202,27 @@ async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any
 
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
     """Return the rewards of all completions from the results of their calls; end the run if every one of several failed."""
-    who = f"Objective '{objective.name}': its reward function"
+    who, numbers = reward_function(objective), dict(results)
     refuse_if_all_failed(results, who)
-    values: list[float | None] = [None] * size
-    status, notes = [Status.ABSENT] * size, list[str | None]([None] * size)
     for n, result in results.items():
-        if result.error is not None:
-            status[n], notes[n] = result.status, failure_of(result)
-            continue
-        value, notes[n] = convention.number(result.value, objective.key, who)
-        values[n] = None if value is None else as_number(value)
-        if values[n] is not None and not is_number(values[n]):
-            raise RewardError(
-                f"{who} gives completion {n} of {size} the reward {value!r:.60}; return a finite number or None."
-            )
-    return Reward.of(values, status=status, notes=notes)
+        if result.error is None:
+            value, note = convention.number(result.value, objective.key, who)
+            number = None if value is None else as_number(value)
+            if number is not None and not is_number(number):
+                raise RewardError(
+                    f"{who} gives completion {n} of {size} the reward {value!r:.60}; return a finite number or None."
+                )
+            numbers[n] = CallResult(number, Status.ABSENT if number is None else Status.OK, note=note)
+    return reward_of(numbers, size)
+
+
+def reward_of(results: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
+    """Return the rewards of all completions from the numbers of some of them; the others have none (ABSENT)."""
+    absent = CallResult(status=Status.ABSENT)
+    by_completion = [results.get(n, absent) for n in range(size)]
+    notes = [one.note if one.error is None else failure_of(one) for one in by_completion]
+    values, status = [one.value for one in by_completion], [one.status for one in by_completion]
+    return Reward.of(values, status=status, notes=notes, measured=measured)
 
 
 def failure_of(result: CallResult) -> str:
@@ -238,10 +236,15 @@ def failure_of(result: CallResult) -> str:
 
 def refuse_if_all_failed(results: Mapping[int, CallResult], who: str) -> None:
     """Raise RewardError if every one of several calls failed: then the fault lies in the function, and not in a completion."""
-    failed = [result for result in results.values() if result.error is not None]
-    if len(failed) > 1 and len(failed) == len(results):
-        first = failed[0]
+    first = first_if_all_failed(results)
+    if first is not None:
         place = place_of(first.error) if first.error is not None else ""
         raise RewardError(
-            f"{who} failed for all {len(failed)} completions. The first says: {failure_of(first)}.{place}"
+            f"{who} failed for all {len(results)} completions. The first says: {failure_of(first)}.{place}"
         ) from first.error
+
+
+def first_if_all_failed(results: Mapping[Any, CallResult]) -> CallResult | None:
+    """Return the first failure if every one of several calls failed."""
+    failed = [result for result in results.values() if result.error is not None]
+    return failed[0] if len(failed) == len(results) > 1 else None

@@ -25,7 +25,7 @@ from spanwise.errors import RecipeError, RewardError
 from spanwise.objective import Objective, function_name
 from spanwise.registry import Registry, imported, register
 from spanwise.score.custom import called, listed_values
-from spanwise.score.reward import NAN, REWARDS, Columns, Texts
+from spanwise.score.reward import NAN, Columns, Texts, built_in
 
 #: The largest number of values in one batch: with more, hardly any two completions share one.
 MOST_VALUES = 16
@@ -177,7 +177,7 @@ def judge_of(objective: Objective) -> str | None:
         >>> judge_of(Objective("brier", pays="report", given=["right", "complete"])), judge_of(Objective("correct", pays="a"))
         ('right', None)
     """
-    entry = REWARDS.find(objective.reward) if isinstance(objective.reward, str) else None
+    entry = built_in(objective)
     if entry is None or entry.judged_by is None:
         return None
     asked = objective.options.get(entry.judged_by)

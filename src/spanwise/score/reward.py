@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError, DataError, RewardError
+from spanwise.objective import Objective
 from spanwise.registry import Registry
 from spanwise.score.workers import Verdict
 from spanwise.types import BlockText, ByCompletion, Status
@@ -80,14 +81,13 @@ class Reward(ByCompletion):
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
         """
-        return Reward(
-            self.value_n.masked_fill(~there_n, NAN),
-            self.status_n.masked_fill(~there_n, int(Status.ABSENT)),
-            self.by_outcome_n2.masked_fill(~there_n[:, None], NAN),
-            None if self.stated_n is None else self.stated_n.masked_fill(~there_n, NAN),
-            self.value_n.masked_fill(there_n, NAN),
-            self.note_n,
-            self.measured_nc,
+        return replace(
+            self,
+            value_n=self.value_n.masked_fill(~there_n, NAN),
+            status_n=self.status_n.masked_fill(~there_n, int(Status.ABSENT)),
+            by_outcome_n2=self.by_outcome_n2.masked_fill(~there_n[:, None], NAN),
+            stated_n=None if self.stated_n is None else self.stated_n.masked_fill(~there_n, NAN),
+            unused_n=self.value_n.masked_fill(there_n, NAN),
         )
 
     @staticmethod
@@ -246,3 +246,8 @@ class BuiltIn:
 
 #: Every reward that a recipe can name.
 REWARDS: Registry[BuiltIn] = Registry("reward", kinds=("reward",), group="spanwise.rewards", entry=BuiltIn)
+
+
+def built_in(objective: Objective) -> BuiltIn | None:
+    """Return the registered reward that an objective names; None for one with a function of its own."""
+    return REWARDS.find(objective.reward) if isinstance(objective.reward, str) else None

@@ -24,11 +24,12 @@ from spanwise.score.custom import (
     called,
     check_reward_function,
     named_errors,
-    parameters_of,
     process_kept,
+    reward_function,
+    takes,
 )
 from spanwise.score.event_loop import run
-from spanwise.score.foreign.verifiers import rubric_functions
+from spanwise.score.foreign import Convention, rubric_functions
 from spanwise.score.items import (
     CALL_OPTIONS,
     as_reward,
@@ -38,11 +39,10 @@ from spanwise.score.items import (
     has_part,
     item_calls,
     item_convention,
-    prepared,
     together,
 )
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
-from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, as_notes
+from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, as_notes, built_in
 from spanwise.types import Scores, Status
 
 #: The largest reward: squares of a batch stay finite in float64, and float32 has eight more powers of ten for weights and sums.
@@ -98,13 +98,14 @@ def _only_right(reward: Reward, other: Reward) -> Reward:
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
     """Return what the rewards of objectives measure of themselves, as "<objective>/<measure>"."""
-    named = [(one.name, REWARDS.find(one.reward).measures) for one in objectives if isinstance(one.reward, str)]
-    return tuple(f"{name}/{measure}" for name, measures in named for measure in measures)
+    entries = [(one.name, built_in(one)) for one in objectives]
+    return tuple(f"{name}/{measure}" for name, entry in entries if entry is not None for measure in entry.measures)
 
 
 def loads_model(objective: Objective) -> bool:
     """Return whether an objective's reward loads a model of its own."""
-    return isinstance(objective.reward, str) and REWARDS.find(objective.reward).loads_model
+    entry = built_in(objective)
+    return entry is not None and entry.loads_model
 
 
 def _measured(reward: Reward, size: int) -> Float[Tensor, "n c"]:
@@ -184,7 +185,6 @@ def _score_one(objective: Objective, text: Texts, columns: Columns, scored: Scor
         what, function = _built_in_call(objective, text, columns, scored)
         reward = called(function, what=what, text=text, advice=_ADVICE)
     else:
-        _check_callable(objective, text)
         reward = call_reward(objective, text, columns)
     if len(reward.value_n) != len(text):
         size = len(reward.value_n)
@@ -199,7 +199,6 @@ _ADVICE = "Look at its options and at the columns that it reads."
 def _built_in_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[str, partial[Any]]:
     """Return a built-in reward's name in a sentence, and its call."""
     entry = REWARDS.find(str(objective.reward))
-    _check_callable(objective, text)
     _check_options(objective, entry)
     judged = {} if entry.judged_by is None else {entry.judged_by: judge_of(objective)}
     options = {"columns": columns, "scored": scored, **objective.options, **judged}
@@ -220,10 +219,10 @@ def _check_callable(objective: Objective, text: Texts) -> None:
 
 def waits(objective: Objective) -> bool:
     """Return whether an objective's reward is awaited."""
-    reward = objective.reward
-    return is_async(
-        REWARDS.find(reward).function if isinstance(reward, str) else prepared(reward, item_convention(objective))
-    )
+    entry, convention = built_in(objective), item_convention(objective)
+    if entry is not None:
+        return is_async(entry.function)
+    return is_async(objective.reward if convention is None else convention.prepare(objective.reward))
 
 
 async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
@@ -233,19 +232,20 @@ async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: C
         objectives: those whose rewards are awaited.
         text, columns: see `score_all`, which takes the result as `recorded`.
     """
-    rewards = await together([_await_one(group, text, columns) for group in _by_call(objectives)])
+    calls = _by_call(objectives, text)
+    rewards = await together([_await_one(convention, group, text, columns) for convention, group in calls])
     return {name: reward for group in rewards for name, reward in group.items()}
 
 
-async def _await_one(group: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
+async def _await_one(
+    convention: Convention | None, group: Sequence[Objective], text: Texts, columns: Columns
+) -> dict[str, Reward]:
     """Await one function for the objectives that read its results."""
     objective = group[0]
     if isinstance(objective.reward, str):
         what, function = _built_in_call(objective, text, columns, {})
         with named_errors(what, len(text), _ADVICE):
             return {objective.name: await function()}
-    _check_callable(objective, text)
-    convention = item_convention(objective)
     if convention is None:
         return {objective.name: await await_reward(objective, text, columns)}
     results = await await_items(objective, item_calls(objective, convention, text, columns))
@@ -260,38 +260,37 @@ def _score_early(objectives: Sequence[Objective], text: Texts, columns: Columns)
         names = ", ".join(f"'{objective.name}'" for objective in waiting)
         with process_kept(f"A reward function that is awaited ({names})", text):
             rewards |= run(await_rewards(waiting, text, columns))
-    for group in _by_call([objective for objective in objectives if objective not in waiting]):
-        convention = item_convention(group[0])
+    for convention, group in _by_call([objective for objective in objectives if objective not in waiting], text):
         if convention is not None:
-            _check_callable(group[0], text)
-            what = f"Objective '{group[0].name}': its reward function"
+            what = reward_function(group[0])
             with process_kept(what, text), named_errors(what, len(text), _ADVICE):
                 results = call_items(item_calls(group[0], convention, text, columns))
             rewards |= {one.name: as_reward(one, convention, results, len(text)) for one in group}
     return rewards
 
 
-def _by_call(objectives: Sequence[Objective]) -> list[list[Objective]]:
-    """Group the objectives that read different keys of what one call of a function returns."""
-    groups: dict[Any, list[Objective]] = {}
+def _by_call(objectives: Sequence[Objective], text: Texts) -> list[tuple[Convention | None, list[Objective]]]:
+    """Group the objectives that read different keys of what one call of a function returns; refuse what cannot be called."""
+    groups: dict[Any, tuple[Convention | None, list[Objective]]] = {}
     for objective in objectives:
-        one_by_one = item_convention(objective) is not None
-        call = (id(objective.reward), repr(objective.options), objective.pays) if one_by_one else objective.name
-        groups.setdefault(call, []).append(objective)
+        _check_callable(objective, text)
+        convention = item_convention(objective)
+        one_by_one = id(objective.reward), repr(objective.options), objective.pays
+        groups.setdefault(objective.name if convention is None else one_by_one, (convention, []))[1].append(objective)
     return list(groups.values())
 
 
 def taken_as_recorded(objective: Objective, known: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
     """Take a reward that was computed elsewhere, and add the outcomes and statuses that the text shows."""
-    status_n, by_outcome_n2, stated_n = known.status_n, known.by_outcome_n2, known.stated_n
-    if isinstance(objective.reward, str) and REWARDS.find(objective.reward).judged_by is not None:
+    entry = built_in(objective)
+    if entry is not None and entry.judged_by is not None:
         read = score_one(objective, text, columns=columns, scored=scored)
-        by_outcome_n2, stated_n = read.by_outcome_n2, read.stated_n
-        left_out_n = (read.status_n == int(Status.ABSENT)) | (read.status_n == int(Status.UNPARSABLE))
-        omitted_n = (status_n >= int(Status.ERROR)) & left_out_n  # the completion left it out, whatever the file records
-        status_n = torch.where(omitted_n, read.status_n, status_n)
-    kept = Reward(known.value_n, status_n, by_outcome_n2, stated_n, note_n=known.note_n, measured_nc=known.measured_nc)
-    return kept.only_where(_has_blocks(objective, text))
+        # The completion left it out, whatever the file records.
+        lost_n = (known.status_n == Status.ERROR) | (known.status_n == Status.UNSCORED)
+        omitted_n = lost_n & ((read.status_n == Status.ABSENT) | (read.status_n == Status.UNPARSABLE))
+        status_n = torch.where(omitted_n, read.status_n, known.status_n)
+        known = replace(known, status_n=status_n, by_outcome_n2=read.by_outcome_n2, stated_n=read.stated_n)
+    return known.only_where(_has_blocks(objective, text))
 
 
 def _has_blocks(objective: Objective, text: Texts) -> Bool[Tensor, " n"]:
@@ -327,11 +326,12 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
                 f"Objective '{objective.name}' is given '{fine}', a score that hardly two completions share, so that none would "
                 f"have its like. Give it the outcome behind that score, '{reports[fine]}', or use baseline: group."
             )
-        if not isinstance(objective.reward, str):
-            check_reward_function(objective, CALL_OPTIONS if item_convention(objective) else ())
-            check_call(objective)
+        entry = built_in(objective)
+        if entry is None:
+            convention = item_convention(objective)
+            check_reward_function(objective, CALL_OPTIONS if convention else ())
+            check_call(objective, convention)
             continue
-        entry = REWARDS.find(objective.reward)
         _check_options(objective, entry)
         if reports[objective.name] is not None:
             _check_earlier(objective, str(reports[objective.name]), [before.name for before in objectives[:position]])
@@ -397,17 +397,16 @@ def _each(objective: Objective, layout: Layout) -> list[Objective]:
 
 def _reading(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
     """Return the option by which a reward names the part it reads, or a function the block."""
-    if not isinstance(objective.reward, str):
+    entry = built_in(objective)
+    if entry is None:
         if item_convention(objective) is not None and objective.options.get("sees") == "part":
             return {"block": block}
-        named, takes_all = parameters_of(objective)
-        if "block" not in objective.options and "block" not in named and not takes_all:
+        if "block" not in objective.options and not takes(objective, "block"):
             raise RecipeError(
                 f"Objective '{objective.name}' is for each block, but its reward function is not told which: all would "
                 f"get the same number. Give it a parameter 'block', the name of the block: def f(blocks, block)."
             )
         return {"block": block}
-    entry = REWARDS.find(objective.reward)
     if "block" in entry.options:
         return {"block": block}
     if not entry.tags or any(option in objective.options for option in entry.tags):

@@ -19,7 +19,18 @@ from spanwise.objective import is_number
 from spanwise.registry import register
 from spanwise.score.criteria import Criterion, criteria_of
 from spanwise.score.event_loop import of_this_loop
-from spanwise.score.items import CallResult, failure_of, gathered, own_share, part_text, rows_of, semaphore, without_end
+from spanwise.score.items import (
+    CallResult,
+    failure_of,
+    first_if_all_failed,
+    gathered,
+    own_share,
+    part_text,
+    reward_of,
+    rows_of,
+    semaphore,
+    without_end,
+)
 from spanwise.score.judges.cache import Cache, digest
 from spanwise.score.judges.prompt import Prompt, fenced
 from spanwise.score.judges.verdict import WHOLE, Judgement, asked_for, form_of, read_verdict
@@ -135,46 +146,33 @@ async def ask_judge(
 
     Source: chat completions as OpenAI and vLLM serve them.
     """
-    ask = _RequestForm(
-        template := Prompt.of(prompt),
-        criterion,
-        locate,
-        dict(choices),
-        reasons,
-        expected,
-        constrain,
-        model,
-        temperature,
-        max_tokens,
-    )
+    template = Prompt.of(prompt)
     template.check_columns(columns)
+    sampling = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+    ask = _RequestForm(template, criterion, locate, dict(choices), reasons, expected, constrain, **sampling)
     if criteria is not None and criteria not in columns:
         raise DataError(f"The judge's rubric: {unknown('column', criteria, columns)}")
     questions: dict[int, list[_Question]] = {}
-    requests: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         names = [name for name in pays if blocks.get(name) is not None]
         if names:
             about = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
             parts = _parts(blocks, names, block) if locate else []
-            built = [ask.request(blocks, row, names, one.part or block, one.text, parts) for one in about]
-            questions[n] = [_Question(one, digest(request)) for one, request in zip(about, built, strict=True)]
-            requests |= {one.name: (request, parts) for one, request in zip(questions[n], built, strict=True)}
+            questions[n] = [ask.question(blocks, row, names, block, one, parts) for one in about]
+    distinct = {one.name: one for of_completion in questions.values() for one in of_completion}
     kept = None if cache is None else opened(os.path.abspath(cache), cache, ask.digest)
-    answers: dict[str, Judgement] = {}
+    rows = {} if kept is None else kept.get(distinct)
+    results = {name: CallResult(Judgement(*row)) for name, row in rows.items()}
     flights: dict[Any, asyncio.Future[CallResult]] = of_this_loop().setdefault(("questions", base_url), {})
-    if kept is not None:
-        answers = {name: Judgement(*row) for name, row in kept.get(requests).items()}
-    known = frozenset(answers)
-    elsewhere = {name: flights[name] for name in requests if name in flights and name not in known}
-    asked = [name for name in requests if name not in known and name not in elsewhere]
+    elsewhere = {name: flights[name] for name in distinct if name in flights and name not in rows}
+    asked = [name for name in distinct if name not in rows and name not in elsewhere]
     limit, seconds = own_share(max_concurrent), dict[str, float]()
     clients = cycle(_clients_of(base_url, key, timeout, retries, -(-limit // _CONNECTIONS)))
 
     async def one(name: str) -> Judgement:
         started = time.monotonic()
         try:
-            answer = await ask.judgement(next(clients), *requests[name], base_url)
+            answer = await ask.judgement(next(clients), distinct[name], base_url)
         finally:
             seconds[name] = time.monotonic() - started
         if kept is not None:
@@ -184,27 +182,26 @@ async def ask_judge(
     free = semaphore((base_url, model), limit)
     flights |= {name: asyncio.get_running_loop().create_future() for name in asked}
     try:
-        outcomes = dict(zip(asked, await gathered([partial(one, name) for name in asked], free, deadline), strict=True))
-        for name, outcome in outcomes.items():
-            flights[name].set_result(outcome)
+        for name, result in zip(asked, await gathered([partial(one, name) for name in asked], free, deadline), strict=True):
+            results[name] = result
+            flights[name].set_result(result)
     finally:
         for name in asked:
             flights.pop(name).cancel()
-    outcomes |= {name: await _outcome(flight) for name, flight in elsewhere.items()}
-    failed = {name: outcome for name, outcome in outcomes.items() if outcome.error is not None}
-    if len(failed) > 1 and len(failed) == len(requests):
-        first = next(iter(failed.values()))
+    results |= {name: await _result_of(flight) for name, flight in elsewhere.items()}
+    first = first_if_all_failed(results)
+    if first is not None:
         raise RewardError(
-            f"The judge failed for all {len(failed)} questions. The first: {failure_of(first)}."
+            f"The judge failed for all {len(results)} questions. The first: {failure_of(first)}."
         ) from first.error
-    answers |= {name: outcome.value for name, outcome in outcomes.items() if outcome.error is None}
-    measured = _costs(len(text), questions, answers, known, seconds)
-    if locate:
-        questions = {n: [one for one in asked_of if _is_about(one, block, answers)] for n, asked_of in questions.items()}
-    return _as_reward(len(text), questions, answers, failed, measured)
+    about_block = {
+        n: [one for one in about if not locate or _is_about(results[one.name], block)] for n, about in questions.items()
+    }
+    summed = {n: _summed(about, results) for n, about in about_block.items()}
+    return reward_of(summed, len(text), measured=_costs(len(text), questions, results, rows, seconds))
 
 
-async def _outcome(flight: asyncio.Future[CallResult]) -> CallResult:
+async def _result_of(flight: asyncio.Future[CallResult]) -> CallResult:
     """Await the answer to a question that another objective has asked."""
     await asyncio.wait([flight])
     if flight.cancelled():
@@ -212,17 +209,18 @@ async def _outcome(flight: asyncio.Future[CallResult]) -> CallResult:
     return flight.result()
 
 
-def _is_about(question: _Question, block: str | None, answers: Mapping[str, Judgement]) -> bool:
+def _is_about(result: CallResult, block: str | None) -> bool:
     """Return whether a verdict is about a block, or about the whole if no block is named; a failure may be about any."""
-    answer = answers.get(question.name)
-    return answer is None or answer.place == (block or WHOLE)
+    return result.error is not None or result.value.place == (block or WHOLE)
 
 
 class _Question(NamedTuple):
-    """A criterion, and the name of the request that asks about it."""
+    """A criterion, the request that asks about it, its name, and the parts that the verdict may be about."""
 
     criterion: Criterion
     name: str
+    request: dict[str, Any]
+    parts: Sequence[str]
 
 
 def _criteria_for(block: str | None, cell: Any, blocks: BlockText, n: int) -> list[Criterion]:
@@ -255,35 +253,37 @@ class _RequestForm:
     def digest(self) -> str:
         return digest({**vars(self), "template": self.template.source})
 
-    def request(
+    def question(
         self,
         blocks: BlockText,
         row: Mapping[str, Any],
         names: list[str],
         block: str | None,
-        criterion: str,
+        criterion: Criterion,
         parts: Sequence[str],
-    ) -> dict[str, Any]:
-        """Return the arguments of the request about one block of a completion, or about these blocks."""
+    ) -> _Question:
+        """Return the question about one block of a completion, or about these blocks."""
+        block = criterion.part or block
         part, name = part_text(blocks, names, block), block or ", ".join(names)
         if parts:
             part, name = "\n".join(fenced(part_text(blocks, [one], one), one) for one in parts), ", ".join(parts)
-        seen = {"part": part, "row": row, "name": name, "criterion": criterion}
+        seen = {"part": part, "row": row, "name": name, "criterion": criterion.text}
         messages = self.template.messages(completion=without_end(whole_text(blocks)), **seen)
         messages[-1]["content"] += "\n" + asked_for(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)
         logprobs = {"logprobs": True, "top_logprobs": 20} if self.expected else {}
         form = form_of(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)
         sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return {"model": self.model, "messages": messages, **sampling, **logprobs, **form}
+        request = {"model": self.model, "messages": messages, **sampling, **logprobs, **form}
+        return _Question(criterion, digest(request), request, parts)
 
-    async def judgement(self, client: Any, request: dict[str, Any], parts: Sequence[str], base_url: str | None) -> Judgement:
-        """Send one request; end the run if the server can answer none."""
+    async def judgement(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
+        """Ask one question; end the run if the server can answer none."""
         import openai
 
         server = base_url or "OpenAI"
         try:
             # Plain JSON both ways: the client's own classes would cost more time than the rest of the request.
-            reply = await client.post("/chat/completions", cast_to=object, body=request)
+            reply = await client.post("/chat/completions", cast_to=object, body=question.request)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise RewardError(
                 f"The judge '{self.model}' at {server} refuses: {_message(error)}. Look at model, base_url and key."
@@ -297,7 +297,7 @@ class _RequestForm:
                 ) from error
             raise
         _answered.add(server)
-        return read_verdict(reply, self.choices, expected=self.expected, parts=parts)
+        return read_verdict(reply, self.choices, expected=self.expected, parts=question.parts)
 
 
 def _parts(blocks: BlockText, names: list[str], block: str | None) -> list[str]:
@@ -307,46 +307,32 @@ def _parts(blocks: BlockText, names: list[str], block: str | None) -> list[str]:
     return [name for name in blocks if blocks[name] is not None and any_index(name) == any_index(block)]
 
 
-def _as_reward(
-    size: int,
-    questions: Mapping[int, Sequence[_Question]],
-    answers: Mapping[str, Judgement],
-    failed: Mapping[str, CallResult],
-    measured: Sequence[Sequence[float]],
-) -> Reward:
-    values, notes = list[float | None]([None] * size), list[str | None]([None] * size)
-    status = [Status.ABSENT] * size
-    for n, asked in questions.items():
-        failure = next((failed[one.name] for one in asked if one.name in failed), None)
-        if failure is not None:
-            status[n], notes[n] = failure.status, failure_of(failure)
-        elif not asked:
-            status[n], notes[n] = Status.UNSCORED, "no criterion is about it"
-        else:
-            verdicts = [(one.criterion, answers[one.name]) for one in asked]
-            values[n] = sum(criterion.weight * answer.value for criterion, answer in verdicts)
-            notes[n] = _note(verdicts)
-    return Reward.of(values, status=status, notes=notes, measured=measured)
+def _summed(questions: Sequence[_Question], results: Mapping[str, CallResult]) -> CallResult:
+    """Add up the weighted verdicts about one completion; a failure of one of them is a failure."""
+    if not questions:
+        return CallResult(status=Status.UNSCORED, note="no criterion is about it")
+    failure = next((results[one.name] for one in questions if results[one.name].error is not None), None)
+    if failure is not None:
+        return failure
+    verdicts = [(one.criterion, results[one.name].value) for one in questions]
+    return CallResult(sum(criterion.weight * answer.value for criterion, answer in verdicts), note=_note(verdicts))
 
 
 def _costs(
     size: int,
     questions: Mapping[int, Sequence[_Question]],
-    answers: Mapping[str, Judgement],
+    results: Mapping[str, CallResult],
     known: Collection[str],
     seconds: Mapping[str, float],
 ) -> list[list[float]]:
     """Count what each completion cost; equal questions cost what one costs, and one that another objective asked costs nothing."""
-    table, counted = [[0.0] * len(MEASURES) for _ in range(size)], set[str]()
-    for n, asked in questions.items():
-        for name in (one.name for one in asked):
-            if name in counted:
-                continue
-            counted.add(name)
-            is_new, answer = name in seconds, answers.get(name)
-            tokens = answer.tokens if is_new and answer is not None else 0
-            costs = (is_new, name in known, is_new and answer is None, tokens, seconds.get(name, 0.0))
-            table[n] = [total + float(cost) for total, cost in zip(table[n], costs, strict=True)]
+    table = [[0.0] * len(MEASURES) for _ in range(size)]
+    first_of = {one.name: n for n in reversed(questions) for one in questions[n]}
+    for name, n in first_of.items():
+        is_new, failed = name in seconds, results[name].error is not None
+        tokens = results[name].value.tokens if is_new and not failed else 0
+        costs = (is_new, name in known, is_new and failed, tokens, seconds.get(name, 0.0))
+        table[n] = [total + float(cost) for total, cost in zip(table[n], costs, strict=True)]
     return table
 
 

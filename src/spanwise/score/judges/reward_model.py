@@ -14,7 +14,7 @@ from torch import Tensor
 from spanwise.errors import DataError, RecipeError, check_known, unknown
 from spanwise.objective import is_number
 from spanwise.registry import register
-from spanwise.score.items import CallResult, failure_of, part_text, refuse_if_all_failed, rows_of, without_end
+from spanwise.score.items import CallResult, part_text, refuse_if_all_failed, reward_of, rows_of, without_end
 from spanwise.score.judges.prompt import prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
 from spanwise.types import BlockText, PiecewiseText, Status, whole_text
@@ -113,10 +113,7 @@ def score_by_model(
     reader.read([row for row, _ in rows.values() if len(row.ids) <= most], batch_size)
     results = {n: _result(reader, row, place, most) for n, (row, place) in rows.items()}
     refuse_if_all_failed(results, f"The reward model '{model}'")
-    absent = CallResult(status=Status.ABSENT)
-    by_completion = [results.get(n, absent) for n in range(len(text))]
-    notes = [None if one.error is None else failure_of(one) for one in by_completion]
-    return Reward.of([one.value for one in by_completion], status=[one.status for one in by_completion], notes=notes)
+    return reward_of(results, len(text))
 
 
 def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) -> tuple[list[str], int]:
