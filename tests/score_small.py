@@ -6,9 +6,9 @@ from spanwise.types import Status
 OK, ABSENT, UNPARSABLE, TIMEOUT, ERROR, UNSCORED, BROKE = (int(status) for status in Status)
 
 
-def completion(answer="4", confidence="0.7"):
+def completion(answer="4", confidence="0.7", reasoning="r"):
     """A block is left out with False, a tag without a pair is None."""
-    solution = {"": f"<reasoning>r</reasoning><answer>{answer}</answer>", "reasoning": "r", "answer": answer}
+    solution = {"": f"<reasoning>r</reasoning><answer>{answer}</answer>", "reasoning": reasoning, "answer": answer}
     report = {"": f"<analysis>a</analysis><confidence>{confidence}</confidence>", "analysis": "a", "confidence": confidence}
     return {"solution": None if answer is False else solution, "confidence": None if confidence is False else report}
 

@@ -41,6 +41,13 @@ class Busy:
             self.now -= 1
 
 
+def assert_idle(busy):
+    until = time.monotonic() + 5
+    while busy.now and time.monotonic() < until:
+        time.sleep(0.01)
+    assert busy.now == 0
+
+
 def rewards(*objectives, text=TEXT, columns=COLUMNS):
     return score_all(objectives, text, columns=columns)
 
@@ -161,10 +168,7 @@ def test_if_every_call_fails_the_run_ends_and_nothing_stays_in_flight():
         rewards(Objective(compute_score, "solution"), Objective(wrong_size, "solution"))
     assert isinstance(error.value.__cause__, ConnectionError)
     assert str(error.value).count(__file__) == 1
-    until = time.monotonic() + 5
-    while busy.now and time.monotonic() < until:
-        time.sleep(0.01)
-    assert busy.now == 0
+    assert_idle(busy)
 
 
 def test_an_interrupt_cancels_what_is_in_flight():
@@ -180,10 +184,7 @@ def test_an_interrupt_cancels_what_is_in_flight():
             rewards(Objective(slow, "solution"))
     finally:
         signal.signal(signal.SIGINT, before)
-    until = time.monotonic() + 5
-    while busy.now and time.monotonic() < until:
-        time.sleep(0.01)
-    assert busy.now == 0
+    assert_idle(busy)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -7,31 +7,31 @@ import subprocess
 
 import pytest
 
-from helpers import NAN, assert_close
+from helpers import NAN
 from score_small import ABSENT, BROKE, ERROR, OK
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
 from spanwise.errors import DataError, RecipeError
-from spanwise.layout import Layout
-from spanwise.objective import Objective
-from spanwise.score import Reward, check_objectives, equals, json_schema, score_one
+from spanwise.score import check_objectives, score_one
 from spanwise.score.worker import run
 from spanwise.testing import check_reward
 
 
-def field(said, name="price", written=None):
+def field(said, name):
     """A completion of one field; None: it says nothing complete, False: it is not there."""
-    return {name: None if said is False else {name: said, "": written or f'"{name}": {said}, '}}
+    return {name: None if said is False else {name: said, "": f'"{name}": {said}, '}}
 
 
-def rewarded(reward, said, cells, *, column="answer", name="price", **options):
-    text = [one if isinstance(one, dict) else field(one, name) for one in said]
-    objective = Objective(reward, pays=(name,), options={"tag": name, **options})
-    found = score_one(objective, text, columns={column: cells}, scored={})
+def scored(reward, pays, text, *, columns=None, **options):
+    found = score_one(Objective(reward, pays, options=options), text, columns=columns or {}, scored={})
     return found.value_n.tolist(), found.status_n.tolist()
 
 
+def rewarded(reward, said, cells, *, name="price", **options):
+    return scored(reward, name, [field(one, name) for one in said], columns={"answer": cells}, tag=name, **options)
+
+
 def same(found, values, status):
-    assert_close(Reward.of([None if v != v else v for v in values]).value_n, found[0], 1e-12, equal_nan=True)
-    assert found[1] == status
+    assert found == (pytest.approx(values, abs=1e-12, nan_ok=True), status)
 
 
 # ------------------------------------------------------------------------------------------------------------ equals
@@ -64,8 +64,8 @@ def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():
     same(rewarded("equals", ['["a"]', "b"], [["a"], "b"], name="words"), [1, 1], [OK, OK])
     same(rewarded("equals", ["4"] * 2, [{"a[b": 4}, {"c": 4}], name="a[b"), [1, NAN], [OK, ERROR])
     same(rewarded("equals", ["2"], [{"buyer": {"name": {"last": 2}}}], name="buyer.name.last"), [1], [OK])
-    with pytest.raises(DataError, match="no column 'gold'; its columns are answer"):
-        equals([field("4")], pays=("price",), columns={"answer": [4]}, scored={}, column="gold")
+    with pytest.raises(DataError):
+        rewarded("equals", ["4"], [4], column="gold")
 
 
 # ------------------------------------------------------------------------------------------------------- near, one_of
@@ -100,7 +100,7 @@ def test_near_is_within_a_share_of_the_gold_value_or_a_number():
 
 @pytest.mark.parametrize("options", [{"rel": -0.1}, {"abs": float("inf")}, {"rel": "1%"}, {"abs": True}])
 def test_a_tolerance_that_is_none_is_refused_before_anything_runs(options):
-    with pytest.raises(RecipeError, match=f"option '{next(iter(options))}' of reward 'near' is"):
+    with pytest.raises(RecipeError):
         check_objectives([Objective("near", "price", options={"tag": "price", **options})], Layout({"price": "price"}))
 
 
@@ -120,13 +120,9 @@ def test_number_i_is_that_of_step_i_and_an_absent_step_has_none():
     cells += [{"step[1]": 0.3}, {"step[0]": 0.3}]
     values = [-1, 0, NAN, NAN, NAN, NAN, NAN, NAN, 0.3, NAN]
     status = [OK, OK, ABSENT, ERROR, ERROR, ABSENT, ERROR, ERROR, OK, ERROR]
-    found = score_one(Objective("listed", "step[1]"), [steps] * len(cells), columns={"listed": cells}, scored={})
-    same((found.value_n.tolist(), found.status_n.tolist()), values, status)
-    last = Objective(
-        "listed", "step[1]", options={"block": "step[2]"}
-    )  # the block that is judged is not the one that is paid
-    found = score_one(last, [steps, {**steps, "step[2]": {"": "c"}}], columns={"listed": [[1, 2, 3]] * 2}, scored={})
-    same((found.value_n.tolist(), found.status_n.tolist()), [NAN, 3], [ABSENT, OK])
+    same(scored("listed", "step[1]", [steps] * len(cells), columns={"listed": cells}), values, status)
+    text = [steps, {**steps, "step[2]": {"": "c"}}]  # the block that is judged is not the one that is paid
+    same(scored("listed", "step[1]", text, columns={"listed": [[1, 2, 3]] * 2}, block="step[2]"), [NAN, 3], [ABSENT, OK])
 
 
 # --------------------------------------------------------------------------------------------------------- json_schema
@@ -134,12 +130,10 @@ def test_number_i_is_that_of_step_i_and_an_absent_step_has_none():
 OBJECT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "minimum": 2}}}
 
 
-def valid(said, schema, *, tag="", columns=None, **limits):
-    text = [one if isinstance(one, dict) or one is None else {"all": {"": one}} for one in said]
-    text = [{"all": None} if one is None else one for one in text]
-    objective = Objective("json_schema", "all", options={"schema": schema, "tag": tag, **limits})
-    found = score_one(objective, text, columns=columns or {}, scored={})
-    return found.value_n.tolist(), found.status_n.tolist()
+def valid(said, schema, **more):
+    """Whether texts, or blocks with their fields, are valid; None: the completion has no block."""
+    blocks = ({"": one} if isinstance(one, str) else one for one in said)
+    return scored("json_schema", "all", [{"all": block} for block in blocks], schema=schema, **more)
 
 
 def test_a_whole_completion_under_a_schema(tmp_path):
@@ -190,21 +184,16 @@ def test_numbers_are_read_for_what_they_are():
     same(valid(said, {"type": "integer"}), [1, 1, 0, 0, 0, 0, 0], [OK] * 7)
     same(valid(said, {"type": "number", "minimum": 3}), [1, 1, 1, 1, 0, 0, 0], [OK] * 7)
     same(valid(said, {"enum": [3, 3.5, "NaN"]}), [1, 1, 1, 0, 0, 0, 1], [OK] * 7)
-    fields = [{"all": {"n": one, "": f'"n": {one}'}} for one in said[:4]]
+    fields = [{"n": one, "": f'"n": {one}'} for one in said[:4]]
     same(valid(fields, {"type": "number", "multipleOf": 0.5}, tag="n"), [1, 1, 1, 0], [OK] * 4)
     schemas = ['{"multipleOf": NaN}', '{"multipleOf": 1e400}', '{"maximum": Infinity}']
     same(valid(["3"] * 3, "shape", columns={"shape": schemas}), [NAN] * 3, [ERROR] * 3)
 
 
 def test_all_blocks_make_the_whole_in_the_order_in_which_they_were_written():
-    from spanwise import Vocabulary, read
-    from spanwise.batch import Batch
-    from spanwise.scheme import Scheme
-
-    written = '{"b": 1, "a": 2}'
     layout = Layout({"a": "a", "b": "b", "prose": []}, segmenter="json")
     scheme = Scheme("bae", layout, [Objective("json_schema", "*", options={"schema": OBJECT})])
-    batch = Batch.jagged([list(written.encode())] * 2, [0, 0], columns={})
+    batch = Batch.jagged([list(b'{"b": 1, "a": 2}')] * 2, [0, 0], columns={})
     reading = read(batch, scheme, Vocabulary(tuple(bytes([byte]) for byte in range(256))))
     assert reading.scores.reward_nm.flatten().tolist() == [1.0, 1.0]
 
@@ -215,26 +204,14 @@ def test_a_schema_of_the_dataset_and_rows_without_one():
     same(found, [1, 0, NAN, NAN, NAN, NAN, NAN], [OK, OK, ERROR, ERROR, ERROR, ERROR, ABSENT])
 
 
-def test_a_field_in_quotes_is_a_string_and_one_without_is_what_it_says():
+def test_a_field_in_quotes_is_a_string_as_is_read_behind_its_own_key():
     said = [
-        ("3", '"n": 3, '),
-        ("3", '"n": "3", '),
-        ("3", ' "3"'),
-        ("3", " 3"),
-        ("tea", '"n": "tea"'),
-        ("[1", '"n": "[1"'),
-        (None, '"n": [1'),
-    ]
-    text = [{"all": {"n": one, "": block}} for one, block in said]
-    same(valid(text, {"type": "integer"}, tag="n"), [1, 0, 0, 1, 0, 0, 0], [OK] * 7)
-    same(valid(text, {"type": "string"}, tag="n"), [0, 1, 1, 0, 1, 1, 0], [OK] * 7)
-
-
-def test_whether_a_field_is_in_quotes_is_read_behind_its_own_key():
-    blocks = ['{"a": 3, "b": "3"}', '{"a": "3", "b" : 3}', '{"a": [3, "3"], "b":"3"}']
-    text = [{"all": {"b": "3", "": block}} for block in blocks]
-    same(valid(text, {"type": "string"}, tag="b"), [1, 0, 1], [OK] * 3)
-    same(valid(text, {"type": "integer"}, tag="b"), [0, 1, 0], [OK] * 3)
+        ("3", '"n": 3, '), ("3", '"n": "3", '), ("3", ' "3"'), ("3", " 3"), ("tea", '"n": "tea"'), ("[1", '"n": "[1"'),
+        (None, '"n": [1'), ("3", '{"a": 3, "n": "3"}'), ("3", '{"a": "3", "n" : 3}'), ("3", '{"a": [3, "3"], "n":"3"}'),
+    ]  # fmt: skip
+    fields = [{"n": one, "": block} for one, block in said]
+    same(valid(fields, {"type": "integer"}, tag="n"), [1, 0, 0, 1, 0, 0, 0, 0, 1, 0], [OK] * 10)
+    same(valid(fields, {"type": "string"}, tag="n"), [0, 1, 1, 0, 1, 1, 0, 1, 0, 1], [OK] * 10)
 
 
 @pytest.mark.parametrize(
@@ -252,32 +229,24 @@ def test_whether_a_field_is_in_quotes_is_read_behind_its_own_key():
 def test_a_schema_that_is_none_is_refused_before_anything_runs_and_nothing_is_fetched(schema, monkeypatch):
     monkeypatch.setattr(socket, "socket", None)
     monkeypatch.setattr(socket, "getaddrinfo", None)
-    with pytest.raises(RecipeError, match="schema"):
+    with pytest.raises(RecipeError):
         check_objectives([Objective("json_schema", "a", options={"schema": schema})], Layout({"a": "a"}))
-    data = {
+    own = {
         "const": {"$ref": "https://example.com/a.json"},
         "$id": "https://example.com/b.json",
         "$defs": {"c": {"$id": "c.json"}},
     }
-    data["properties"] = {"d": {"$ref": "c.json"}, "e": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}
-    check_objectives([Objective("json_schema", "a", options={"schema": data})], Layout({"a": "a"}))
+    own["properties"] = {"d": {"$ref": "c.json"}, "e": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}
+    check_objectives([Objective("json_schema", "a", options={"schema": own})], Layout({"a": "a"}))
 
 
 def test_text_around_the_json_is_wrong_where_it_must_stand_alone():
     texts = [
-        '{"a": 3}',
-        ' {"a": 3}\n<eos>',
-        '{"a": 3}<|im_end|>',
-        'So {"a": 3}',
-        '{"a": 3} {"a": 3}',
-        '{"a": 3}</s> more',
-        '{"a": "x"}',
-    ]
+        '{"a": 3}', ' {"a": 3}\n<eos>', '{"a": 3}<|im_end|>', 'So {"a": 3}', '{"a": 3} {"a": 3}', '{"a": 3}</s> more', '{"a": "x"}',
+    ]  # fmt: skip
     integer = {"properties": {"a": {"type": "integer"}}}
-    given = {"pays": ("all",), "columns": {}, "scored": {}, "schema": integer}
-    blocks = [{"all": {"": text}} for text in texts]
-    assert json_schema(blocks, **given, alone=True).value_n.tolist() == [1, 1, 1, 0, 0, 0, 0]
-    assert json_schema(blocks, **given).value_n.tolist() == [1, 1, 1, 1, 1, 1, 0]
+    same(valid(texts, integer, alone=True), [1, 1, 1, 0, 0, 0, 0], [OK] * 7)
+    same(valid(texts, integer), [1, 1, 1, 1, 1, 1, 0], [OK] * 7)
 
 
 def doubled(times):
@@ -292,21 +261,18 @@ COMPARES = {"properties": {"a": {"uniqueItems": True}}}
 
 
 @pytest.mark.parametrize(
-    ("schema", "short", "wrong", "long"),
+    ("schema", "right_and_wrong", "long"),
     [
-        (BACKTRACKS, '{"a": "so it is"}', '{"a": "!"}', json.dumps({"a": "x" * 40 + "!"})),
-        (COMPARES, '{"a": [{}, {"k": 2}]}', '{"a": [{}, {}]}', json.dumps({"a": [{"k": n} for n in range(8000)]})),
-        (doubled(30), "", "", "{}"),
+        (BACKTRACKS, ['{"a": "so it is"}', '{"a": "!"}'], json.dumps({"a": "x" * 40 + "!"})),
+        (COMPARES, ['{"a": [{}, {"k": 2}]}', '{"a": [{}, {}]}'], json.dumps({"a": [{"k": n} for n in range(8000)]})),
+        (doubled(30), [], "{}"),
     ],
 )
-def test_a_value_that_takes_a_schema_too_long_is_stopped_and_costs_itself_alone(schema, short, wrong, long):
+def test_a_value_that_takes_a_schema_too_long_is_stopped_and_costs_itself_alone(schema, right_and_wrong, long):
     limited = {"workers": 2, "deadline": 0.5}
     check_objectives([Objective("json_schema", "all", options={"schema": schema, **limited})], Layout({"all": "all"}))
-    found = valid([short, wrong, long, None] if short else [long, None], schema, **limited)
-    if short:
-        same(found, [1, 0, 0, NAN], [OK, OK, BROKE, ABSENT])
-    else:
-        same(found, [0, NAN], [BROKE, ABSENT])
+    size = len(right_and_wrong)
+    same(valid([*right_and_wrong, long, None], schema, **limited), [*[1, 0][:size], 0, NAN], [*[OK] * size, BROKE, ABSENT])
 
 
 def test_a_schema_of_linear_keywords_starts_no_process(monkeypatch):
@@ -342,15 +308,13 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
     limits = {"allow": True, "workers": 2, "deadline": 0.3, "memory": 2**29}
     text = [{"fix": {"code": code, "": ""}} for code in CODE] + [{"fix": {"code": None, "": ""}}, {"fix": None}]
     tests = ["assert two() == 2"] * len(text)
-    objective = Objective("runs", "fix", options={**limits, "tests": "tests"})
-    found = score_one(objective, text, columns={"tests": tests}, scored={})
-    same((found.value_n.tolist(), found.status_n.tolist()), [*CODE.values(), 0, NAN], [OK] * (len(CODE) + 1) + [ABSENT])
+    found = scored("runs", "fix", text, columns={"tests": tests}, tests="tests", **limits)
+    same(found, [*CODE.values(), 0, NAN], [OK] * (len(CODE) + 1) + [ABSENT])
     cells = [["x = two()", "assert x == 2"], "", None, 3]
-    found = score_one(objective, text[:1] * 4, columns={"tests": cells}, scored={})
-    same((found.value_n.tolist(), found.status_n.tolist()), [1, NAN, NAN, NAN], [OK, ERROR, ERROR, ERROR])
-    alone = Objective("runs", "fix", options=limits)
+    found = scored("runs", "fix", text[:1] * 4, columns={"tests": cells}, tests="tests", **limits)
+    same(found, [1, NAN, NAN, NAN], [OK, ERROR, ERROR, ERROR])
     ends = [{"fix": {"code": code, "": ""}} for code in ("exit(0)", "x = 1", "exit(3)", "1 / 0")]
-    assert score_one(alone, ends, columns={}, scored={}).value_n.tolist() == [1, 1, 0, 0]
+    same(scored("runs", "fix", ends, **limits), [1, 1, 0, 0], [OK] * 4)
 
 
 def test_values_are_compared_as_python_compares_them_outside_of_the_process_that_ran_the_code():
@@ -392,11 +356,10 @@ def test_a_program_that_sleeps_is_stopped_by_the_clock_with_what_it_started(tmp_
 @pytest.mark.parametrize("options", [{}, {"allow": False}, {"allow": "yes"}, {"allow": 1}])
 def test_code_does_not_run_unless_somebody_allows_it(options, tmp_path):
     sign = tmp_path / "ran"
-    objective = Objective("runs", "fix", options={"tag": "", **options})
-    with pytest.raises(RecipeError, match="executes"):
-        check_objectives([objective], Layout({"fix": []}))
-    with pytest.raises(RecipeError, match="executes"):
-        score_one(objective, [{"fix": {"": f"open({str(sign)!r}, 'w')"}}], columns={}, scored={})
+    with pytest.raises(RecipeError):
+        check_objectives([Objective("runs", "fix", options={"tag": "", **options})], Layout({"fix": []}))
+    with pytest.raises(RecipeError):
+        scored("runs", "fix", [{"fix": {"": f"open({str(sign)!r}, 'w')"}}], tag="", **options)
     assert not sign.exists()
 
 
@@ -423,18 +386,9 @@ def test_every_one_has_the_properties_of_a_reward(reward, options, columns):
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_code_has_the_properties_of_a_reward():
-    layout = Layout({"price": "price"})
-    limits = {"tag": "price", "allow": True, "tests": "tests", "workers": 2, "deadline": 1.0}
-    check_reward(
-        "runs",
-        pays=["price"],
-        layout=layout,
-        options=limits,
-        columns={"tests": ["assert True", None]},
-        properties=["absent", "split"],
-        processes=False,
-        examples=3,
-    )
+    options = {"tag": "price", "allow": True, "tests": "tests", "workers": 2, "deadline": 1.0}
+    given = {"pays": ["price"], "layout": Layout({"price": "price"}), "columns": {"tests": ["assert True", None]}}
+    check_reward("runs", options=options, **given, properties=["absent", "split"], processes=False, examples=3)
 
 
 @pytest.mark.parametrize(
@@ -446,6 +400,5 @@ def test_code_has_the_properties_of_a_reward():
     ],
 )  # fmt: skip
 def test_count_compares_how_many_elements_there_are(said, gold, right):
-    objective = Objective("count", pays=("all",))
-    found = score_one(objective, [{"all": {"": said}}, {"all": None}], columns={"answer": [gold, gold]}, scored={})
-    same((found.value_n.tolist(), found.status_n.tolist()), [right, NAN], [ERROR if right != right else OK, ABSENT])
+    found = scored("count", "all", [{"all": {"": said}}, {"all": None}], columns={"answer": [gold, gold]})
+    same(found, [right, NAN], [ERROR if right != right else OK, ABSENT])

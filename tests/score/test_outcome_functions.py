@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import NAN, assert_close, double
+from score_small import CORRECT, completion
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -17,7 +19,6 @@ from spanwise.score import (
     Reward,
     as_scores,
     brier,
-    check_discrete,
     check_objectives,
     complete,
     judge_of,
@@ -29,18 +30,9 @@ from spanwise.score import (
 )
 from spanwise.types import Scores, Status
 
-NAN = math.nan
-
-
-def completion(answer="4", confidence="0.7", reasoning="r"):
-    """A block is left out with False, a tag without a pair is None."""
-    solution = {"": f"{reasoning}{answer}", "reasoning": reasoning, "answer": answer}
-    report = {"": f"{confidence}", "confidence": confidence}
-    return {"solution": None if answer is False else solution, "confidence": None if confidence is False else report}
-
 
 def same(tensor, expected):
-    torch.testing.assert_close(tensor, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=0, equal_nan=True)
+    assert_close(tensor, expected, 0, equal_nan=True)
 
 
 def long_answer(text, *, columns):
@@ -57,7 +49,7 @@ def of_blocks(blocks):
 
 NOT_A_FUNCTION = 3
 TEXT = [completion("4"), completion("44"), completion(False), completion(None)]
-CORRECT = Objective("correct", pays="solution")
+COLUMNS = {"answer": ["4"] * 4, "level": [1, 2, None, 2]}
 
 
 @pytest.fixture
@@ -77,7 +69,7 @@ def test_all_four_ways_to_give_an_outcome(registered):
     registered("long_answer", kind="outcome")(long_answer)
     path = f"{__name__}:level_of"
     report = Objective("brier", pays="confidence", given=["correct", "long_answer", path, long_answer], baseline="outcome")
-    scores = score_all([CORRECT, report], TEXT, columns={"answer": ["4"] * 4, "level": [1, 2, None, 2]})
+    scores = score_all([CORRECT, report], TEXT, columns=COLUMNS)
     assert scores.names == ("correct", "brier")
     assert scores.outcome_names == ("long_answer", path, f"{__name__}:long_answer")
     long = [0, 1, NAN, 0]
@@ -98,40 +90,27 @@ def test_a_function_is_called_once_and_sees_text_and_columns():
         Objective("format", pays="solution", given=["correct", outcome]),
         Objective("brier", pays="confidence", given=[outcome, "correct", "format"]),
     ]
-    columns = {"answer": ["4"] * 4}
-    names, values = read_outcomes(objectives, TEXT, columns=columns)
+    names, values = read_outcomes(objectives, TEXT, columns=COLUMNS)
     assert names == (f"{__name__}:{outcome.__qualname__}",)
     assert values.shape == (4, 1)
-    assert seen == [(TEXT, columns)]
+    assert seen == [(TEXT, COLUMNS)]
 
 
-def test_what_comes_before_goes_before_a_registered_name(registered):
-    registered("verdict", kind="outcome")(long_answer)
-    reward = Objective("correct", pays="solution", name="verdict")
-    report = Objective("brier", pays="confidence", given="verdict", baseline="outcome")
-    sentence = "'verdict' is an objective and a registered outcome too; give the objective another 'name'"
-    for objectives in ([reward, report], [report, reward]):
-        with pytest.raises(RecipeError, match=sentence):
-            score_all(objectives, TEXT, columns={"answer": ["4"] * 4})
-
-
-def test_one_name_is_one_function(registered):
+def test_one_name_is_one_thing(registered):
     def twin():
-        def outcome(text, *, columns):
-            return [1] * len(text)
-
-        return outcome
+        return lambda text, *, columns: [1] * len(text)
 
     one, other = twin(), twin()
-    objectives = [
-        Objective("format", pays="solution", given=one),
-        Objective("format", pays="solution", given=other, name="b"),
-    ]
+    objectives = [Objective("format", "solution", given, name=name) for given, name in ((one, "a"), (other, "b"))]
     with pytest.raises(RecipeError, match="Two functions are called"):
         read_outcomes(objectives, TEXT, columns={})
     registered("mine", kind="outcome")(one)
     with pytest.raises(RecipeError, match="outcome 'mine' already"):
         registered("mine", kind="outcome")(other)
+    reward, report = Objective("correct", "solution", name="mine"), Objective("brier", "confidence", "mine")
+    for objectives in ([reward, report], [report, reward]):
+        with pytest.raises(RecipeError, match="'mine' is an objective and a registered outcome too"):
+            score_all(objectives, TEXT, columns=COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +131,7 @@ def test_what_cannot_be_found_is_said_before_training(entry, says):
     with pytest.raises(RecipeError, match=says):
         check_objectives(objectives, layout)
     with pytest.raises(RecipeError, match=says):
-        score_all(objectives, TEXT, columns={"answer": ["4"] * 4})
+        score_all(objectives, TEXT, columns=COLUMNS)
     with pytest.raises(RecipeError, match=says):
         score_one(objectives[1], TEXT, columns={}, scored={"correct": Reward.of([1.0] * 4)})
 
@@ -200,16 +179,10 @@ def test_what_is_no_outcome_is_refused_with_its_place(value):
         values_of([0, value, 0])
 
 
-def test_wrong_lengths_and_types_are_said():
+def test_a_function_that_fails_or_returns_too_few_is_named():
     with pytest.raises(RewardError, match="2 values for 3"):
         values_of([0, 1], size=3)
-    with pytest.raises(RewardError, match="returned int"):
-        values_of(1, size=3)
-    with pytest.raises(RewardError, match=r"its function returned dict; return a list of 1"):
-        values_of({"a": 1})
 
-
-def test_a_function_that_raises_is_named():
     def broken(text, *, columns):
         return [columns["answr"] for _ in text]
 
@@ -220,47 +193,35 @@ def test_a_function_that_raises_is_named():
 
 def test_an_outcome_is_discrete():
     same(values_of([*range(16), None]), [*range(16), NAN])
-    with pytest.raises(RecipeError, match="17 different values"):
+    with pytest.raises(RecipeError):
         values_of([*range(17), None])
-    check_discrete([float(value) for value in range(16)], "x")
-    with pytest.raises(RecipeError, match="'x' took 17 different values"):
-        check_discrete([float(value) for value in range(17)], "x")
 
 
 # ------------------------------------------------------------------ who judges
 
 
 @pytest.mark.parametrize(
-    ("fields", "judge", "column"),
+    ("given", "of", "judge", "column"),
     [
-        ({}, "correct", None),
-        ({"given": "correct"}, "correct", 0),
-        ({"given": "right"}, "right", 0),
-        ({"given": ["right", "complete"]}, "right", 0),
-        ({"given": ["complete", "right"]}, "right", 1),
-        ({"given": ["complete", "math:sqrt", math.sqrt, "right"][:3]}, "correct", None),
-        ({"given": ["first", "complete", "correct"]}, "correct", 2),
-        ({"given": ["first", "correct"], "options": {"of": "first"}}, "first", 0),
-        ({"given": ["first", "second"], "options": {"of": "second"}}, "second", 1),
-        ({"given": ["first", "second"], "options": {"of": "third"}}, "third", None),
-        ({"given": "first", "options": {"of": "third"}}, "third", None),
-        ({"given": "first", "options": {"of": None}}, "first", 0),
+        (None, {}, "correct", None),
+        ("correct", {}, "correct", 0),
+        ("right", {}, "right", 0),
+        (["right", "complete"], {}, "right", 0),
+        (["complete", "right"], {}, "right", 1),
+        (["complete", math.sqrt], {}, "correct", None),
+        (["first", "complete", "correct"], {}, "correct", 2),
+        (["first", "correct"], {"of": "first"}, "first", 0),
+        (["first", "second"], {"of": "second"}, "second", 1),
+        (["first", "second"], {"of": "third"}, "third", None),
+        ("first", {"of": "third"}, "third", None),
+        ("first", {"of": None}, "first", 0),
     ],
 )
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
-def test_who_judges_a_report(unchecked_shapes, rule, fields, judge, column):
-    given = fields.get("given")
-    if isinstance(given, list) and math.sqrt in given:
-        fields = {**fields, "given": ["complete", math.sqrt]}
-    objective = Objective(rule, pays="confidence", **fields)
+def test_who_judges_a_report(unchecked_shapes, rule, given, of, judge, column):
+    objective = Objective(rule, pays="confidence", given=given, options=of)
     assert judge_of(objective) == judge
     assert judged_column(objective) == column
-
-
-def test_two_rewards_and_no_word_which_judges():
-    objective = Objective("brier", pays="confidence", given=["first", "complete", "second"], baseline="outcome")
-    with pytest.raises(RecipeError, match=r"\{of: first\}"):
-        judge_of(objective)
 
 
 def test_a_plugins_own_default_judges(registered):
@@ -276,29 +237,17 @@ def test_a_plugins_own_default_judges(registered):
 
 
 def test_the_report_is_scored_by_its_judge():
-    text = [completion("4", "0.7"), completion("5", "0.7")]
-    columns = {"answer": ["4", "4"], "other": ["5", "5"]}
+    text, columns = [completion("4"), completion("5")], {"answer": ["4", "4"], "other": ["5", "5"]}
     other = Objective("correct", pays="solution", name="other", options={"column": "other"})
 
     def briers(**fields):
-        return score_all([CORRECT, other, Objective("brier", pays="confidence", **fields)], text, columns=columns).reward_nm[
-            :, 2
-        ]
+        objectives = [CORRECT, other, Objective("brier", pays="confidence", **fields)]
+        return score_all(objectives, text, columns=columns).reward_nm[:, 2].tolist()
 
-    right, wrong = -((0.7 - 1) ** 2), -(0.7**2)
-    assert briers().tolist() == pytest.approx([right, wrong])
-    assert briers(given="other").tolist() == pytest.approx([wrong, right])
-    assert briers(given=["other", "correct"]).tolist() == pytest.approx([right, wrong])
-    assert briers(given=["other", "complete"]).tolist() == pytest.approx([wrong, right])
-    assert briers(given=["other", "correct"], options={"of": "other"}).tolist() == pytest.approx([wrong, right])
-
-
-def test_a_judge_that_is_not_scored_before_is_refused():
-    layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-    with pytest.raises(RecipeError, match="given 'third'"):
-        check_objectives([CORRECT, Objective("brier", pays="confidence", options={"of": "third"})], layout)
-    with pytest.raises(RecipeError, match="given 'correct'"):
-        check_objectives([Objective("brier", pays="confidence", given="complete")], layout)
+    by_correct, by_other = (pytest.approx(values) for values in ([-0.09, -0.49], [-0.49, -0.09]))
+    assert briers() == briers(given=["other", "correct"]) == by_correct
+    assert briers(given="other") == briers(given=["other", "complete"]) == by_other
+    assert briers(given=["other", "correct"], options={"of": "other"}) == by_other
 
 
 # ------------------------------------------------------------------ what is stated
@@ -309,16 +258,13 @@ def test_a_report_says_what_it_read():
     scored = {"correct": Reward.of([1.0, None, 0.0, 1.0, 1.0, 1.0])}
     for rule in (brier, log_score):
         reward = rule(text, pays=("confidence",), columns={}, scored=scored)
-        assert reward.stated_n is not None
         same(reward.stated_n, [0.7, 0.0, 1.0, NAN, NAN, NAN])  # as stated: not clipped, and whoever judges it
 
 
 def test_a_completion_without_the_paid_block_states_nothing():
     own = Reward.of([1.0, 1.0], stated=[0.4, 0.6])
     objective = Objective(lambda blocks: own, pays="confidence", name="own")
-    reward = score_one(objective, [completion(), completion(confidence=False)], columns={}, scored={})
-    assert reward.stated_n is not None
-    same(reward.stated_n, [0.4, NAN])
+    same(score_one(objective, [completion(), completion(confidence=False)], columns={}, scored={}).stated_n, [0.4, NAN])
 
 
 def test_stated_numbers_are_as_many_as_rewards(unchecked_shapes):
@@ -329,7 +275,7 @@ def test_stated_numbers_are_as_many_as_rewards(unchecked_shapes):
 
 def test_rewards_side_by_side():
     first, second = Reward.of([1.0, None], by_outcome=[(0.0, 1.0), None]), Reward.of([2.0, 3.0], stated=[None, 0.5])
-    scores = as_scores({"a": first, "b": second}, ("o",), torch.tensor([[1.0], [0.0]]).double())
+    scores = as_scores({"a": first, "b": second}, ("o",), double([[1.0], [0.0]]))
     same(scores.reward_nm, [[1, 2], [NAN, 3]])
     assert scores.status_nm.tolist() == [[0, 0], [int(Status.ABSENT), 0]]
     same(scores.by_outcome_nmo[0, 0], [0, 1])
@@ -342,25 +288,13 @@ def test_rewards_side_by_side():
     assert scores.take(slice(0, 1)).reward_nm.tolist() == [[1, 2]]
 
 
-def test_scores_made_of_four_things_have_no_outcomes():
-    reward = torch.tensor([[1.0], [0.0]]).double()
-    scores = Scores(("a",), reward, torch.zeros(2, 1, dtype=torch.int8), torch.zeros(2, 1, 2).double())
+def test_scores_know_their_rewards_first_and_then_their_outcomes():
+    made_of = ("a",), double([[1.0]]), torch.zeros(1, 1, dtype=torch.int8), double([[[0.0, 0.0]]])
+    scores = Scores(*made_of)
     assert (scores.outcome_names, scores.outcome_no, scores.stated_nm) == ((), None, None)
-    assert scores.take(slice(1, 2)).outcome("a").tolist() == [0]
     with pytest.raises(RecipeError, match=r"no outcome 'b'\. Known: a"):
         scores.outcome("b")
     with pytest.raises(AlignmentError, match="There are 1 names for 0 outcomes"):
-        Scores(("a",), reward, scores.status_nm, scores.by_outcome_nmo, outcome_names=("o",))
-
-
-def test_a_reward_that_is_called_like_an_outcome_comes_first():
-    reward = torch.tensor([[1.0]]).double()
-    scores = Scores(
-        ("a",),
-        reward,
-        torch.zeros(1, 1, dtype=torch.int8),
-        torch.zeros(1, 1, 2).double(),
-        ("a", "b"),
-        reward.expand(1, 2) + 1,
-    )
-    assert (scores.outcome("a").tolist(), scores.outcome("b").tolist()) == ([1], [2])
+        Scores(*made_of, outcome_names=("o",))
+    more = Scores(*made_of, ("a", "b"), double([[2.0, 2.0]]))
+    assert (more.outcome("a").tolist(), more.outcome("b").tolist()) == ([1], [2])

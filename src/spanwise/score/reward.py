@@ -26,7 +26,7 @@ Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 Columns = Mapping[str, Any]
 #: Judges a completion by its blocks, the block that is read and a cell of the dataset; see `judged`.
-Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | tuple[Any, ...] | None"]
+Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | float | tuple[Any, ...] | None"]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def judged(
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
     """Reward completions by a rule of blocks, the first paid block with a tag, and a cell; ABSENT without a block."""
-    # The rule returns right or wrong, None if nothing can judge the completion, or a tuple for `check` to judge.
+    # The rule returns right or wrong or a number, None if nothing can judge the completion, or a tuple for `check` to judge.
     verdicts: dict[int, Any] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)

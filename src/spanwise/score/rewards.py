@@ -394,12 +394,9 @@ def overlong(
     _check_lengths({"longest": longest, "buffer": buffer})
     assert longest is not None, "it was checked"
     assert buffer is not None, "it was checked"
-    charges = [
-        0.0 - min(max(len(ids) - (longest - buffer), 0) / buffer, 1.0)
-        for ids in column_of(columns, "completion_ids", len(text))
-    ]
-    present = [any(blocks.get(name) is not None for name in pays) for blocks in text]
-    return Reward.of([charge if is_present else None for charge, is_present in zip(charges, present, strict=True)])
+    free = longest - buffer
+    ids = column_of(columns, "completion_ids", len(text))
+    return judged(text, pays, "", ids, lambda _, __, own: 0.0 - min(max(len(own) - free, 0) / buffer, 1.0))
 
 
 def _well_formed(block: Mapping[str, str | None], counted: frozenset[str], empty: bool) -> bool:

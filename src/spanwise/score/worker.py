@@ -30,8 +30,10 @@ try:
 except ImportError:  # on Windows
     resource = None
 
-_WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")
-_DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
+# Possessive, because an answer may be a megabyte of letters: giving them back one by one would take quadratic time.
+_WORDS = re.compile(r"[A-Za-z]{2,}+(?:[ '-][A-Za-z]++)*+")
+#: What a text with mathematics in it holds.
+DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _PROGRAM = Path(__file__).with_name("program.py")
 _FILE_BYTES = 2**26
 #: The value of a text that is not JSON.
@@ -50,9 +52,14 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 def as_latex(text: str) -> str:
     r"""Put bare text between dollars, so that `\frac{1}{3}` is not read as 3; words become `\text{...}`, not a product."""
     text = text.strip()
-    if any(sign in text for sign in _DELIMITERS) or "\n" in text:
+    if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
-    return f"$\\text{{{text}}}$" if _WORDS.fullmatch(text) and text != "pi" else f"${text}$"
+    return f"$\\text{{{text}}}$" if is_words(text) else f"${text}$"
+
+
+def is_words(text: str) -> bool:
+    """Return whether a text is words, and no product of letters."""
+    return _WORDS.fullmatch(text) is not None and text != "pi"
 
 
 def equals_as_math(gold: str, answer: str) -> bool | None:

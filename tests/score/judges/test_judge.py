@@ -1,10 +1,7 @@
 """The judge against a real HTTP server: what is asked, what becomes of each answer, and what a failure costs."""
 
 import asyncio
-import json
 import math
-import threading
-import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -13,9 +10,8 @@ from aiohttp import web
 
 from judge_server import Server, part_of, reply, verdict
 from score_small import ABSENT, ERROR, OK, TIMEOUT
-from spanwise import Layout, Objective, Scheme, score_all
-from spanwise.errors import RecipeError, RewardError
-from spanwise.score import REWARDS, ask_judge
+from spanwise import Objective, score_all
+from spanwise.errors import RewardError
 from spanwise.score.items import without_end
 from spanwise.score.judges.prompt import fenced
 from tokenizers_small import byte_level
@@ -67,12 +63,8 @@ def test_a_template_sees_columns_and_choices_have_their_numbers(tmp_path):
     prompt.write_text("{{ gold }} of {{ name }}: {{ part }}")
     with Server(lambda part, request, times: reply("Verdict: so-so")).serving() as server:
         columns = {"gold": list("abcdef")}
-        options = {
-            "prompt": str(prompt),
-            "constrain": "none",
-            "choices": {"bad": -1, "so-so": 0.25, "good": 1},
-            "reasons": False,
-        }
+        choices = {"bad": -1, "so-so": 0.25, "good": 1}
+        options = {"prompt": str(prompt), "constrain": "none", "choices": choices, "reasons": False}
         scores = judged(server, columns=columns, **options)
     assert scores.reward_nm[0, 0] == 0.25
     request = next(one for one in server.requests if part_of(one) == "step 0")
@@ -87,13 +79,10 @@ def token(text, **likely):
 
 @pytest.mark.parametrize("constrain", ["choice", "schema"])
 def test_the_expected_value_is_the_mean_over_the_choices(constrain):
-    content = "yes" if constrain == "choice" else '{"verdict": "yes"}'
     split = {" yes": 0.1, "yes": 0.5, "no": 0.2, "maybe": 0.15}  # .6 against .2
-    tokens = (
-        [token("yes", **split)]
-        if constrain == "choice"
-        else [token('{"ver'), token('dict": "'), token("yes", **split), token('"}')]
-    )
+    before, after = ([], []) if constrain == "choice" else ([token('{"ver'), token('dict": "')], [token('"}')])
+    tokens = [*before, token("yes", **split), *after]
+    content = "".join(one["token"] for one in tokens)
     answer = reply(content, logprobs={"content": tokens})
     with Server(lambda *_: answer).serving() as server:
         scores = judged(server, constrain=constrain, expected=True, reasons=False)
@@ -101,16 +90,6 @@ def test_the_expected_value_is_the_mean_over_the_choices(constrain):
     request = server.requests[0]
     assert (request["logprobs"], request["top_logprobs"]) == (True, 20)
     assert ("structured_outputs" in request) == (constrain == "choice")
-
-
-def test_each_block_has_its_own_judge():
-    scheme = Scheme(
-        "bae", Layout(["step", "end"]), [Objective("judge", each="*", options={"model": "m", "base_url": "http://x"})]
-    )
-    assert [(one.name, one.pays, one.options["block"]) for one in scheme.objectives] == [
-        ("judge.step", ("step",), "step"),
-        ("judge.end", ("end",), "end"),
-    ]
 
 
 BAD = {
@@ -126,6 +105,7 @@ BAD = {
     "half": (lambda times: reply('{"reason": "yes', finish_reason="length"), ERROR, "cut off at max_tokens"),
     "other word": (lambda times: verdict("perhaps"), ERROR, "none of no, yes"),
     "closed": (lambda times: "close" if times < 2 else None, OK, None),
+    "closed for ever": (lambda times: "close", ERROR, "APIConnectionError"),
     "too long": (lambda times: web.json_response({"message": "context length"}, status=400), ERROR, "BadRequestError"),
 }
 
@@ -146,32 +126,11 @@ def test_a_bad_answer_costs_its_own_item_alone_and_is_never_zero(kind):
     with Server(answer).serving() as server:
         scores = judged(server, retries=2, timeout=0.4 if kind == "slow" else 5.0, deadline=10.0)
     assert scores.status_nm[:, 0].tolist() == [OK, OK, status, ABSENT, OK, OK]
-    assert scores.reward_nm[:, 0].tolist() == pytest.approx(
-        [1, 0, 1.0 if status == OK else math.nan, math.nan, 1, 0], nan_ok=True
-    )
+    expected = [1, 0, 1.0 if status == OK else math.nan, math.nan, 1, 0]
+    assert scores.reward_nm[:, 0].tolist() == pytest.approx(expected, nan_ok=True)
     if note is not None:
         assert note in scores.note_nm[2, 0]
         assert scores.measured_nc[2, 2] == 1
-
-
-def test_a_server_that_is_down_for_a_while_loses_nothing():
-    with Server(even).serving() as server:
-        judged(server)
-        url, port = server.url, server.port
-    again, held = Server(even), {}
-
-    def later():
-        time.sleep(1.5)
-        held["serving"] = again.serving(port)
-        held["serving"].__enter__()
-
-    thread = threading.Thread(target=later)
-    thread.start()
-    again.url = url
-    scores = judged(again, retries=6, criterion="anew")
-    thread.join()
-    held["serving"].__exit__(None, None, None)
-    assert scores.status_nm[:, 0].tolist() == [OK, OK, OK, ABSENT, OK, OK]
 
 
 def test_a_server_that_has_never_answered_and_one_that_refuses_end_the_run(monkeypatch):
@@ -193,7 +152,8 @@ def test_a_server_that_has_never_answered_and_one_that_refuses_end_the_run(monke
         judged(server)
 
 
-def test_verdicts_are_kept_by_content_and_failures_are_not(tmp_path):
+def test_verdicts_are_kept_by_content_and_failures_and_the_key_are_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     cache = str(tmp_path / "judge.sqlite")
     broken = {"step 2"}
 
@@ -214,9 +174,10 @@ def test_verdicts_are_kept_by_content_and_failures_are_not(tmp_path):
             with pytest.warns(UserWarning, match="asked anew"):
                 judged(server, cache=cache, text=TEXT[:1], **change)
             assert len(server.requests) == 6 + number
-    assert (
-        judged(server, cache=cache).status_nm[:, 0].tolist() == second.status_nm[:, 0].tolist()
-    )  # and with no server at all
+    assert server.keys[0] == "Bearer sk-very-secret"
+    assert not any(b"very-secret" in file.read_bytes() for file in tmp_path.iterdir())
+    without_server = judged(server, cache=cache)
+    assert without_server.status_nm[:, 0].tolist() == second.status_nm[:, 0].tolist()
 
 
 def _ask(url, cache):
@@ -232,14 +193,6 @@ def test_several_processes_share_one_cache(tmp_path):
         assert [one.result() for one in asked] == [1.0] * 9
         assert len(server.requests) <= 15
         assert judged(server, cache=cache).measured_nc[:, 1].sum() == 5
-
-
-def test_what_a_key_is_stands_in_no_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
-    with Server(even).serving() as server:
-        judged(server, cache=str(tmp_path / "judge.sqlite"))
-    assert server.keys[0] == "Bearer sk-very-secret"
-    assert not any(b"very-secret" in file.read_bytes() for file in tmp_path.iterdir())
 
 
 INJECTIONS = [
@@ -291,13 +244,3 @@ def test_an_injection_cannot_change_the_structure_of_the_message(text):
     ids = tokenizer.apply_chat_template(request["messages"], tokenize=True, return_dict=True)["input_ids"]
     known = set(tokenizer.convert_tokens_to_ids(control))
     assert [tokenizer.decode([i]) for i in ids if i in known] == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"]
-
-
-def test_a_judge_is_written_out_as_plain_data():
-    assert REWARDS["judge"].function is ask_judge
-    layout = Layout(["step", "end"])
-    options = {"model": "m", "base_url": "http://x", "choices": {"bad": 0.0, "good": 1.0}}
-    plain = Scheme("bae", layout, [Objective("judge", pays="step", options=options)]).plain()
-    assert json.loads(json.dumps(plain["objectives"]))[0]["options"] == options
-    with pytest.raises(RecipeError):
-        Scheme("bae", layout, [Objective("judge", pays="step")])

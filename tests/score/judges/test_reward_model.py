@@ -15,9 +15,8 @@ from transformers import (
 )
 
 from score_small import ABSENT, ERROR, OK
-from spanwise import Layout, Objective, Scheme, score_all
+from spanwise import Objective, score_all
 from spanwise.errors import DataError, RecipeError, RewardError
-from spanwise.score import REWARDS, score_by_model
 from spanwise.score.judges.reward_model import load_reader
 from spanwise.types import PiecewiseText
 from tokenizers_small import byte_level
@@ -146,18 +145,6 @@ def test_a_language_model_judges_a_step_by_the_tokens_of_its_choices(tmp_path):
     assert float(scores.reward_nm[0, 0]) == pytest.approx(float(p[0] + 0.5 * p[1] - p[2]), abs=1e-5)
 
 
-def test_a_recipe_of_steps_has_a_number_for_each_step(tmp_path):
-    saved(tmp_path, LlamaForTokenClassification, num_labels=2)
-    layout = Layout({"step[*]": ["t"], "end": ["a"]}, most=2)
-    each = Objective("reward_model", each="step[*]", options={"model": str(tmp_path), "marker": "<step>"})
-    scheme = Scheme.preset("bae", layout, objectives=[each])
-    assert REWARDS["reward_model"].function is score_by_model
-    assert scheme.names == ("reward_model.step[0]", "reward_model.step[1]")
-    reward_nm = score_all(scheme.objectives, TEXT, columns={"prompt": PROMPTS}).reward_nm
-    assert reward_nm[0, 0] != reward_nm[0, 1]
-    assert reward_nm.isnan().tolist() == [[False, False], [False, True], [True, True], [False, False]]
-
-
 def test_without_a_template_two_texts_go_in_as_a_pair_or_one_behind_the_other(tmp_path):
     torch.manual_seed(4)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "so", "a", "quarter", "?", "and", "4", "9", "<", "t", ">", "/"]
@@ -219,31 +206,20 @@ def test_a_number_that_is_not_finite_is_an_error(tmp_path):
     assert scores.note_nm[1, 0] == "the reward model's number is nan"
 
 
-def test_blocks_in_pieces_have_no_order_and_a_file_without_prompts_is_refused(tmp_path):
+def test_blocks_in_pieces_have_no_order(tmp_path):
     saved(tmp_path, LlamaForSequenceClassification, num_labels=1)
     text = [PiecewiseText({"step[0]": {"": "1"}, "form": {"": "(,)"}}, "(1,)")]
     assert scored(tmp_path, text=text, prompts=["x"], sees="whole").status_nm.tolist() == [[OK]]
     with pytest.raises(DataError):
-        scored(tmp_path, text=text, prompts=["x"], sees="prefix")
-    with pytest.raises(DataError):
-        score_all(
-            [Objective("reward_model", pays="step[0]", options={"model": str(tmp_path)})], text, columns={"answer": ["4"]}
-        )
+        scored(tmp_path, text=text, prompts=["x"], sees="prefix", inside=True)
 
 
 @pytest.mark.parametrize(
     ("kind", "config", "options"),
     [
-        (LlamaForSequenceClassification, {"num_labels": 1}, {"marker": "<step>"}),
-        (LlamaForSequenceClassification, {"num_labels": 1}, {"label": "LABEL_0"}),
-        (LlamaForSequenceClassification, {"num_labels": 2}, {"label": "good"}),
         (LlamaForSequenceClassification, {"num_labels": 2}, {"label": 2}),
-        (LlamaForTokenClassification, {"num_labels": 2}, {}),
-        (LlamaForTokenClassification, {"num_labels": 2}, {"marker": "<step>", "choices": {"+": 1, "-": 0}}),
-        (LlamaForCausalLM, {}, {}),
         (LlamaForCausalLM, {}, {"marker": "<step>"}),
         (LlamaForCausalLM, {}, {"marker": "<step>", "choices": {"good": 1, "-": 0}}),
-        (LlamaForCausalLM, {}, {"marker": "<step>", "choices": {"+": 1, "-": 0}, "label": 0}),
     ],
 )
 def test_options_that_do_not_fit_the_model_are_refused(tmp_path, kind, config, options):

@@ -267,8 +267,8 @@ class _RequestForm:
         part, name = part_text(blocks, names, block), block or ", ".join(names)
         if parts:
             part, name = "\n".join(fenced(part_text(blocks, [one], one), one) for one in parts), ", ".join(parts)
-        seen = {"part": part, "row": row, "name": name, "criterion": criterion.text}
-        messages = self.template.messages(completion=without_end(whole_text(blocks)), **seen)
+        completion = without_end(whole_text(blocks))
+        messages = self.template.messages(row, completion=completion, part=part, name=name, criterion=criterion.text)
         messages[-1]["content"] += "\n" + asked_for(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)
         logprobs = {"logprobs": True, "top_logprobs": 20} if self.expected else {}
         form = form_of(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)

@@ -100,7 +100,7 @@ class Prompt:
             raise DataError(f"The judge's prompt: {unknown('column', missing[0], [*NAMES, *columns])}")
 
     def messages(
-        self, *, completion: str, part: str, row: Mapping[str, Any], name: str, criterion: str
+        self, row: Mapping[str, Any], *, completion: str, part: str, name: str, criterion: str
     ) -> list[dict[str, str]]:
         """Write the messages for one part of one completion."""
         values = {
