@@ -115,21 +115,14 @@ def test_a_partial_and_an_object_are_functions(function):
     assert rewarded(function).value_n.tolist() == [2.0]
 
 
-def test_a_reward_that_ends_the_process_is_named_and_does_not_end_it_in_success():
-    def leaving(blocks):
-        raise SystemExit(0)
-
-    with pytest.raises(RewardError, match="'leaving': its reward function raised SystemExit: 0"):
-        rewarded(leaving)
-
-
-def test_an_exception_in_a_reward_is_named_and_chained():
+@pytest.mark.parametrize("fault", [SystemExit(0), ZeroDivisionError("division by zero")])
+def test_a_reward_that_raises_or_ends_the_process_is_named_and_its_error_chained(fault):
     def broken(blocks):
-        return 1 / 0
+        raise fault
 
-    with pytest.raises(RewardError) as caught:
+    with pytest.raises(RewardError, match=f"'broken': its reward function raised {type(fault).__name__}: {fault}") as caught:
         rewarded(broken)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert caught.value.__cause__ is fault
     line = broken.__code__.co_firstlineno + 1
     assert str(caught.value).endswith(f" It happened in {__file__}, line {line}.")
 

@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from helpers import NAN, assert_close
-from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, advantages, credit_batch, metrics, read
+from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit_batch, metrics, read
 from spanwise.errors import RecipeError
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.score import written_out
@@ -169,17 +169,3 @@ def test_a_layout_of_any_form_is_printed_as_what_it_is(layout):
     again = scheme_of(load(None, fields), PAIR, 32)
     assert again.layout == layout
     assert (again.layout.parts and again.plain()) == scheme.plain()
-
-
-def test_sixteen_objectives_travel_as_one_table():
-    scheme = Scheme("bae", Layout(["n[*]"], segmenter="json"), [Objective("equals", each="*")])
-    rows = ['{"n": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]}', '{"n": [0, 7]}', '{"n": ["x"']
-    reading = read(batch(*rows, gold='{"n": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14]}'), scheme, BYTES)
-    away = Reading.unpack(reading.pack(), scheme)
-    nothing = [NAN] * 14
-    expected = [[1.0] * 15 + [0.0], [1.0, 0.0, *nothing], [0.0, NAN, *nothing]]
-    for one in (reading, away):
-        assert_close(one.scores.reward_nm, expected, 0, equal_nan=True)
-        assert one.scores.status_nm.tolist() == [[0] * 16, [0, 0] + [1] * 14, [0] + [1] * 15]
-    assert away.scores.names == tuple(f"equals.n[{n}]" for n in range(16))
-    assert torch.equal(away.length_nk, reading.length_nk)

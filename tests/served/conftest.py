@@ -49,17 +49,7 @@ def judge_url(tmp_path_factory, tiny_model):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = [
-        "--model",
-        tiny_model,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        port,
-        "--max-model-len",
-        4096,
-        "--enforce-eager",
-    ]
+    options = ["--model", tiny_model, "--host", "127.0.0.1", "--port", port, "--max-model-len", 4096, "--enforce-eager"]
     # Without it a random model fills a reply by a schema with spaces.
     options += ["--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}']
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options, "--served-model-name", "judge"]

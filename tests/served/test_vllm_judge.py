@@ -23,6 +23,10 @@ pytestmark = [pytest.mark.timeout(900), *THIRD_PARTY]
 WAYS = [{"constrain": kind, "expected": expected} for kind in ("choice", "schema") for expected in (False, True)]
 
 
+#: One word, and the mean of the choices' numbers.
+WORD = {"model": "judge", "constrain": "choice", "reasons": False, "expected": True}
+
+
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(f"{name}={value}" for name, value in way.items()))
 def test_every_question_gets_one_of_the_choices(judge_url, way):
     text = [{"part": {"": f"step {n} of a proof"}} for n in range(12)]
@@ -38,7 +42,7 @@ def test_every_question_gets_one_of_the_choices(judge_url, way):
 def test_a_file_is_credited_by_its_verdicts(judge_url, tmp_path):
     rows = [{"prompt": f"{n % 3}+2=", "completion": f"<plan>add {n}</plan><answer>{n}</answer>"} for n in range(12)]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {"model": "judge", "base_url": judge_url, "constrain": "choice", "reasons": False, "expected": True}
+    options = {**WORD, "base_url": judge_url}
     objectives = [
         {"reward": "judge", "name": f"good_{part}", "pays": [part], "options": options} for part in ("plan", "answer")
     ]
@@ -52,7 +56,7 @@ def test_a_file_is_credited_by_its_verdicts(judge_url, tmp_path):
 
 
 def test_it_judges_in_a_training_of_trl(judge_url, tmp_path):
-    options = {"model": "judge", "base_url": judge_url, "constrain": "choice", "reasons": False, "expected": True}
+    options = {**WORD, "base_url": judge_url}
     judge = Objective("judge", pays="confidence", if_missing=-1.0, options=options)
     right = Objective("correct", pays="solution", options={"verify": "exact"})
     run_ = trainer(tmp_path, extra={"objectives": [right, judge]})
@@ -69,7 +73,7 @@ def test_it_judges_in_a_training_of_trl(judge_url, tmp_path):
 def test_it_judges_in_a_run_of_verl(judge_url, tmp_path):
     python = Path(__file__).parents[2] / ".venv-verl" / "bin" / "python"
     write_task(tmp_path, digits_task("easy", train_size=16, eval_size=8))
-    judge = {"model": "judge", "base_url": judge_url, "constrain": "choice", "reasons": False, "expected": True}
+    judge = {**WORD, "base_url": judge_url}
     objectives = [
         {"reward": "correct", "pays": ["solution"], "baseline": "group", "if_missing": 0.0},
         {"reward": "judge", "pays": ["confidence"], "baseline": "group", "options": judge, "if_missing": 0.0},

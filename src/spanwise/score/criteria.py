@@ -82,15 +82,13 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
         return [objective]
     _check_taken(objective, "criteria" if is_column(written) else "criterion")
     if is_column(written):
-        if not objective.pays and objective.each is None:
-            raise RecipeError(f"Objective '{objective.name}' pays no block; name at least one in 'pays'.")
         reading = replace(objective, criteria=None, options={"criteria": written, **objective.options})
-        blocks = [name for pattern in objective.pays for name in layout.matching(pattern)]
         if objective.each is not None:
             return [reading]
+        blocks = dict.fromkeys(name for pattern in objective.pays for name in layout.matching(pattern))
         return [
             replace(reading, name=f"{objective.name}.{name}", pays=(name,), options={**reading.options, "block": name})
-            for name in dict.fromkeys(blocks)
+            for name in blocks
         ]
     where = f"'{written}'" if isinstance(written, str) else f"of objective '{objective.name}'"
     criteria = _read(_loaded(written, where) if isinstance(written, str) else written, where, RecipeError)

@@ -20,7 +20,7 @@ from spanwise.objective import Objective, is_async, is_number
 from spanwise.score.custom import arguments_for, as_number, own_copy, parameters_of, place_of, reward_function
 from spanwise.score.event_loop import of_this_loop
 from spanwise.score.foreign import Convention, Item, convention_of
-from spanwise.score.reward import Columns, Reward, Texts
+from spanwise.score.reward import Columns, Reward, Texts, present
 from spanwise.types import BlockText, Status, whole_text
 
 #: Options of an objective that say how its function is called; the function gets all others.
@@ -105,13 +105,8 @@ def without_end(text: str) -> str:
 
 def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
     """Return the text of one block, or of all paid blocks if no block is named."""
-    parts = (blocks.get(name) for name in ([block] if block else pays))
-    return without_end("".join(part[""] or "" for part in parts if part is not None))
-
-
-def has_part(blocks: BlockText, objective: Objective) -> bool:
-    """Return whether the completion has one of the blocks that the objective pays."""
-    return any(blocks.get(name) is not None for name in objective.pays)
+    parts = (blocks[name] or {} for name in present(blocks, [block] if block else pays))
+    return without_end("".join(part[""] or "" for part in parts))
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
@@ -169,7 +164,7 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     part = objective.options.get("sees", CALL_OPTIONS["sees"]) == "part"
     calls: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        if has_part(blocks, objective):
+        if present(blocks, objective.pays):
             block = objective.options.get("block")
             seen = part_text(blocks, objective.pays, block) if part else without_end(whole_text(blocks))
             arguments, missing = arguments_for(parameters, convention.arguments(Item(seen, row)) | further)

@@ -149,6 +149,11 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     return columns[name]
 
 
+def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
+    """Return those of some blocks that a completion has."""
+    return [name for name in names if blocks.get(name) is not None]
+
+
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
     """Return the first paid block that has a tag; empty if none has it, None if no paid block exists."""
     paid = [block for name in pays if (block := blocks.get(name)) is not None]

@@ -36,13 +36,12 @@ from spanwise.score.items import (
     await_items,
     call_items,
     check_call,
-    has_part,
     item_calls,
     item_convention,
     together,
 )
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
-from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, as_notes, built_in
+from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, as_notes, built_in, present
 from spanwise.types import Scores, Status
 
 #: The largest reward: squares of a batch stay finite in float64, and float32 has eight more powers of ten for weights and sums.
@@ -133,7 +132,8 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
         columns = [(reward.value_n, getattr(reward, part)) for reward in scored.values()]
         return torch.stack([torch.full_like(like, NAN) if table is None else table for like, table in columns], dim=1)
 
-    reward_nm, status_nm, by_outcome_nmo = map(side_by_side, ("value_n", "status_n", "by_outcome_n2"))
+    tables = map(side_by_side, ("value_n", "status_n", "by_outcome_n2", "stated_n", "unused_n"))
+    reward_nm, status_nm, by_outcome_nmo, stated_nm, unused_nm = tables
     beyond_nm = reward_nm.abs() > LARGEST
     if beyond_nm.any():
         n, m = beyond_nm.nonzero()[0].tolist()
@@ -141,12 +141,10 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
             f"Objective '{tuple(scored)[m]}' gives completion {n} of {len(reward_nm)} the reward {float(reward_nm[n, m]):g}; "
             f"beyond {LARGEST:g} credit overflows. Return a smaller number, or None for no reward."
         )
-    stated_nm, unused_nm = map(side_by_side, ("stated_n", "unused_n"))
-    known_no = outcome_no if outcome_names else None
-    names = tuple(outcome_names)
     notes = [as_notes([None] * len(reward_nm)) if one.note_n is None else one.note_n for one in scored.values()]
     note_nm = np.stack(notes, axis=1) if any(one.note_n is not None for one in scored.values()) else None
-    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, names, known_no, stated_nm, unused_nm, note_nm)
+    outcomes = tuple(outcome_names), outcome_no if outcome_names else None
+    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcomes, stated_nm, unused_nm, note_nm)
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
@@ -295,7 +293,7 @@ def taken_as_recorded(objective: Objective, known: Reward, text: Texts, *, colum
 
 def _has_blocks(objective: Objective, text: Texts) -> Bool[Tensor, " n"]:
     """Return the completions that have one of the blocks an objective pays."""
-    return torch.tensor([has_part(blocks, objective) for blocks in text], dtype=torch.bool)
+    return torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool)
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:

@@ -73,12 +73,16 @@ RUBRIC = [
     {"name": "c", "text": "It mentions may.", "part": "answer"},
 ]
 PIECES = [["take 3", "4"], ["think", "4"], ["think", "it may be 4"], ["think 3", "may"]]
+PLANNED = [[f"<plan>{plan}</plan>", f"<answer>{answer}</answer>"] for plan, answer in PIECES]
+TAGS = Layout({"plan": ["plan"], "answer": ["answer"]})
 
 
-def credited(scheme):
-    texts = [[f"<plan>{plan}</plan>", f"<answer>{answer}</answer>"] for plan, answer in PIECES]
+def credited(scheme, texts, rubric):
+    """The credit of each block of one group, which is written a piece a token; all of it has the same rubric."""
     words = sorted({word for row in texts for word in row})
-    batch = Batch.jagged([[words.index(word) for word in row] for row in texts], [0] * 4, columns={"rubric": [RUBRIC] * 4})
+    size = len(texts)
+    ids = [[words.index(word) for word in row] for row in texts]
+    batch = Batch.jagged(ids, [0] * size, columns={"rubric": [rubric] * size})
     reading = read(batch, scheme, Vocabulary(tuple(word.encode() for word in words)))
     return credit_batch(reading, batch, scheme).block_nk
 
@@ -87,7 +91,7 @@ def credited(scheme):
 def test_the_sum_over_a_blocks_criteria_is_credited_as_an_objective_for_each(criteria):
     with Server(by_words).serving() as server:
         one = judge(server, name="rubric", criteria=criteria, pays="*", baseline="group")
-        credit_nk = credited(Scheme.preset("bae_paper", Layout({"plan": ["plan"], "answer": ["answer"]}), objectives=[one]))
+        credit_nk = credited(Scheme.preset("bae_paper", TAGS, objectives=[one]), PLANNED, RUBRIC)
     # Plans earn 2, -.5, -.5, 1.5, whose mean is .625; answers 0, 0, 1, 1.
     assert credit_nk[:, 0].tolist() == pytest.approx([1.375, -1.125, -1.125, 0.875])
     assert credit_nk[:, 1].tolist() == pytest.approx([-0.5, -0.5, 0.5, 0.5])
@@ -97,8 +101,7 @@ def test_as_an_option_the_column_pays_the_sum_of_all_criteria_to_every_block():
     with Server(by_words).serving() as server:
         options = {"model": "m", "base_url": server.url, "criteria": "rubric"}
         one = Objective("judge", pays=["plan", "answer"], options=options)
-        layout = Layout({"plan": ["plan"], "answer": ["answer"]})
-        credit_nk = credited(Scheme.preset("dr_grpo", layout, objectives=[one], longest=8))
+        credit_nk = credited(Scheme.preset("dr_grpo", TAGS, objectives=[one], longest=8), PLANNED, RUBRIC)
     # Completions earn 2, -.5, .5, 2.5, whose mean is 1.125.
     assert credit_nk.T.tolist() == [pytest.approx([0.875, -1.625, -0.625, 1.375])] * 2
 
@@ -148,14 +151,16 @@ STEPS = [
 ]
 
 
+LOCATED = [{"text": "It mentions 3.", "weight": 2}, {"text": "It mentions 4.", "weight": -1}]
+
+
 def located(server, **options):
     options = {"model": "m", "base_url": server.url, "locate": True, "criteria": "rubric", **options}
     each = Objective("judge", name="rubric", each="step[*]", options=options)
     whole = Objective("judge", name="rest", pays="step[*]", options=options)
     layout = Layout({"step[*]": ["step"], "end": ["end"]}, most=2)
     scheme = Scheme.preset("bae", layout, objectives=[each, whole])
-    rubric = [{"text": "It mentions 3.", "weight": 2}, {"text": "It mentions 4.", "weight": -1}]
-    return score_all(scheme.objectives, STEPS, columns={"rubric": [rubric] * 3})
+    return score_all(scheme.objectives, STEPS, columns={"rubric": [LOCATED] * 3})
 
 
 def by_place(part, request, times):
@@ -189,10 +194,7 @@ def test_srar_adds_each_steps_standardised_verdicts_to_the_outcome():
     layout = Layout({"step[*]": ["step"]}, most=2)
     steps = [("a 3", "b 4"), ("a 4", "b"), ("a 3 4", "b"), ("a", "b 4")]
     texts = [[f"<step>{one}</step>" for one in pair] for pair in steps]
-    words = sorted({word for row in texts for word in row})
-    rubric = [{"text": "It mentions 3.", "weight": 2}, {"text": "It mentions 4.", "weight": -1}]
     right = [1.0, 0.0, 0.0, 1.0]
-    batch = Batch.jagged([[words.index(word) for word in row] for row in texts], [0] * 4, columns={"rubric": [rubric] * 4})
 
     def correct(blocks):
         return right
@@ -204,8 +206,7 @@ def test_srar_adds_each_steps_standardised_verdicts_to_the_outcome():
             Objective("judge", name="rubric", each="step[*]", options=options, **fields),
             Objective("judge", name="rest", pays="step[*]", options=options, **fields),
         ]
-        scheme = Scheme.preset("bae_paper", layout, objectives=objectives)
-        reading = read(batch, scheme, Vocabulary(tuple(word.encode() for word in words)))
+        credit_nk = credited(Scheme.preset("bae_paper", layout, objectives=objectives), texts, LOCATED)
     deltas = [{}, {}, {}, {}]  # place -> the sum of the weights of its satisfied criteria
     for n, pair in enumerate(steps):
         for word, weight in (("3", 2.0), ("4", -1.0)):
@@ -213,17 +214,14 @@ def test_srar_adds_each_steps_standardised_verdicts_to_the_outcome():
             deltas[n][place] = deltas[n].get(place, 0.0) + (weight if place != "whole" else 0.0)
 
     def standardised(values):
-        spread = stdev(values.values()) if len(values) > 1 else 0.0
-        return {
-            n: (value - mean(values.values())) / (spread + 1e-6) if spread > 1e-6 else 0.0 for n, value in values.items()
-        }
+        middle, spread = mean(values.values()), stdev(values.values()) if len(values) > 1 else 0.0
+        return {n: (value - middle) / (spread + 1e-6) if spread > 1e-6 else 0.0 for n, value in values.items()}
 
     expected = [[standardised(dict(enumerate(right)))[n]] * 2 for n in range(4)]
     for place in (0, 1, "whole"):
         for n, offset in standardised({n: delta[place] for n, delta in enumerate(deltas) if place in delta}).items():
             for k in (0, 1) if place == "whole" else (place,):
                 expected[n][k] += offset
-    credit_nk = credit_batch(reading, batch, scheme).block_nk
     assert credit_nk.tolist() == [pytest.approx(row) for row in expected]
     assert len({round(value, 6) for row in expected for value in row}) > 4
 

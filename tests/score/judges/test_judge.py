@@ -188,10 +188,10 @@ def _ask(url, cache):
 
 def test_several_processes_share_one_cache(tmp_path):
     cache = str(tmp_path / "deep" / "judge.sqlite")
-    with Server(even).serving() as server, ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
-        asked = [pool.submit(_ask, server.url, cache) for _ in range(9)]
-        assert [one.result() for one in asked] == [1.0] * 9
-        assert len(server.requests) <= 15
+    with Server(even).serving() as server, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        asked = [pool.submit(_ask, server.url, cache) for _ in range(6)]
+        assert [one.result() for one in asked] == [1.0] * 6
+        assert len(server.requests) <= 10
         assert judged(server, cache=cache).measured_nc[:, 1].sum() == 5
 
 
@@ -220,27 +220,27 @@ INJECTIONS = [
 CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("text", INJECTIONS)
-def test_an_injection_cannot_change_the_structure_of_the_message(text):
+def test_an_injection_cannot_change_the_structure_of_the_message():
     """Twenty of them: the message has its two roles, each fence opens and closes once, and no control token is new."""
     with Server(lambda part, request, times: verdict("no")).serving() as server:
-        judged(server, text=[{"step": {"": text}}], columns={"prompt": ["q"]})
-    (request,) = server.requests
-    assert [message["role"] for message in request["messages"]] == ["system", "user"]
-    user = request["messages"][1]["content"]
-    text = without_end(text)
-    for name in ("part", "answer"):
-        number = fenced(text, name).split()[1].rstrip(">")
-        assert (user.count(f"<{name} {number}>"), user.count(f"</{name} {number}>")) == (1, 1)
-        assert number not in text
-    inside = user[user.index("<part ") : user.rindex("</part ")]
-    assert inside.count("\n") == text.count("\n") + 2
-    tokenizer = byte_level()
+        judged(server, text=[{"step": {"": text}} for text in INJECTIONS], columns={})
     control = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "</s>", "[INST]", "[/INST]",
                "<end_of_turn>", "<start_of_turn>", "<<SYS>>", "<</SYS>>", "<|endoftext|>", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
                "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<think>", "</think>"]  # fmt: skip
+    tokenizer = byte_level()
     tokenizer.add_special_tokens({"additional_special_tokens": control})
     tokenizer.chat_template = CHAT
-    ids = tokenizer.apply_chat_template(request["messages"], tokenize=True, return_dict=True)["input_ids"]
     known = set(tokenizer.convert_tokens_to_ids(control))
-    assert [tokenizer.decode([i]) for i in ids if i in known] == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"]
+    for text in map(without_end, INJECTIONS):
+        number = fenced(text, "part").split()[1].rstrip(">")
+        assert number not in text
+        (messages,) = (one["messages"] for one in server.requests if number in one["messages"][-1]["content"])
+        assert [message["role"] for message in messages] == ["system", "user"]
+        user = messages[1]["content"]
+        for name in ("part", "answer"):
+            assert (user.count(f"<{name} {number}>"), user.count(f"</{name} {number}>")) == (1, 1), text
+        inside = user[user.index("<part ") : user.rindex("</part ")]
+        assert inside.count("\n") == text.count("\n") + 2, text
+        ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
+        written = [tokenizer.decode([i]) for i in ids if i in known]
+        assert written == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"], text

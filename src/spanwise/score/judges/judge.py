@@ -34,7 +34,7 @@ from spanwise.score.items import (
 from spanwise.score.judges.cache import Cache, digest
 from spanwise.score.judges.prompt import Prompt, fenced
 from spanwise.score.judges.verdict import WHOLE, Judgement, asked_for, form_of, read_verdict
-from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, present
 from spanwise.types import BlockText, Status, whole_text
 
 CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
@@ -154,11 +154,10 @@ async def ask_judge(
         raise DataError(f"The judge's rubric: {unknown('column', criteria, columns)}")
     questions: dict[int, list[_Question]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        names = [name for name in pays if blocks.get(name) is not None]
+        names = present(blocks, pays)
         if names:
             about = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
-            parts = _parts(blocks, names, block) if locate else []
-            questions[n] = [ask.question(blocks, row, names, block, one, parts) for one in about]
+            questions[n] = [ask.question(blocks, row, names, block, one) for one in about]
     distinct = {one.name: one for of_completion in questions.values() for one in of_completion}
     kept = None if cache is None else opened(os.path.abspath(cache), cache, ask.digest)
     rows = {} if kept is None else kept.get(distinct)
@@ -254,15 +253,10 @@ class _RequestForm:
         return digest({**vars(self), "template": self.template.source})
 
     def question(
-        self,
-        blocks: BlockText,
-        row: Mapping[str, Any],
-        names: list[str],
-        block: str | None,
-        criterion: Criterion,
-        parts: Sequence[str],
+        self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: Criterion
     ) -> _Question:
         """Return the question about one block of a completion, or about these blocks."""
+        parts = _parts(blocks, names, block) if self.locate else []
         block = criterion.part or block
         part, name = part_text(blocks, names, block), block or ", ".join(names)
         if parts:
@@ -304,7 +298,7 @@ def _parts(blocks: BlockText, names: list[str], block: str | None) -> list[str]:
     """Return the present blocks that a verdict may be about: the paid ones, or all that share the block's name with any index."""
     if block is None:
         return names
-    return [name for name in blocks if blocks[name] is not None and any_index(name) == any_index(block)]
+    return [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block)]
 
 
 def _summed(questions: Sequence[_Question], results: Mapping[str, CallResult]) -> CallResult:

@@ -16,15 +16,11 @@ from spanwise.objective import is_number
 from spanwise.registry import register
 from spanwise.score.items import CallResult, part_text, refuse_if_all_failed, reward_of, rows_of, without_end
 from spanwise.score.judges.prompt import prompt_of, question_of
-from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, present
 from spanwise.types import BlockText, PiecewiseText, Status, whole_text
 
-#: How a model's class ends -> the class of transformers that loads it; any other comes with its own code.
-_LOADERS = {
-    "ForSequenceClassification": "AutoModelForSequenceClassification",
-    "ForTokenClassification": "AutoModelForTokenClassification",
-    "ForCausalLM": "AutoModelForCausalLM",
-}
+#: How the class of a model ends that `AutoModel...` of transformers loads; any other comes with its own code.
+_ENDS = ("ForSequenceClassification", "ForTokenClassification", "ForCausalLM")
 #: Rows whose numbers a model remembers: the objectives of a batch share its passes.
 _REMEMBERED = 65_536
 
@@ -106,7 +102,7 @@ def score_by_model(
     most = min(reader.longest, max_length or reader.longest)
     rows: dict[int, tuple[_Row, int]] = {}
     for n, (blocks, cells) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        names = [name for name in pays if blocks.get(name) is not None]
+        names = present(blocks, pays)
         if names:
             pieces, place = _pieces(blocks, [block] if block else names, sees if marker is None else "steps", inside)
             rows[n] = reader.row(cells, pieces), place
@@ -131,11 +127,11 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
         raise DataError(
             "A reward model cannot read blocks one after the other that are found in pieces; leave sees, inside and marker out."
         )
-    present = [name for name in blocks if blocks[name] is not None]
-    place = max(map(present.index, names))
+    in_order = present(blocks, list(blocks))
+    place = max(map(in_order.index, names))
     if sees == "steps":
-        return list(map(shown, present)), place
-    return ["".join(map(shown, present[: place + 1] if sees == "prefix" else present))], 0
+        return list(map(shown, in_order)), place
+    return ["".join(map(shown, in_order[: place + 1] if sees == "prefix" else in_order))], 0
 
 
 def _result(reader: _RewardModel, row: _Row, place: int, most: int) -> CallResult:
@@ -284,9 +280,9 @@ def load_reader(
         raise _not_loaded(name, error) from error
     sort = (config.architectures or ["a model without a class"])[0]
     _check_fits(name, sort, marker=marker, choices=choices)
-    loader = next((loader for end, loader in _LOADERS.items() if sort.endswith(end)), "AutoModel")
+    end = next((end for end in _ENDS if sort.endswith(end)), "")
     try:
-        model = getattr(transformers, loader).from_pretrained(name, dtype=dtype, **code)
+        model = getattr(transformers, f"AutoModel{end}").from_pretrained(name, dtype=dtype, **code)
     except faults as error:
         raise _not_loaded(name, error) from error
     columns, worth = _outputs(name, config, tokenizer, label, choices)
