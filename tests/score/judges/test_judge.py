@@ -12,6 +12,7 @@ from judge_server import Server, part_of, reply, verdict
 from score_small import ABSENT, ERROR, OK, TIMEOUT
 from spanwise import Objective, score_all
 from spanwise.errors import RewardError
+from spanwise.score import REWARDS, ask_judge
 from spanwise.score.items import without_end
 from spanwise.score.judges.prompt import fenced
 from tokenizers_small import byte_level
@@ -30,6 +31,7 @@ def even(part, request, times):
 
 
 def test_each_part_is_a_question_and_its_reason_a_note():
+    assert REWARDS["judge"].function is ask_judge
     with Server(even).serving() as server:
         scores = judged(server, criterion="Is it even?")
     assert scores.reward_nm[:, 0].tolist() == pytest.approx([1, 0, 1, math.nan, 1, 0], nan_ok=True)

@@ -17,6 +17,7 @@ from transformers import (
 from score_small import ABSENT, ERROR, OK
 from spanwise import Objective, score_all
 from spanwise.errors import DataError, RecipeError, RewardError
+from spanwise.score import REWARDS, score_by_model
 from spanwise.score.judges.reward_model import load_reader
 from spanwise.types import PiecewiseText
 from tokenizers_small import byte_level
@@ -72,6 +73,7 @@ def by_hand(model, tokenizer, prompt, answer):
 @pytest.mark.parametrize("pad", [True, False], ids=["padded", "one by one"])
 def test_a_classifier_reads_the_prompt_and_the_part(tmp_path, pad):
     model, tokenizer = saved(tmp_path, LlamaForSequenceClassification, num_labels=1, pad=pad)
+    assert REWARDS["reward_model"].function is score_by_model
     scores = scored(tmp_path)
     model.config.pad_token_id = tokenizer.pad_token_id
     wanted = [float(by_hand(model, tokenizer, PROMPTS[n], TEXT[n]["step[0]"][""])) for n in (0, 1, 3)]
