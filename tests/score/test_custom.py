@@ -134,9 +134,9 @@ def test_a_registered_reward_that_raises_is_named_too(unchecked_shapes):
         score_one(wrong, [completion()], columns={}, scored=scored)
 
 
-@pytest.mark.parametrize("seconds", [0.3, 0.0])
-def test_a_reward_that_takes_long_is_named_while_it_runs_and_a_quick_one_is_not(monkeypatch, seconds):
-    monkeypatch.setattr(custom, "SLOW", 0.05)
+@pytest.mark.parametrize(("slow", "seconds"), [(0.05, 0.3), (0.5, 0.0)])
+def test_a_reward_that_takes_long_is_named_while_it_runs_and_a_quick_one_is_not(monkeypatch, slow, seconds):
+    monkeypatch.setattr(custom, "SLOW", slow)
     warned, ended = [], []
     monkeypatch.setattr(custom.warnings, "warn", lambda *words: warned.append((time.monotonic(), *words)))
 
@@ -146,7 +146,7 @@ def test_a_reward_that_takes_long_is_named_while_it_runs_and_a_quick_one_is_not(
         return [1.0]
 
     assert rewarded(sleepy).value_n.tolist() == [1.0]
-    time.sleep(0.0 if seconds else 0.1)
+    time.sleep(0.0 if seconds else slow + 0.1)
     assert [when < ended[0] for when, *_ in warned] == [True] * bool(seconds)
     assert all(kind is UserWarning and "'sleepy'" in text for _, text, kind in warned)
 

@@ -12,6 +12,7 @@ import pytest
 from spanwise.errors import RecipeError, RewardError
 from spanwise.score import MathVerifier, judge
 from spanwise.score import workers as worker_module
+from spanwise.score.worker import as_latex
 from spanwise.score.workers import Worker, cores
 from spanwise.types import Status
 
@@ -213,3 +214,8 @@ def test_a_start_that_fails_is_tried_again_and_then_costs_its_item(monkeypatch, 
         assert "cannot start" in lost.why
         monkeypatch.setattr(sys, "executable", python)
         assert verifier.equal([("1/2", "2/4")])[0].value == 1.0  # nothing of it is remembered
+
+
+def test_bare_text_is_put_between_dollars():
+    texts = [as_latex(text) for text in (r"\frac{1}{3}", "Paris", "it is $4$")]
+    assert texts == [r"$\frac{1}{3}$", r"$\text{Paris}$", "it is $4$"]
