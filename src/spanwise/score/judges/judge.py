@@ -321,7 +321,7 @@ def _costs(
 ) -> list[list[float]]:
     """Count what each completion cost; equal questions cost what one costs, and one that another objective asked costs nothing."""
     table = [[0.0] * len(MEASURES) for _ in range(size)]
-    first_of = {one.name: n for n in reversed(questions) for one in questions[n]}
+    first_of = {one.name: n for n in reversed(list(questions)) for one in questions[n]}
     for name, n in first_of.items():
         is_new, failed = name in seconds, results[name].error is not None
         tokens = results[name].value.tokens if is_new and not failed else 0
