@@ -1,85 +1,163 @@
-"""What a terminal of 80 columns shows: whole words, whole numbers, and what is wrong."""
+"""What a command prints at 60, 80 and 200 columns: whole words, whole numbers, and what is wrong."""
 
 import io
+import re
+from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+from rollout_files import said, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
-from spanwise.commands.shared.display import figure_table, interval_table, pull_note, text_plot
+from spanwise.commands.credit.credit import credit_rollouts
+from spanwise.commands.credit.write import figures_tables, summary
+from spanwise.commands.methods.methods import _table as methods_table
+from spanwise.commands.shared.display import figure_table, gain_table, interval_table, pull_note, text_plot, vote_table
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import unmeasured
+from spanwise.commands.why.why import _counts, _one, reasons
 from spanwise.layout import Layout
-from spanwise.measure import Interval, compare_arms
+from spanwise.measure import Interval, compare_arms, curve_difference, voting
 from spanwise.scheme import Scheme
 
+WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
 TAGS = {"answer": "answer", "confidence": "confidence"}
+widths = pytest.mark.parametrize("width", [60, 80, 200])
 
 
-def shown(*parts, width=80):
-    console = Console(width=width, file=io.StringIO())
-    say(console, *parts)
-    return console.file.getvalue()
+def printed(*parts, width=80, keep=1):
+    """What is printed, no line of which is wider than the console."""
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    say(console, *parts, keep=keep)
+    text = console.file.getvalue()
+    assert "…" not in text
+    return text
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_a_comparison_fits_whatever_the_terminal(width):
-    values = {
-        name: {s: 0.8 + (3 * s + k) % 7 / 100 for s in range(5)}
-        for k, name in enumerate(["outcome", "blended", "rlcr", "two_attempts"])
-    }
+def check(table, width, *, keep=1):
+    """No line is wider than the console, no cell of numbers is broken, no word is, and no part lacks a row."""
+    text = printed(table, width=width, keep=keep)
+    assert max(map(len, text.splitlines())) <= width
+    console = Console()
+    for column in table.columns:
+        texts = [console.render_str(c) if isinstance(c, str) else c for c in (column.header, *column.cells)]
+        heading, *cells = (text.plain for text in texts)
+        whole = column.no_wrap or column.justify == "right"
+        for piece in [*heading.split(), *(piece for cell in cells for piece in ([cell] if whole else cell.split()))]:
+            assert piece in text or len(piece) > width // 2, (piece, text)
+
+
+@pytest.fixture(scope="module")
+def credited():
+    return credit_rollouts(WRITTEN / "verl")
+
+
+@widths
+def test_credit_and_why(credited, width):
+    for table in figures_tables(summary(credited, {})["methods"], credited.title):
+        check(table, width, keep=2)
+    found = reasons(credited)
+    check(_counts(credited, found, 3), width, keep=2)
+    for line in _one(credited, found, 1)[1:]:
+        if not isinstance(line, str):
+            check(line, width, keep=2)
+
+
+@widths
+def test_a_path_of_any_length_and_with_brackets_stands_above_the_table(width, tmp_path):
+    folder = tmp_path / ("deep" * 20) / "[bold]" / "a[red]b"
+    result = credit_rollouts(verl_file(folder / "1.jsonl", [said("4", "0.9"), said("5", "0.1")], acc=[1, 0]))
+    text = printed(*figures_tables(summary(result, {})["methods"], result.title), width=width, keep=2)
+    assert str(folder / "1.jsonl") in re.sub(r"\s", "", text)
+
+
+@widths
+def test_methods(width):
+    check(methods_table(), width)
+
+
+def numbers(size):
+    return torch.rand(size, generator=torch.Generator().manual_seed(0)).tolist()
+
+
+@widths
+def test_figures_of_training_evaluation_and_demo(width):
+    names = [*FIGURES, "mean_accuracy", "peak_refusal_rate", "seconds"]
+    columns = {arm: dict(zip(names, numbers(len(names)), strict=True)) for arm in ("scalar", "blockwise", "a" * 30)}
+    text = printed(*figure_table("the same start", columns), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(name.replace("_", " ") in text for name in names)
+    assert all(f"{value:.3f}" in text for found in columns.values() for value in found.values())
+    intervals = {name: Interval(0.123, 0.1, 0.15, 0.01, 0.95, 512) for name in names}
+    assert printed(*interval_table("runs/a", intervals), width=width).count("0.100 to 0.150") == len(names)
+
+
+@widths
+def test_votes(width):
+    prompts = [n // 32 for n in range(64)]
+    right_n = (torch.arange(64) % 3 == 0).double()
+    votes = voting(
+        [str(n % 5) for n in range(64)], torch.tensor(numbers(64)).double(), right_n, prompts=prompts, resamples=5
+    )
+    check(vote_table("accuracy of a vote", votes), width)
+    check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
+
+
+@widths
+def test_a_comparison(width):
     figures = [*FIGURES, "majority@16", "weighted@16", "second_accuracy"]
     runs = {
-        arm: {s: dict.fromkeys(figures, v) | {"refusal_rate": 0.0} for s, v in seeds.items()}
-        for arm, seeds in values.items()
+        arm: {s: dict.fromkeys(figures, 0.8 + (3 * s + k) % 7 / 100) | {"refusal_rate": 0.0} for s in range(5)}
+        for k, arm in enumerate(["outcome", "blended", "rlcr", "two_attempts"])
     }
     comparison = compare_arms(runs)
-    text = shown(*comparison_tables(comparison), width=width)
-    assert "…" not in text
+    text = printed(*comparison_tables(comparison), width=width)
     assert max(map(len, text.splitlines())) <= width
-    for figure in figures:
-        assert figure.replace("_", " ") in text
+    assert all(figure.replace("_", " ") in text for figure in figures)
     table = text.split("Paired")[0]
     for line in comparison.markdown().splitlines()[2:6]:
         assert all(cell in table for cell in line.strip("| ").split(" | "))
-    assert (table.count("accuracy") < 3) if width == 60 else True
-    headings = [line for line in table.splitlines() if "accuracy" in line]
-    assert ("weighted@16" in headings[0]) == (width == 200)
+    assert table.count("accuracy") < 3 or width != 60
+    first = next(line for line in table.splitlines() if "accuracy" in line)
+    assert ("weighted@16" in first) == (width == 200)
 
 
 def test_tables_of_one_run_mark_what_is_wrong():
     good = {"accuracy": 0.85, "ece": 0.03}
-    text = shown(*figure_table("train: a", {"start": good, "end": {"accuracy": 0.0, "ece": 0.001}}))
+    text = printed(*figure_table("train: a", {"start": good, "end": {"accuracy": 0.0, "ece": 0.001}}))
     assert "! end: hardly any answer is right (accuracy, ece)" in text
     assert next(line.split() for line in text.splitlines() if "ece" in line) == ["ece", "0.030", "0.001", "!"]
-    assert "!" not in shown(*figure_table("train: a", {"start": good}))
-    some = Interval(0.001, 0.0, 0.01, 0.001, 0.95, 4)
-    text = shown(*interval_table("a", {"accuracy": some, "auroc": None}))
+    assert "!" not in printed(*figure_table("train: a", {"start": good}))
+    some = {"accuracy": Interval(0.001, 0.0, 0.01, 0.001, 0.95, 4), "auroc": None}
+    text = printed(*interval_table("a", some))
     assert "0.001 !" in text
     assert "! hardly any answer is right (accuracy)" in text
-    assert "auroc" not in shown(*interval_table("a", {"accuracy": some, "auroc": None}, absent=["auroc"]))
+    assert "auroc" not in printed(*interval_table("a", some, absent=["auroc"]))
 
 
-def test_what_a_layout_cannot_tell():
-    judged = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
-    assert unmeasured(Layout({"solution": ["answer"], "confidence": ["confidence"]}), TAGS) == {}
-    assert unmeasured(Layout({"all": []}), TAGS) == unmeasured(None, TAGS) == {}  # the task's own tags
-    assert unmeasured(Layout({"all": "answer", "sure": "confidence"}), TAGS) == {}
-    twice = unmeasured(Layout({"first": ["answer"], "second": ["answer"]}), TAGS)
-    assert set(twice) == {"coverage", *judged}
-    assert set(twice.values()) == {"the last block, second, has no tag <confidence>, only <answer>"}
-    other = unmeasured(Layout({"plan": ["plan"], "sure": ["confidence"]}), TAGS)
-    assert set(other) == {"accuracy", "refusal_rate", "verdict_rate", *judged}
-    assert unmeasured(Layout({"plan": ["plan"], "sure": ["p"]}), {"answer": "plan", "confidence": "p"}) == {}
+JUDGED = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
 
 
-def test_what_a_layout_without_tags_cannot_tell_is_said_of_its_parts():
-    assert unmeasured(Layout(["answer", "confidence"], segmenter="json"), TAGS) == {}
-    fields = unmeasured(Layout(["g", "h"], segmenter="json"), TAGS)
-    assert len(set(fields.values())) == 1
-    assert {"coverage", "accuracy"} < set(fields)
-    rest = unmeasured(Layout({"answer": "json:answer", "rest": []}), TAGS)
-    assert set(rest.values()) == {"the last block, rest, has no part 'confidence'"}
+@pytest.mark.parametrize(
+    ("layout", "tags", "names"),
+    [
+        (Layout({"solution": ["answer"], "confidence": ["confidence"]}), TAGS, set()),
+        (Layout({"all": []}), TAGS, set()),  # the task's own tags
+        (None, TAGS, set()),
+        (Layout({"all": "answer", "sure": "confidence"}), TAGS, set()),
+        (Layout({"first": ["answer"], "second": ["answer"]}), TAGS, {"coverage", *JUDGED}),
+        (Layout({"plan": ["plan"], "sure": ["confidence"]}), TAGS, {"accuracy", "refusal_rate", "verdict_rate", *JUDGED}),
+        (Layout({"plan": ["plan"], "sure": ["p"]}), {"answer": "plan", "confidence": "p"}, set()),
+        (Layout(["answer", "confidence"], segmenter="json"), TAGS, set()),
+        (Layout(["g", "h"], segmenter="json"), TAGS, {"coverage", "accuracy", "refusal_rate", "verdict_rate", *JUDGED}),
+        (Layout({"answer": "json:answer", "rest": []}), TAGS, {"coverage", *JUDGED}),
+    ],
+)
+def test_what_a_layout_cannot_tell_is_said_once(layout, tags, names):
+    found = unmeasured(layout, tags)
+    assert set(found) == names
+    assert len(set(found.values())) == bool(names)
 
 
 def test_curves_are_drawn_as_text():
@@ -87,6 +165,7 @@ def test_curves_are_drawn_as_text():
 
 
 def test_only_small_groups_get_a_note_on_their_pull():
+    """The .80 that it says is that of a run in test_cli."""
     scheme = Scheme.preset("bae", Layout({"solution": ["answer"], "report": ["confidence"]}))
-    assert "drives a confidence of .70 to .80;" in pull_note(scheme, group_size=4)
+    assert "groups of 4" in pull_note(scheme, group_size=4)
     assert pull_note(scheme, group_size=16) is None

@@ -1,5 +1,6 @@
-"""A recipe in a folder of its own, with its own tags, prompts, columns and reward, from somewhere else."""
+"""A recipe in a folder of its own, with its own blocks, prompts, columns and reward, from somewhere else."""
 
+import io
 import json
 import warnings
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 import trl_small
 from spanwise.commands.eval.evaluate import evaluate_folder
+from spanwise.commands.shared.samples import read_samples
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError
 from spanwise.recipe import load
@@ -18,17 +20,17 @@ from spanwise.tasks import build_model, build_tokenizer
 pytestmark = trl_small.THIRD_PARTY
 
 TRAIN = """
-def code_correct(blocks, tests):
-    return [float(len(checks)) for _, checks in zip(blocks, tests, strict=True)]
+def tested(blocks, tests):
+    return [float(len(checks)) / 4 for _, checks in zip(blocks, tests, strict=True)]
 """
 RECIPE = {
-    "model": "base",
-    "dataset": "problems.jsonl",
-    "answer_column": None,
-    "layout": {"plan": ["plan"], "code": ["code"]},
-    "objectives": [{"reward": "train:code_correct", "pays": ["plan", "code"], "baseline": "batch"}],
+    "model": "base", "dataset": "problems.jsonl", "segmenter": "json", "layout": {"form": [], "total": "total"},
+    "objectives": [
+        {"reward": "equals", "each": "*", "pays": ["own", "form"], "if_missing": 0.0},
+        {"reward": "train:tested", "pays": ["form"], "baseline": "batch"},
+    ],
     "steps": 1, "prompts": 2, "group_size": 2, "eval_prompts": 2, "eval_samples": 2, "max_completion_length": 8,
-    "output": "run", "report": False,
+    "output": "run",
 }  # fmt: skip
 
 
@@ -41,8 +43,8 @@ def project(tmp_path, monkeypatch):
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     build_model(tokenizer, 0).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    asked = [{"role": "user", "content": "<plan><code>"}]
-    rows = [{"prompt": asked, "tests": ["a"] * n} for n in range(6)]
+    asked = [{"role": "user", "content": "{total}"}]
+    rows = [{"prompt": asked, "answer": json.dumps({"total": n}), "tests": ["a"]} for n in range(10)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "train.py").write_text(TRAIN)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
@@ -50,22 +52,36 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
-def test_it_trains_and_the_run_is_evaluated_by_its_own_model(project):
+def test_it_trains_is_measured_by_what_it_is_trained_for_and_evaluated_by_its_own_model(project, tmp_path):
+    console = Console(record=True, width=90, file=io.StringIO())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an untrained model writes no tags, which is said
-        summary = train(load("project/recipe.yaml"), console=Console(quiet=True))
-    # The reward is the number of tests, in the column that the recipe's own function asks for.
-    lines = map(json.loads, (project.parent / "run" / "metrics.jsonl").read_text().splitlines())
-    means = [line["rewards/code_correct/mean"] for line in lines if "loss" in line]
-    assert len(means) == 1
-    assert means[0] > 0
-    assert "accuracy" not in summary["final"], "no answers, no accuracy"
+        warnings.simplefilter("ignore")  # an untrained model writes no JSON, which is said
+        summary = train(load("project/recipe.yaml"), console=console)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["rewards/tested/mean"] for line in lines if "loss" in line] == [
+        0.25
+    ]  # of a column that the function asks for
+    for end in ("start", "final"):  # no block holds an answer, so there is no accuracy
+        assert summary[end] == {
+            "format_rate": summary[end]["format_rate"],
+            "reward/equals.total": 0.0,
+            "reward/tested": 0.25,
+        }
+    assert summary["intervals"]["reward/tested"] == [0.25, 0.25]
+    assert [line["intervals"]["reward/tested"] for line in lines if "intervals" in line] == [[0.25, 0.25]] * 2
+    shown = console.export_text()
+    assert "mean reward, tested" in shown
+    assert "0.250 to 0.250" in shown
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "held-out prompts" in page
+    assert "mean reward: tested" in page
+    kept = read_samples(tmp_path / "run")
+    assert (kept.correct, kept.answers, kept.stated, kept.figures()) == ({}, {}, False, summary["final"])
     again = load("run/recipe.yaml")
     assert (again.model, again.dataset) == ("project/base", "project/problems.jsonl")
     (project / "base").rename(project / "gone")
-    found, _ = evaluate_folder(
-        project.parent / "run" / "model", again, prompts=1, samples=2, seed=0, console=Console(quiet=True)
-    )
+    options = {"prompts": 1, "samples": 2, "seed": 0, "console": Console(quiet=True)}
+    found, _ = evaluate_folder(tmp_path / "run" / "model", again, **options)
     assert len(found.prompt_n) == 2
-    with pytest.raises(DataError, match="The model 'project/base' is neither a folder in"):
+    with pytest.raises(DataError, match="project/base"):
         train(again, console=Console(quiet=True))

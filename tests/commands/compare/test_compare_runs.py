@@ -59,14 +59,11 @@ def output(finished, tmp_path):
 
 
 def test_every_arm_and_seed_is_a_run_folder(finished):
-    folders = sorted(path.name for path in finished.iterdir() if path.is_dir())
-    assert folders == ["group-0", "group-1", "rlcr-0", "rlcr-1"]
+    assert sorted(path.name for path in finished.iterdir() if path.is_dir()) == ["group-0", "group-1", "rlcr-0", "rlcr-1"]
     recipe = yaml.safe_load((finished / "rlcr-1" / "recipe.yaml").read_text())
     assert (recipe["method"], recipe["seed"], recipe["baseline"]) == ("rlcr", 1, None)
     group = yaml.safe_load((finished / "group-0" / "recipe.yaml").read_text())
-    assert {objective["name"]: objective["baseline"] for objective in group["objectives"]} == dict.fromkeys(
-        ("correct", "brier", "solution_format", "confidence_format"), "group"
-    )
+    assert {objective["baseline"] for objective in group["objectives"]} == {"group"}
 
 
 RIGHT = {"group-0": 3, "group-1": 2, "rlcr-0": 1, "rlcr-1": 4}
@@ -120,14 +117,28 @@ def test_the_evaluation_can_be_worked_out_again(finished):
     assert alone == pytest.approx(final["accuracy"])
 
 
+def test_a_missing_value_is_null_in_the_file_and_what_is_no_evaluation_cannot_be_read(finished, tmp_path):
+    samples = read_samples(finished / "group-0")
+    samples.confidence_n[0] = math.nan
+    samples.correct["solution"][1] = math.nan
+    samples.write(tmp_path)
+    row, other, *_ = pq.read_table(tmp_path / "evaluation.parquet").to_pylist()
+    assert (row["confidence"], other["correct/solution"]) == (None, None)
+    read = read_samples(tmp_path)
+    assert bool(read.confidence_n[0].isnan())
+    assert bool(read.correct["solution"][1].isnan())
+    (tmp_path / "evaluation.parquet").write_bytes(b"PAR1")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(DataError, match=str(folder)):
+            read_samples(folder)
+
+
 def test_evaluations_of_different_sizes_are_not_compared(output, capsys):
     whole = read_samples(output / "group-0")
-    part = Samples(
-        whole.prompt_n[:8], {k: v[:8] for k, v in whole.answers.items()}, {k: v[:8] for k, v in whole.correct.items()},
-        whole.confidence_n[:8], whole.well_formed_n[:8], whole.refusal_n[:8],
-    )  # fmt: skip
-    part.write(output / "group-0")  # as spanwise eval --prompts 2 leaves it
-    with pytest.raises(DataError, match=r"group-0' has 2 prompts x 4 samples and that of .* has 4 prompts x 4 samples"):
+    parts = ({name: column[:8] for name, column in columns.items()} for columns in (whole.answers, whole.correct))
+    tensors = (whole.confidence_n[:8], whole.well_formed_n[:8], whole.refusal_n[:8])
+    Samples(whole.prompt_n[:8], *parts, *tensors).write(output / "group-0")  # as spanwise eval --prompts 2 leaves it
+    with pytest.raises(DataError, match=r"2 prompts x 4 samples .* 4 prompts x 4 samples"):
         run(output, capsys)
 
 
@@ -142,16 +153,9 @@ def test_a_share_without_verdicts_shows_in_the_table_and_without_any_there_is_no
         samples = read_samples(folder)
         samples.correct["solution"][:] = math.nan
         samples.write(folder)
+        assert samples.figures()["accuracy"] is None
     found, _ = run(output, capsys)
     assert [name for name in found.figures if name == "accuracy" or "@" in name] == []
-
-
-def test_a_later_attempt_without_any_verdict_has_no_accuracy():
-    nothing = torch.full((2,), math.nan, dtype=torch.float64)
-    answers = {"first": ["1", "2"], "second": ["1", "2"]}
-    correct = {"first": torch.ones(2, dtype=torch.float64), "second": nothing}
-    samples = Samples(torch.arange(2), answers, correct, nothing, torch.ones(2, dtype=torch.bool))
-    assert samples.figures()["second_accuracy"] is None
 
 
 def by_commands(monkeypatch, code):
@@ -190,7 +194,7 @@ def test_a_run_that_fails_is_named_and_the_others_stay(output, capsys, tmp_path,
     by_commands(monkeypatch, "raise SystemExit('Error: there is no epsilon_hihg')")
     bad = tmp_path / "bad.yaml"
     bad.write_text("trainer: {epsilon_hihg: 1}\n")
-    with pytest.raises(DataError, match=r"1 of 1 runs failed, the first was bad-0: Error: .*epsilon_hihg.*bad-0.log"):
+    with pytest.raises(DataError, match=r"1 of 1 runs failed, the first was bad-0: .*epsilon_hihg.*bad-0\.log"):
         run(output, capsys, arms=("group", str(bad)), seeds=(0,), processes=1)
     assert (output / "group-0" / "summary.json").is_file()
     # Nothing was trained, so the recipe can be put right.
@@ -203,7 +207,7 @@ def test_the_numbers_of_another_recipe_are_never_taken(output):
     assert planned(("group",), (0,), SMALL, str(output))[0].finished()
     # As a training under another recipe would leave it that failed before it wrote anything.
     other.file.write_text(yaml.safe_dump(other.asked()))
-    with pytest.raises(DataError, match=r"learning_rate was 0.0004 and is 0.001 now"):
+    with pytest.raises(DataError, match="learning_rate was"):
         other.finished()
     # As a plain `spanwise train` into that folder leaves it, or a comparison whose record was deleted.
     other.file.unlink()
@@ -215,6 +219,9 @@ def test_the_numbers_of_another_recipe_are_never_taken(output):
 
 @pytest.mark.filterwarnings("ignore")  # transformers about itself, the trainer about a batch that teaches nothing
 def test_a_training_that_fails_leaves_no_old_results(finished, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
     folder = tmp_path / "group-0"
     results = {"summary.json", "evaluation.parquet", "report.html"}
     for options, fails, left in (
@@ -224,10 +231,6 @@ def test_a_training_that_fails_leaves_no_old_results(finished, tmp_path, monkeyp
     ):
         shutil.copytree(finished / "group-0", folder)
         (folder / "report.html").write_text("of the old run")
-
-        def stop(*_, **__):
-            raise KeyboardInterrupt
-
         recipe = load(None, {**SMALL, **options, "report": False, "output": str(folder)})
         with monkeypatch.context() as patched:
             if fails:
@@ -299,14 +302,13 @@ def test_a_start_that_all_arms_share_is_no_difference(tmp_path):
     assert [(run.recipe.start, run.recipe.steps) for run in runs] == [("hard", 120), ("hard", 7)]
 
 
-def test_arms_and_seeds_that_cannot_be():
-    for arms, seeds, choices in (
-        ((), (0,), {}),
-        (("group",), (1, 1), {}),
-        (("group", "bae"), (0,), {"baseline": "outcome"}),
-    ):
-        with pytest.raises(RecipeError):
-            planned(arms, seeds, choices, "out")
+@pytest.mark.parametrize(
+    ("arms", "seeds", "choices"),
+    [((), (0,), {}), (("group",), (1, 1), {}), (("group", "bae"), (0,), {"baseline": "outcome"})],
+)
+def test_arms_and_seeds_that_cannot_be(arms, seeds, choices):
+    with pytest.raises(RecipeError):
+        planned(arms, seeds, choices, "out")
     (of_method,) = planned(("bae",), (0,), {"baseline": "batch"}, "out")  # the arm says the method only
     assert of_method.recipe.baseline == "batch"
     with pytest.raises(RecipeError, match="Did you mean 'group'"):
@@ -322,27 +324,6 @@ def test_an_arm_wins_over_the_shared_recipe(tmp_path):
     assert {(run.recipe.steps, run.recipe.entropy_target, run.recipe.eval_every) for run in runs} == {(3, None, 20)}
     own = tmp_path / "mine.yaml"
     own.write_text("method: bae\neval_every: 7\nobjectives: [{reward: correct, pays: [solution]}]\n")
-    with pytest.raises(RecipeError, match="its own objectives, so changing baseline to group"):
+    with pytest.raises(RecipeError, match="baseline"):
         planned(("group",), (0,), {}, "out", shared=own)
     assert planned(("bae",), (0,), {}, "out", shared=own)[0].recipe.eval_every == 7
-
-
-def test_evaluations_that_cannot_be_read(tmp_path):
-    with pytest.raises(DataError, match="does not exist"):
-        read_samples(tmp_path)
-    (tmp_path / "evaluation.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="cannot be read"):
-        read_samples(tmp_path)
-
-
-def test_a_missing_value_is_null_in_the_file(finished, tmp_path):
-    samples = read_samples(finished / "group-0")
-    samples.confidence_n[0] = math.nan
-    samples.correct["solution"][1] = math.nan
-    samples.write(tmp_path)
-    row, other, *_ = pq.read_table(tmp_path / "evaluation.parquet").to_pylist()
-    assert row["confidence"] is None
-    assert other["correct/solution"] is None
-    again = read_samples(tmp_path)
-    assert again.figures()["coverage"] == pytest.approx(samples.figures()["coverage"])
-    assert again.confidence_n.isnan().sum() >= 1

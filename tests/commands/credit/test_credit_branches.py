@@ -14,11 +14,10 @@ from spanwise.errors import RecipeError
 from spanwise.rollouts import read_rollouts
 
 WRITTEN = Path(__file__).parents[2] / "rollouts" / "written" / "verifiers_branches"
-RECIPE = f"layout: {LAYOUT}\n"
 
 
-def recipe(folder, text=RECIPE):
-    (folder / "recipe.yaml").write_text(text)
+def recipe(folder):
+    (folder / "recipe.yaml").write_text(f"layout: {LAYOUT}\n")
     return folder / "recipe.yaml"
 
 
@@ -42,27 +41,18 @@ def test_a_rollout_of_several_branches_has_one_vote(tmp_path):
     flat = result.applied[1].advantages(result.table, 0, 4)
     edges = result.table.tokens.offsets
     weight = [flat[first:last].sum() for first, last in ((0, edges[2]), (edges[2], edges[3]), (edges[3], edges[4]))]
-    np.testing.assert_allclose(
-        weight, grpo[1:], rtol=1e-5
-    )  # both branches together weigh what a completion of one branch does
+    np.testing.assert_allclose(weight, grpo[1:], rtol=1e-5)  # two branches together weigh what a completion of one does
 
 
-def test_each_branch_has_blocks_of_its_own(tmp_path):
-    traces = [tree(said("4", "0.9"), said("4", "0.4"), 1.0), tree(said("5", "0.9"), said("5", "0.3"), 0.0)]
-    result = credit_rollouts(
-        write_lines(tmp_path / "t.jsonl", [episode(one) for one in traces]), recipe=recipe(tmp_path), methods=["bae"]
-    )
-    assert result.marked.names == ("solution", "confidence")
-    assert bool((result.marked.length_nk > 0).all())
-    solution = result.applied[0].credit.block_nk[:, 0]
-    assert solution.tolist() == [solution[0]] * 2 + [-solution[0]] * 2
-    assert solution[0] > 0
-
-
-def test_what_the_trainer_gave_stands_beside_what_another_method_would(tmp_path):
+@pytest.fixture
+def written(tmp_path):
+    """Options for the traces that verifiers wrote."""
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
-    options = {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
-    result = credit_rollouts(WRITTEN, methods=["grpo", "recorded"], **options)
+    return {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
+
+
+def test_what_the_trainer_gave_stands_beside_what_another_method_would(written):
+    result = credit_rollouts(WRITTEN, methods=["grpo", "recorded"], **written)
     grpo, held = result.applied
     assert held.credit.block_nk[:, 1].tolist() == [0.5, 0.5, -0.5, -0.5]
     np.testing.assert_allclose(grpo.credit.block_nk[:, 0], np.array([1, 1, -1, -1]) / 2**0.5, rtol=1e-3)  # (1 - .5) / std
@@ -73,13 +63,11 @@ def test_what_the_trainer_gave_stands_beside_what_another_method_would(tmp_path)
     np.testing.assert_allclose(np.abs(theirs).max(), 0.5 / 20, rtol=1e-6)
 
 
-def test_an_export_remembers_whose_a_row_is(tmp_path):
-    trl_small.tokenizer().save_pretrained(tmp_path / "model")
-    options = {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
-    result = credit(WRITTEN, methods=["rloo"], output=tmp_path / "out", console=quiet(), **options)
+def test_an_export_remembers_whose_a_row_is(written, tmp_path):
+    result = credit(WRITTEN, methods=["rloo"], output=tmp_path / "out", console=quiet(), **written)
     file = tmp_path / "out" / "credit.parquet"
     assert pq.read_table(file)["rollout"].to_pylist() == [0, 0, 1, 1]
-    again = credit_rollouts(file, recipe=tmp_path / "recipe.yaml", methods=["rloo"], tokenizer=tmp_path / "model")
+    again = credit_rollouts(file, recipe=written["recipe"], methods=["rloo"], tokenizer=written["tokenizer"])
     assert again.table.rollout_n.tolist() == [0, 0, 1, 1]
     torch.testing.assert_close(again.applied[0].credit.block_nk, result.applied[0].credit.block_nk)
     assert "rollout" not in again.table.columns
@@ -92,8 +80,7 @@ def test_a_group_size_counts_rollouts(tmp_path):
     assert result.group_n.tolist() == [0] * 4 + [1] * 4
 
 
-def test_a_method_over_tokens_needs_one_row_per_rollout(tmp_path):
-    trl_small.tokenizer().save_pretrained(tmp_path / "model")
-    with pytest.raises(RecipeError, match=r"Method 'gae' runs over the tokens of a rollout.*several rows \(branches\)"):
-        credit_rollouts(WRITTEN, methods=["gae"], tokenizer=tmp_path / "model", recipe=recipe(tmp_path))
+def test_a_method_over_tokens_needs_one_row_per_rollout(written):
+    with pytest.raises(RecipeError, match=r"Method 'gae' .*branches"):
+        credit_rollouts(WRITTEN, methods=["gae"], **written)
     assert read_rollouts(WRITTEN.parent / "verifiers").rollout_n is None  # without branches nothing changes

@@ -11,17 +11,12 @@ import torch
 
 import trl_small
 from rollout_files import LAYOUT, episode, quiet, said, trace, verl_rows, write_lines
-from spanwise.commands.credit.apply import steps
-from spanwise.commands.credit.arms import token_columns
 from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
-from spanwise.layout import Layout
-from spanwise.objective import Objective
 from spanwise.rollouts.rows import credit_figures
 from spanwise.rollouts.table import fitting_runs
-from spanwise.scheme import Scheme
 from spanwise.types import Status
 
 pytestmark = [
@@ -30,53 +25,29 @@ pytestmark = [
 ]
 
 
-def test_a_dump_of_verl(tmp_path):
-    rows = verl_rows()
-    for step in (9, 10):
-        write_lines(tmp_path / f"{step}.jsonl", [row for row in rows if row["step"] == step])
-    result = credit_rollouts(tmp_path, overrides={"layout": LAYOUT})
-    assert result.table.group_n.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]  # one prompt, two steps
-    assert result.table.step_n.tolist() == [9] * 4 + [10] * 4  # 9.jsonl comes before 10.jsonl
-    grpo, rlcr, bae, recorded = (one.credit.block_nk[:4] for one in result.applied)
-    assert recorded.tolist() == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]  # the score, as it stands there
-    # By hand: rewards 1 1 0 0 have mean .5 and standard deviation .5774 (ddof 1).
-    torch.testing.assert_close(grpo[:, 0], torch.tensor([1.0, 1.0, -1.0, -1.0]).double() * 0.8660, atol=1e-4, rtol=0)
-    # Brier -.01 -.09 -.64 -.01; the sum with correctness is .99 .91 -.64 -.01, its mean .3125.
-    torch.testing.assert_close(rlcr[:, 0], torch.tensor([0.6775, 0.5975, -0.9525, -0.3225], dtype=torch.float64))
-    # Outcome strata: (-.01, -.09) has mean -.05, (-.64, -.01) has -.325.
-    torch.testing.assert_close(bae[:, 1], torch.tensor([0.04, -0.04, -0.315, 0.315], dtype=torch.float64))
-    taken = credit_rollouts(tmp_path, methods=["grpo"], reward={"correct": "acc"}, overrides={"layout": LAYOUT})
-    torch.testing.assert_close(taken.applied[0].credit.block_nk[:4], grpo, atol=1e-12, rtol=0)
-    assert "correct from the file's 'acc'" in taken.note
-
-
 def test_traces_of_verifiers(tmp_path):
+    """Scoring that did not run is not a wrong answer: it joins no baseline and costs nothing; a judge's own trace is no rollout."""
     won, lost = {"exact": {"score": 1.0, "weight": 0.5}}, {"exact": {"score": 0.0, "weight": 0.5}}
-    lines = [
-        episode(trace(said("4", "0.9"), "4", won)),
-        episode(trace(said("5", "0.2"), "4", lost)),
-        episode(trace(said("4", "0.6"), "4", {"exact": None}, errors=[{"type": "E", "message": "m"}])),
-        episode(trace(said("4", "0.6"), "4", {}, errors=[{"type": "E", "message": "m"}])),
-        episode(trace(said("7", "0.6"), "7", won), group="h"),
-    ]
-    judge = trace("fine", "4", {})
-    lines[0]["traces"].append({**judge, "agent": {"config": {}, "name": "judge", "trainable": False}})
-    result = credit_rollouts(
-        write_lines(tmp_path / "traces.jsonl", lines).parent, methods=["bae"], reward={"correct": "exact"},
-        overrides={"layout": LAYOUT},
-    )  # fmt: skip
+    failed = {"errors": [{"type": "E", "message": "m"}]}
+    traces = [
+        trace("4", "4", won), trace("5", "4", lost), trace("4", "4", {"exact": None}, **failed), trace("4", "4", {}, **failed),
+        trace("7", "7", won),
+    ]  # fmt: skip
+    lines = [episode(one, group="h" if n == 4 else "g") for n, one in enumerate(traces)]
+    judge = {"config": {}, "name": "judge", "trainable": False}
+    lines[0]["traces"].append({**trace("fine", "4", {}), "agent": judge})
+    file = write_lines(tmp_path / "traces.jsonl", lines)
+    result = credit_rollouts(file.parent, methods=["grpo"], reward={"correct": "exact"}, overrides={"layout": {"all": []}})
     table = result.table
     assert (table.source, table.prompts[0], table.step_n.tolist()) == ("verifiers", "[user] 2+2=", [3] * 5)
     assert table.group_n.tolist() == [0, 0, 0, 0, 1]
     assert table.columns["answer"] == ["4", "4", "4", "4", "7"]
     assert table.rewards["reward"].value_n[:2].tolist() == [0.5, 0.0]  # the weighted sum, as verifiers trains with
-    # Scoring that did not run is not a wrong answer: it joins no baseline and costs nothing.
     assert table.rewards["exact"].status_n.tolist() == [0, 0, int(Status.UNSCORED), int(Status.UNSCORED), 0]
-    assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
-    assert table.note == (
-        "The file holds no token ids; credit is shown per word. 2 of 5 recorded values of 'exact' and 2 of 5 recorded values of "
-        "'reward' are missing or not finite: unscored, so they join no baseline."
+    assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx(
+        [0.5**0.5, -(0.5**0.5), 0.0, 0.0, 0.0], rel=1e-3
     )
+    assert "2 of 5 recorded values of 'exact' and 2 of 5 recorded values of 'reward' are missing" in table.note
 
 
 def own_file(path, *, values=False):
@@ -176,28 +147,25 @@ def test_a_value_for_each_objective_is_read_under_its_name(tmp_path):
 
 
 def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
-    one, several = own_file(tmp_path / "one", values=True), two_streams(tmp_path / "two")
-    with pytest.raises(RecipeError, match=r"for correct, brier, and .* holds one value"):
-        credit_rollouts(one, methods=["recipe"], recipe=several / "recipe.yaml")
-    with pytest.raises(RecipeError, match=r"'gae' needs values .* for return, and .* holds those of correct, brier\."):
-        credit_rollouts(several, methods=["gae"])
-    result = credit_rollouts(one, methods=["recipe"], recipe=several / "recipe.yaml", overrides={"values": "shared"})
-    assert len(result.applied) == 1
-
-
-@pytest.mark.parametrize(
-    ("method", "needs"),
-    [("gae", "values of a critic of"), ("sae", "and log-probabilities"), ("gigpo", "trajectory_s, step_s")],
-)
-def test_methods_per_token_without_values_say_what_is_missing(method, needs, tmp_path):
-    with pytest.raises(RecipeError, match=f"'{method}' .*{needs}"):
-        credit_rollouts(own_file(tmp_path), methods=[method])
+    bare, one, several = own_file(tmp_path / "0"), own_file(tmp_path / "1", values=True), two_streams(tmp_path / "2")
+    pair = {"methods": ["recipe"], "recipe": several / "recipe.yaml"}
+    for folder, options, needs in (
+        (one, pair, "for correct, brier, and .* holds one value"),
+        (several, {"methods": ["gae"]}, r"for return, and .* holds those of correct, brier\."),
+        (bare, {"methods": ["gae"]}, "values of a critic of"),
+        (bare, {"methods": ["sae"]}, "and log-probabilities"),
+        (bare, {"methods": ["gigpo"]}, "trajectory_s, step_s"),
+    ):
+        with pytest.raises(RecipeError, match=needs):
+            credit_rollouts(folder, **options)
+    assert len(credit_rollouts(one, **pair, overrides={"values": "shared"}).applied) == 1
 
 
 def test_chunks_change_nothing(tmp_path, monkeypatch):
-    for step in (1, 2):
-        write_lines(tmp_path / f"{step}.jsonl", [{**row, "step": step} for row in verl_rows()[:4]])
+    for step in (9, 10):  # one prompt, two steps; 9.jsonl comes before 10.jsonl
+        write_lines(tmp_path / f"{step}.jsonl", [row for row in verl_rows() if row["step"] == step])
     whole = credit_rollouts(tmp_path, overrides={"layout": LAYOUT})
+    assert (whole.table.group_n.tolist(), whole.table.step_n.tolist()) == ([0] * 4 + [1] * 4, [9] * 4 + [10] * 4)
     for module in ("apply", "write"):
         monkeypatch.setattr(f"spanwise.commands.credit.{module}.AT_A_TIME", 25)
     parts = credit(tmp_path, output=tmp_path / "out", console=quiet(), overrides={"layout": LAYOUT})
@@ -220,13 +188,13 @@ def test_a_share_of_the_batch_is_counted_in_its_own_step(tmp_path, monkeypatch, 
         return result.table, result.applied[0].advantages(result.table, 0, 8)
 
     (table, batch), (_, alone) = found("batch"), found(1)
-    count = np.array([table.trainable[a:b].sum() for a, b in pairwise(table.tokens.offsets)])
+    offsets = table.tokens.offsets
+    count = np.array([table.trainable[first:last].sum() for first, last in pairwise(offsets)])
     mean = np.repeat([count[:4].mean(), count[4:].mean()], 4)
     assert mean[0] < mean[4]
-    ends = {
-        int(offset) - 1 for offset in table.tokens.offsets[1:]
-    }  # what stopping costs is of one token, whatever the share
-    inside = [t for t in range(len(alone)) if t not in ends]
+    inside = np.setdiff1d(
+        np.arange(len(alone)), offsets[1:] - 1
+    )  # the last token alone pays for stopping, whatever the share
     np.testing.assert_allclose(batch[inside], (alone / np.repeat(mean, table.tokens.lengths))[inside], rtol=1e-6)
 
 
@@ -235,13 +203,8 @@ def test_dead_strata_and_silent_completions_are_counted(tmp_path):
     rows = [
         {"input": "a", "output": said("4", q), "gts": "4", "score": 1.0, "step": 1} for q in ("0.9", "0.5")
     ] + [{"input": "b", "output": said(x, None), "gts": "4", "score": 0.0, "step": 1} for x in ("4", "5")]  # fmt: skip
-    result = credit_rollouts(
-        write_lines(tmp_path / "1.jsonl", rows),
-        methods=["grpo", "bae"],
-        overrides={"layout": LAYOUT},
-        reward={"correct": "text"},
-    )
-    grpo, bae = result.applied
+    options = {"methods": ["grpo", "bae"], "overrides": {"layout": LAYOUT}, "reward": {"correct": "text"}}
+    grpo, bae = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), **options).applied
     assert grpo.dead == {"correct": 0.5}
     # One stratum has a Brier score at all, and it has a signal.
     assert bae.dead == {"correct": 0.5, "brier": 0.0, **WELL_FORMED}
@@ -266,89 +229,70 @@ def test_rows_of_the_report_keep_groups_together(size, count):
         assert count >= size or len(chosen) > count - 8
 
 
-def parquet(path, **columns):
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
-def truncated(folder):
+def spoilt(folder, change):
+    """A file of a run with other bytes."""
     file = next((own_file(folder / "run") / "rollouts").glob("*"))
-    file.write_bytes(file.read_bytes()[:-40])
-    return file
-
-
-def damaged(folder):
-    file = next((own_file(folder / "run") / "rollouts").glob("*"))
-    data = bytearray(file.read_bytes())
-    data[4:400] = bytes(396)
-    file.write_bytes(bytes(data))
+    file.write_bytes(change(file.read_bytes()))
     return file
 
 
 def uneven(folder):
-    return parquet(folder / "a.parquet", prompt=["q"], completion_ids=[[1, 2, 3]], trainable=[[True, True]], text=["abc"])
+    columns = {"prompt": ["q"], "completion_ids": [[1, 2, 3]], "trainable": [[True, True]], "text": ["abc"]}
+    pq.write_table(pa.table(columns), folder / "a.parquet")
+    return folder / "a.parquet"
 
 
-def touched(path, content=""):
-    path.write_text(content)
-    return path
+def lines(folder, content, name="a.jsonl"):
+    (folder / name).write_text(content)
+    return folder / name
 
 
+ROW = json.dumps(verl_rows()[0]) + "\n"
 BAD = {
-    "truncated": (truncated, "is not readable as parquet; it is damaged or cut off"),
-    "damaged": (damaged, "is not readable as parquet; it is damaged or cut off"),
-    "no bytes": (lambda f: touched(f / "a.parquet"), "a.parquet' is empty."),
-    "no lines": (lambda f: touched(f / "a.jsonl", "\n"), "holds no completions."),
-    "not json": (lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x", "outp'), "Line 2 of"),
-    "a list": (lambda f: touched(f / "a.jsonl", "[1]\n"), "Entry 1 of"),
-    "a field less": (lambda f: touched(f / "a.jsonl", json.dumps(verl_rows()[0]) + '\n{"input": "x"}\n'), "has no 'output'"),
+    "truncated": (lambda f: spoilt(f, lambda data: data[:-40]), "it is damaged or cut off"),
+    "damaged": (lambda f: spoilt(f, lambda data: data[:4] + bytes(396) + data[400:]), "it is damaged or cut off"),
+    "no bytes": (lambda f: lines(f, "", "a.parquet"), "a.parquet' is empty."),
+    "no lines": (lambda f: lines(f, "\n"), "holds no completions."),
+    "not json": (lambda f: lines(f, ROW + '{"input": "x", "outp'), "Line 2 of"),
+    "a list": (lambda f: lines(f, "[1]\n"), "Entry 1 of"),
+    "a field less": (lambda f: lines(f, ROW + '{"input": "x"}\n'), "has no 'output'"),
     "uneven": (uneven, "Completion 0 of"),
     "nothing there": (lambda f: f / "none.parquet", "There is no file or folder"),
     "no rollouts": (lambda f: f, "holds no rollouts"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_file_is_one_sentence(case, tmp_path):
     make, sentence = BAD[case]
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError, match=r"^[^\n]*$") as error:
         credit_rollouts(make(tmp_path))
     assert sentence in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"methods": ["bea"]}, "There is no method 'bea'. Did you mean 'bae'?"),
-        (
-            {"methods": ["bae:bach"]},
-            "Baseline 'bach' of 'bae:bach' does not exist; choose from none, batch, group, outcome, blended.",
-        ),
+        ({"methods": ["bea"]}, "Did you mean 'bae'"),
+        ({"methods": ["bae:bach"]}, "Baseline 'bach' .* does not exist; choose from none, batch, group, outcome, blended"),
         ({"methods": ["grpo:batch"]}, "Method 'grpo' takes no baseline"),
-        ({"reward": {"correct": "ac"}}, "Did you mean 'acc'?"),
-        ({"reward": {"corect": "acc"}}, "There is no objective 'corect'. Did you mean 'correct'?"),
+        ({"reward": {"correct": "ac"}}, "Did you mean 'acc'"),
+        ({"reward": {"corect": "acc"}}, "Did you mean 'correct'"),
         ({"tokenizer": "nowhere"}, "'nowhere' holds no tokenizer.json"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(options, sentence, tmp_path):
     file = write_lines(tmp_path / "1.jsonl", verl_rows())
-    with pytest.raises((RecipeError, DataError)) as error:
+    with pytest.raises((RecipeError, DataError), match=sentence):
         credit_rollouts(file, **{"overrides": {"layout": LAYOUT}, **options})
-    assert sentence in str(error.value)
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, monkeypatch):
     folder = own_file(tmp_path / "run")
-    other = trl_small.tokenizer()
-    backend = json.loads(other.backend_tokenizer.to_str())
-    words = list(backend["model"]["vocab"])
-    backend["model"]["vocab"] = {word: i for i, word in enumerate(reversed(words))}
-    for token in backend["added_tokens"]:
-        token["id"] = backend["model"]["vocab"][token["content"]]
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(backend))
-    with pytest.raises(DataError, match=r"decodes 4 of the first 4 completions of .* to another text than the file holds"):
+    special, words = trl_small.PIECES[:7], trl_small.PIECES[7:]
+    monkeypatch.setattr(trl_small, "PIECES", [*special, *reversed(words)])
+    trl_small.tokenizer().save_pretrained(tmp_path / "other")
+    with pytest.raises(DataError, match="4 of the first 4 completions"):
         credit_rollouts(folder, tokenizer=tmp_path / "other")
 
 
@@ -361,24 +305,3 @@ def test_our_file_without_a_tokenizer_is_shown_per_word(tmp_path):
     assert result.note.startswith("There is no tokenizer beside the file; credit is shown per word.")
     solution = [credit[0] for credit in trl_small.credit(trl_small.SAID[:4])]
     assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx(solution)
-
-
-def test_a_check_that_failed_stays_failed(tmp_path):
-    """A timeout is not a missing answer: it joins no baseline and costs nothing."""
-    file = next((own_file(tmp_path) / "rollouts").glob("*"))
-    table = pq.read_table(file)
-    right, said_of = [1.0, None, 0.0, None], ["ok", "timeout", "ok", "absent"]
-    for name, values in (("reward/correct", right), ("status/correct", said_of)):
-        table = table.set_column(table.column_names.index(name), name, pa.array(values))
-    pq.write_table(table, file)
-    result = credit_rollouts(tmp_path, methods=["bae"])
-    assert result.scores.status_nm[:, 0].tolist() == [0, int(Status.TIMEOUT), 0, int(Status.ABSENT)]
-    # Present: 1 and 0, mean .5. Absent stands for 0, so it is credited with 0 - .5; the timeout with exactly 0.
-    assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, 0.0, -0.5, -0.5]
-
-
-def test_rows_of_each_step_and_the_columns_of_a_token_method():
-    assert [rows.tolist() for rows in steps(torch.tensor([2, 1, 2]))] == [[1], [0, 2]]
-    pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
-    scheme = Scheme("sae", Layout({"solution": ["answer"], "confidence": ["confidence"]}), pair)
-    assert token_columns(scheme) == {"value_nt": ["values/correct", "values/brier"], "logp_nt": ["logprobs"]}

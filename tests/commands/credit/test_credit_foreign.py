@@ -1,15 +1,14 @@
-"""`spanwise credit` on files as they really come: gaps, bad cells, no tags, equal prompts."""
+"""`spanwise credit` on files as they really come: gaps, bad cells, no tags, equal prompts, other columns."""
 
 import json
 import re
 import shlex
-from io import StringIO
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from rich.console import Console
 
+from plain_files import save
 from rollout_files import (
     LAYOUT,
     OK,
@@ -24,7 +23,7 @@ from rollout_files import (
 )
 from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.write import figures_tables, summary
+from spanwise.commands.credit.write import summary
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.table import fitting_runs
@@ -199,11 +198,12 @@ def test_a_completion_without_tokens_is_charged_nothing(tmp_path):
     assert summary(result, {})["methods"]["bae"]["stop_mean_abs"] == 0.0
 
 
-def test_brackets_in_a_path_are_shown(tmp_path):
-    folder = tmp_path / "[bold]" / "a[red]b"
-    folder.mkdir(parents=True)
-    file = verl_file(folder / "1.jsonl", WELL_FORMED, correct=[0, 1, 1, 0])
-    result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
-    console = Console(file=StringIO(), width=400)
-    console.print(*figures_tables(summary(result, {})["methods"], result.title))
-    assert str(file) in console.file.getvalue().replace("\n", "")
+def test_the_command_takes_columns_and_the_report_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"q": "2+2=", "said": text, "key": "4"} for text in (said("4", "0.9"), said("5", "0.1"))]
+    file = save(tmp_path, rows, "csv")
+    app(["credit", str(file), "--columns", "prompt=q,completion=said", "--columns", "answer=key", "--output", "out"])
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["options"]["columns"] == {"prompt": "q", "completion": "said", "answer": "key"}
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "--columns prompt=q --columns completion=said --columns answer=key" in html

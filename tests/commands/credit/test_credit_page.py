@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import trl_small
 from report_pages import Page, data_of
 from rollouts_cases import Case, completion
 from spanwise.commands.credit.credit import credit
-from spanwise.commands.credit.page import credit_page
+from spanwise.commands.credit.page import credit_page, opening_tokens
+from spanwise.credit import sae
+from spanwise.credit.methods._gae import SaeSegments
 from spanwise.rollouts import write_rollouts
 
 LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
@@ -91,3 +96,30 @@ def test_the_page_has_a_row_for_stopping_and_says_of_no_living_stratum_that_it_i
     # each other prompt. The wrong one of prompt 1 is alone and in prompt 2 all are equal; in prompt 3 stopping is charged.
     assert ["correct", "0.500", "0.500"] in cells
     assert ["brier", "not measured", "0.333"] in cells
+
+
+def read_by_sae(logp, trained, threshold, boundary):
+    """The tokens whose value an earlier token's advantage depends on: by the definition of SAE those that open a segment."""
+    size = len(logp)
+    mask_nt = torch.tensor([trained])
+    found = []
+    for t in range(size):
+        value_nt = torch.zeros(1, size)
+        value_nt[0, t] = 1.0
+        options = {"lam": 0.5, "threshold": threshold, "boundary": boundary}
+        adv_nt = sae(torch.zeros(1, size), value_nt, torch.tensor([logp]), mask_nt, **options)
+        if trained[t] and bool((adv_nt[0, :t] != 0).any()):
+            found.append(t)
+    return found
+
+
+@given(
+    tokens=st.lists(st.tuples(st.sampled_from([0.01, 0.15, 0.2, 0.25, 0.9]), st.booleans()), max_size=9),
+    threshold=st.sampled_from([0.0, 0.2, 0.5, 2.0]),
+    boundary=st.sampled_from(["start", "end"]),
+)
+def test_segments_open_where_sae_reads_a_value(tokens, threshold, boundary):
+    logp, trained = [float(np.log(p)) for p, _ in tokens], [flag for _, flag in tokens]
+    expected = read_by_sae(logp, trained, threshold, boundary) if tokens else []
+    noisy = np.where(trained, logp, np.nan)  # what is not trained is never read
+    assert opening_tokens(SaeSegments(threshold, boundary), noisy, np.array(trained, dtype=bool)) == expected

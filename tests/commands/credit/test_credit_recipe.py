@@ -54,24 +54,19 @@ def test_other_methods_compare_the_rewards_of_the_recipe(file, tmp_path):
 
 
 def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):
+    """Two leave out the confidence, whose Brier is then -1 against nothing."""
     outputs = [spoken("a", 0.9), "<plan>add</plan><code>b</code>", spoken("c", 0.8), "<plan>add</plan><code>d</code>"]
     file = verl_file(tmp_path / "1.jsonl", outputs, runs=[1, 1, 0, 0], plans=[1, 0, 0, 1])
-    figures = [
-        summary(credit_rollouts(file, recipe=written(tmp_path), methods=[name]), {}) for name in ("recipe", "dr_grpo")
-    ]
-    charged, whole = (one["methods"].popitem()[1]["blocks"] for one in figures)
+    methods = summary(credit_rollouts(file, recipe=written(tmp_path), methods=["recipe", "dr_grpo"]), {})["methods"]
+    charged, whole = (figures["blocks"] for figures in methods.values())
     same = {"mean_abs": 1.0, "zero_share": 0.0, "lowest": -1.0, "highest": -1.0}
-    assert charged["stop"] == {
-        "completions": 2,
-        **same,
-    }  # two leave out the confidence, whose Brier is then -1 against nothing
+    assert charged["stop"] == {"completions": 2, **same}
     assert "stop" not in whole
 
 
 def test_a_baseline_that_no_objective_can_use_is_refused(file, tmp_path):
-    recipe = written(tmp_path, objectives=OBJECTIVES[:2])
-    with pytest.raises(RecipeError, match="No objective of the recipe is given an outcome, so the baseline 'blended'"):
-        credit_rollouts(file, recipe=recipe, methods=["bae:blended"])
+    with pytest.raises(RecipeError, match="so the baseline 'blended'"):
+        credit_rollouts(file, recipe=written(tmp_path, objectives=OBJECTIVES[:2]), methods=["bae:blended"])
 
 
 def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
@@ -95,11 +90,10 @@ BROKEN = [*OBJECTIVES[1:2], {"reward": "train_of_nobody:code_correct", "pays": [
 
 @pytest.mark.parametrize("methods", [[], ["grpo"]])
 def test_a_recipe_that_cannot_be_built_is_an_error(methods, file, tmp_path):
-    sentence = "the reward 'train_of_nobody:code_correct' cannot be imported"
-    with pytest.raises(RecipeError, match=sentence):
-        credit_rollouts(file, recipe=written(tmp_path, objectives=BROKEN), methods=methods)
-    with pytest.raises(RecipeError, match=sentence):
-        credit_rollouts(file, overrides={"layout": BLOCKS, "objectives": BROKEN}, methods=methods)
+    named = {"recipe": written(tmp_path, objectives=BROKEN)}
+    for options in (named, {"overrides": {"layout": BLOCKS, "objectives": BROKEN}}):
+        with pytest.raises(RecipeError, match="train_of_nobody"):
+            credit_rollouts(file, **options, methods=methods)
 
 
 def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_path):
@@ -108,9 +102,7 @@ def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_pat
     (run / "recipe.yaml").write_text(json.dumps({"layout": LAYOUT, "prompts": 2, "group_size": 2, "objectives": kept}))
     result = credit_rollouts(run)
     assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae"]
-    assert any(
-        note.startswith("the recipe's own method is left out: Objective 1 needs the function") for note in result.notes
-    )
+    assert "the recipe's own method is left out: Objective 1 needs the function" in result.note
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "bae"])

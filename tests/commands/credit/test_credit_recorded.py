@@ -13,7 +13,7 @@ import torch
 from trl import GRPOTrainer
 
 import trl_small
-from rollout_files import LAYOUT, WELL_FORMED, own_run, quiet, said, trl_file, verl_file
+from rollout_files import LAYOUT, WELL_FORMED, quiet, said, trl_file, verl_file
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.write import summary
 from spanwise.commands.report.report import report_folder
@@ -21,6 +21,8 @@ from spanwise.errors import RecipeError
 from spanwise.rollouts.rows import credit_figures
 
 WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
+#: What verl recorded.
+SCORE = [1.1, 1.1, 0.1, -1.0, 1.1, 1.1, 0.1, 0.1]
 
 
 def by_name(result):
@@ -52,8 +54,7 @@ def test_verl_with_plan_code_and_confidence():
     rlcr = torch.tensor([0.545, 0.385, -0.525, -0.405], dtype=torch.float64)  # sums .91 .75 -.16 -.04, mean .365
     torch.testing.assert_close(arms["rlcr"].credit.block_nk[4:], rlcr[:, None].expand(4, 3))
     assert arms["grpo"].credit.block_nk[4:, 0].tolist() == pytest.approx([0.866, 0.866, -0.866, -0.866], abs=1e-4)
-    score = [1.1, 1.1, 0.1, -1.0, 1.1, 1.1, 0.1, 0.1]
-    for n, number in enumerate(score):
+    for n, number in enumerate(SCORE):
         seen, size = sampled(result, n)
         np.testing.assert_allclose(seen["recorded"], number / size, rtol=1e-6)
     assert "recorded is no method: the file's 'score', from which nothing is subtracted" in result.note
@@ -108,28 +109,31 @@ def accuracy_reward(completions, answer, **kwargs):
 
 @pytest.mark.filterwarnings("ignore")  # TRL's table of completions and pandas warn of themselves
 def test_trl_with_notes_and_reply(other_tags, tmp_path):
+    """Two optimiser steps on one generation batch: TRL writes it twice, and it counts once."""
     spoken = [
         trl_small.Said(["<notes>", "a", "</notes>", "<reply>", answer, "</reply>", "<eos>"], [0] * 3 + [1] * 4, 0.0, None)
         for answer in "44453755"
     ]
-    args = trl_small.plain(trl_small.config(tmp_path, log_completions=True))
+    options = {"per_device_train_batch_size": 4, "max_steps": 2, "steps_per_generation": 2, "log_completions": True}
+    args = trl_small.plain(trl_small.config(tmp_path, **options))
     args.scale_rewards = "none"
     run = GRPOTrainer(
         model=trl_small.policy(), reward_funcs=[accuracy_reward], args=args,
         train_dataset=trl_small.prompts(), processing_class=trl_small.tokenizer(), rollout_func=trl_small.scripted(spoken),
     )  # fmt: skip
     run.train()
+    assert len(list((tmp_path / "completions").glob("*.parquet"))) == 2
     result = credit_rollouts(tmp_path)
     arms = by_name(result)
     assert list(arms) == ["grpo", "bae", "recorded"]
     assert result.marked.names == ("notes", "reply")
     assert "correct from the file's 'accuracy_reward'." in result.note
+    assert "1 of 2 files repeat the batch before them" in result.note
     # By hand: answers 4 4 4 5 to 2+2= are 1 1 1 0 (mean .75), 3 7 5 5 to 1+2= are 1 0 0 0 (mean .25).
-    expected = [0.25, 0.25, 0.25, -0.75, 0.75, -0.25, -0.25, -0.25]
-    for name in ("bae", "recorded"):  # what TRL trained with, and what OCB's paper would give each block
-        torch.testing.assert_close(
-            arms[name].credit.block_nk, torch.tensor(expected, dtype=torch.float64)[:, None].expand(8, 2), atol=1e-6, rtol=0
-        )
+    expected_n = torch.tensor([0.25, 0.25, 0.25, -0.75, 0.75, -0.25, -0.25, -0.25], dtype=torch.float64)
+    arms["dr_grpo"] = credit_rollouts(tmp_path, methods=["dr_grpo"]).applied[0]
+    for name in ("dr_grpo", "bae", "recorded"):  # what TRL trained with, and what OCB's paper would give each block
+        torch.testing.assert_close(arms[name].credit.block_nk, expected_n[:, None].expand(8, 2), atol=1e-6, rtol=0)
     seen, size = sampled(result, 3)
     np.testing.assert_allclose(seen["recorded"], [-0.75 / size] * size, rtol=1e-6)
     assert "recorded is no method: the file's 'advantage', spread over the tokens of the completion." in result.note
@@ -164,25 +168,23 @@ def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
         credit_rollouts(file, overrides=other, methods=["recorded"])
 
 
-def test_it_goes_to_every_file(tmp_path):
-    credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet())
+def test_it_goes_to_every_file_and_an_export_keeps_it(tmp_path):
+    made = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet())
     rows = pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()
-    for row, score in zip(rows, [1.1, 1.1, 0.1, -1.0, 1.1, 1.1, 0.1, 0.1], strict=True):
+    for row, score in zip(rows, SCORE, strict=True):
         assert row["credit/recorded/plan"] == pytest.approx(score)
         assert sum(row["advantages/recorded"]) == pytest.approx(score)
     assert rows[3]["credit/recorded/confidence"] is None  # it has none
-    kept = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert kept["methods"]["recorded"]["blocks"]["code"]["mean_abs"] == pytest.approx(
-        0.7125
-    )  # four of 1.1, three of .1, one of 1
-    assert kept["methods"]["recorded"]["dead_strata"] == {}
+    kept = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]["recorded"]
+    assert kept["blocks"]["code"]["mean_abs"] == pytest.approx(0.7125)  # four of 1.1, three of .1, one of 1
+    assert kept["dead_strata"] == {}
     html = (tmp_path / "out" / "report.html").read_text()
-    assert (
-        "The credit that grpo, rlcr, bae would have given to 8 completions, without training, beside the recorded credit."
-        in html
-    )
-    report_folder(tmp_path / "out")
-    assert (tmp_path / "out" / "report.html").read_text() == html
+    said = "The credit that grpo, rlcr, bae would have given to 8 completions, without training, beside the recorded credit."
+    assert said in html
+    assert report_folder(tmp_path / "out").read_text() == html
+    again = credit_rollouts(tmp_path / "out" / "credit.parquet", methods=["recorded"])
+    for n in range(8):
+        np.testing.assert_array_equal(sampled(again, n)[0]["recorded"], sampled(made, n)[0]["recorded"])
 
 
 def test_it_can_be_asked_for_alone(tmp_path):
@@ -190,19 +192,6 @@ def test_it_can_be_asked_for_alone(tmp_path):
     assert [one.name for one in made.applied] == ["recorded"]
     assert made.marked.names == ("plan", "code", "confidence")
     assert "The recorded credit of 8 completions." in (tmp_path / "out" / "report.html").read_text()
-    assert [one.name for one in credit_rollouts(WRITTEN / "verl", methods=["grpo"]).applied] == ["grpo"]
-
-
-def test_an_export_keeps_what_was_recorded(tmp_path):
-    made = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet())
-    again = credit_rollouts(tmp_path / "out" / "credit.parquet", methods=["recorded"])
-    for n in range(8):
-        np.testing.assert_array_equal(sampled(again, n)[0]["recorded"], sampled(made, n)[0]["recorded"])
-
-
-def test_a_run_of_ours_shows_it_where_it_is_asked_for(tmp_path):
-    run = own_run(tmp_path, rewards=[1.0, 0.0, 1.0, 1.0], status=["ok"] * 4)
-    assert "recorded" not in by_name(credit_rollouts(run))
 
 
 def test_recorded_rewards_go_before_the_text(tmp_path):

@@ -11,10 +11,8 @@ from helpers import NAN, assert_close
 from report_pages import Page, data_of
 from rollout_files import quiet
 from spanwise.commands.credit.credit import credit, credit_rollouts
-from spanwise.commands.credit.page import own_shares
 from spanwise.commands.report.report import report_folder
 from spanwise.errors import RecipeError
-from spanwise.modes import scoring_mode
 from spanwise.rollouts import read_rollouts
 
 SCORES = [0.9, 0.7, 0.3, 0.1]
@@ -36,22 +34,11 @@ def file(folder, scores=SCORES, *, step=1, **columns):
 
 
 def recipe(folder, *, method="grpo", **laser):
-    rule = {
-        "method": method,
-        "layout": {"solution": ["answer"]},
-        "objectives": [{"reward": "correct", "pays": ["solution"]}],
-    }
-    if method == "grpo":
-        rule = {"method": method, "options": {"eps": 0.0}}
-    (folder / "recipe-in.yaml").write_text(
-        yaml.safe_dump({**rule, "laser": {"token": "<unk>", "self_rewarding_warmup": 0, **laser}})
-    )
+    own = {"layout": {"solution": ["answer"]}, "objectives": [{"reward": "correct", "pays": ["solution"]}]}
+    rule = {"method": method, **({"options": {"eps": 0.0}} if method == "grpo" else own)}
+    rule["laser"] = {"token": "<unk>", "self_rewarding_warmup": 0, **laser}
+    (folder / "recipe-in.yaml").write_text(yaml.safe_dump(rule))
     return folder / "recipe-in.yaml"
-
-
-def test_the_reader_takes_the_column(tmp_path):
-    assert_close(read_rollouts(file(tmp_path, [0.9, None, 0.3, -0.1])).score_n, [0.9, NAN, 0.3, -0.1], equal_nan=True)
-    assert read_rollouts(file(tmp_path, None)).score_n is None
 
 
 def test_a_recipe_with_laser_mixes_the_score_and_other_methods_do_not(tmp_path):
@@ -115,10 +102,8 @@ def test_scores_that_are_all_clipped_to_one_number_are_named(tmp_path):
     found = credit_rollouts(file(tmp_path, [1.4, 1.2, 1.3, None]), methods=["grpo"])
     assert found.note.endswith("AUROC 0.500. Every score is 1, after clipping.")
     unknown = {"reward/correct": [0.5, 0.25, 0.5, 0.5]}
-    assert (
-        "the file does not say which completions are right"
-        in credit_rollouts(file(tmp_path, **unknown), methods=["grpo"]).note
-    )
+    found = credit_rollouts(file(tmp_path, **unknown), methods=["grpo"])
+    assert "the file does not say which completions are right" in found.note
 
 
 def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):
@@ -130,10 +115,3 @@ def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):
     assert solution["total"] == "+0.715 = 0.9 · 0.75 (correct) + 0.1 · 0.4 (its own score)"
     assert [term["sum"] for term in solution["terms"]] == ["+0.75 = 1 \u2212 0.25"]
     assert [term["sum"] for term in plain["blocks"]["solution"]["terms"]] == ["+0.75 = 1 \u2212 0.25"]
-
-
-def test_the_share_of_the_score_and_the_score_within_its_group():
-    table = pa.table({"step": [1] * 4, "group": [0] * 4, "self_reward": [0.9, 0.7, 0.3, 0.1]})
-    mode = scoring_mode({"laser": {"token": "<unk>", "self_rewarding_warmup": 0}})
-    shares = [(round(share, 4), round(score, 4)) for share, score in own_shares(table, mode)]
-    assert shares == [(0.1, 1.0954), (0.1, 0.5477), (0.1, -0.5477), (0.1, -1.0954)]

@@ -1,4 +1,4 @@
-"""`spanwise credit` on runs: the advantages they were trained with, ours and TRL's."""
+"""`spanwise credit` on runs: the advantages they were trained with, ours, with a critic too, and TRL's."""
 
 import shutil
 import warnings
@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from trl import GRPOTrainer
 
 import trl_small
 from rollout_files import LAYOUT, quiet, said, texts
@@ -44,17 +43,18 @@ def assert_the_trainers_own(folder, result):
     np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-7)
 
 
+SMALL = {
+    "steps": 2, "prompts": 8, "group_size": 4, "start_steps": 64, "eval_prompts": 2, "eval_samples": 1, "eval_every": 0,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of two steps from a warm start that is just long enough for tags, as `spanwise train` leaves it."""
     folder = tmp_path_factory.mktemp("run")
-    choices = {
-        "steps": 2, "prompts": 8, "group_size": 4, "start_steps": 64, "eval_prompts": 2, "eval_samples": 1, "eval_every": 0,
-        "output": str(folder),
-    }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        train(load(None, choices), console=quiet())
+        train(load(None, {**SMALL, "output": str(folder)}), console=quiet())
     return folder
 
 
@@ -135,8 +135,11 @@ def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, script
     result = credit_rollouts(scripted(variant), methods=["recipe"])
     assert_the_trainers_own(scripted(variant), result)
     assert (result.table.trainable == written(scripted(variant), "trainable")).all()
-    if variant == "truncated":
+    if variant == "truncated":  # what the loss left out gets nothing from a method per token either
+        left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
         assert int((~result.table.learned_n).sum()) == 2
+        by_token = credit_rollouts(scripted(variant), methods=["reinforce++"]).applied[0]
+        assert np.array_equal(by_token.advantages(result.table, 0, len(result.table)) == 0, left_out)
 
 
 @pytest.mark.parametrize(("variant", "trained"), [("blended", "bae"), ("rlcr", "rlcr")])
@@ -177,11 +180,6 @@ def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(scri
     assert list(credit) == ["bae"]
 
 
-def right(completions, answer, **kwargs):
-    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    return [float(f"<answer>{gold}</answer>" in text) for text, gold in zip(texts, answer, strict=True)]
-
-
 @pytest.mark.filterwarnings("ignore")  # TRL's table of completions and pandas warn of themselves
 def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     run = trl_small.trainer(tmp_path, log_completions=True)
@@ -197,25 +195,6 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     assert torch.equal(result.scores.reward_nm[:, :2].isnan(), run.last_rollouts.reading.scores.reward_nm.isnan())
     well_formed_n2 = result.scores.reward_nm[:, 2:]  # our trainer ran without them, and they move nothing here
     assert torch.equal(well_formed_n2[~well_formed_n2.isnan()], torch.ones(15, dtype=torch.float64))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_plain_trl_run_has_the_advantages_of_dr_grpo(tmp_path):
-    """Two optimiser steps on one generation batch: TRL writes it twice, and it counts once."""
-    options = {"per_device_train_batch_size": 4, "max_steps": 2, "steps_per_generation": 2, "log_completions": True}
-    args = trl_small.plain(trl_small.config(tmp_path, **options))
-    args.scale_rewards = "none"
-    run = GRPOTrainer(
-        model=trl_small.policy(), reward_funcs=[right], args=args,
-        train_dataset=trl_small.prompts(), processing_class=trl_small.tokenizer(), rollout_func=trl_small.scripted(),
-    )  # fmt: skip
-    run.train()
-    files = sorted((tmp_path / "completions").glob("*.parquet"))
-    assert len(files) == 2
-    result = credit_rollouts(tmp_path, methods=["dr_grpo"], reward={"correct": "right"}, overrides={"layout": LAYOUT})
-    assert "1 of 2 files repeat the batch before them" in result.note
-    logged = pq.read_table(files[0])["advantage"].to_numpy()
-    np.testing.assert_allclose(result.applied[0].credit.block_nk[:, 0].numpy(), logged, atol=1e-6)
 
 
 def test_conversations_of_trl(tmp_path):
@@ -241,9 +220,45 @@ def test_conversations_of_trl(tmp_path):
     assert (advantages[sampled] != 0).any()
 
 
-def test_what_the_loss_left_out_gets_nothing_from_a_method_per_token_either(scripted):
-    result = credit_rollouts(scripted("truncated"), methods=["reinforce++"])
-    left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
-    advantages = result.applied[0].advantages(result.table, 0, len(result.table))
-    assert np.abs(advantages[~left_out]).max() > 0
-    assert (advantages[left_out] == 0).all()
+ALONE = {"layout": {"solution": ["answer"]}, "objectives": [{"reward": "correct", "pays": "solution", "if_missing": 0.0}]}
+BRIER = {"reward": "brier", "pays": "confidence", "given": "correct", "if_missing": -1.0}
+BOTH = {
+    "layout": {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]},
+    "objectives": [*ALONE["objectives"], BRIER],
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "task"),
+    [
+        ("gae", {"lam": 0.9}, ALONE),
+        ("sae", {"threshold": 0.7, "boundary": "end", "lam": 0.8}, ALONE),
+        ("sae", {"threshold": 0.7}, BOTH),
+        ("sae", {"threshold": 0.7}, {**BOTH, "values": "shared"}),
+    ],
+    ids=["gae", "sae", "a value per objective", "one value of all blocks"],
+)
+def test_a_run_with_a_critic_keeps_what_every_token_was_trained_with(method, options, task, tmp_path):
+    """A value of an objective is in the blocks that it pays, and nowhere else."""
+    small = {**SMALL, "prompts": 2, "eval_samples": 2, "output": str(tmp_path / "run")}
+    train(
+        load(None, {"method": method, "options": options, **task, **small, "critic": {"learning_rate": 1e-3}}),
+        console=quiet(),
+    )
+    result = credit_rollouts(tmp_path / "run", methods=["recipe"])
+    trained = written(tmp_path / "run", f"advantages/{method}")
+    np.testing.assert_array_equal(result.applied[0].advantages(result.table, 0, 16), trained.astype(np.float32))
+    assert np.unique(trained).size > 8
+    rows = [row for file in sorted((tmp_path / "run" / "rollouts").glob("*")) for row in pq.read_table(file).to_pylist()]
+    by_objective = len(task["objectives"]) > 1 and "values" not in task
+    blocks = {"values/correct": "solution", "values/brier": "confidence"} if by_objective else {"values": None}
+    assert [name for name in rows[0] if name.startswith("values")] == list(blocks)
+    for row in rows:
+        for name, block in blocks.items():
+            known = [value is not None for value in row[name]]
+            if block is None:
+                assert known == row["trainable"]
+            elif row[f"end/{block}"]:
+                assert known == [row[f"start/{block}"] <= t < row[f"end/{block}"] for t in range(len(known))]
+    assert "explained_variance" in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert '<section id="critic">' in (tmp_path / "run" / "report.html").read_text()

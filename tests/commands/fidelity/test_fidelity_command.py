@@ -4,6 +4,7 @@ import io
 
 import pytest
 import torch
+from datasets import Dataset
 from rich.console import Console
 
 from measure_small import rolled
@@ -22,9 +23,8 @@ def tiny():
 
 
 def solved(digit, confidence):
-    return (
-        f"<reasoning>{digit}</reasoning><answer>{digit}</answer><analysis></analysis><confidence>{confidence}</confidence>"
-    )
+    first = f"<reasoning>{digit}</reasoning><answer>{digit}</answer>"
+    return f"{first}<analysis></analysis><confidence>{confidence}</confidence>"
 
 
 @pytest.fixture
@@ -49,24 +49,22 @@ def scripted(monkeypatch, tiny):
 
     def again(model, tokenizer, prefixes, *, samples, max_new_tokens, **rest):
         heads.extend(tokenizer.decode(prefix) for prefix in prefixes)
-        texts = [
-            f"<analysis></analysis><confidence>0.{k}</confidence>" if k else "<analysis>"
-            for _ in prefixes
-            for k in range(samples)
-        ]
-        return rows(texts)
+        ways = ["<analysis>", *(f"<analysis></analysis><confidence>0.{k}</confidence>" for k in range(1, samples))]
+        return rows(ways * len(prefixes))
 
     monkeypatch.setattr(room, "sample", first)
     monkeypatch.setattr(room, "continue_ids", again)
     return heads
 
 
-def test_prefixes_are_re_rolled_once_each(tiny, scripted):
-    from datasets import Dataset
-
+def rerolled(tiny, longest):
     rows = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
-    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=32)
-    found = room.collect_last_blocks(Roller(*tiny, task, 1.0, 32), rows, samples=4, rerolls=3)
+    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=longest)
+    return room.collect_last_blocks(Roller(*tiny, task, 1.0, longest), rows, samples=4, rerolls=3)
+
+
+def test_prefixes_are_re_rolled_once_each(tiny, scripted):
+    found = rerolled(tiny, 32)
     block = "<reasoning>{0}</reasoning><answer>{0}</answer>".format
     assert scripted == [
         f"1+1_____={block(2)}", f"1+1_____={block(3)}", f"2+2_____={block(4)}", f"2+2_____={block(5)}",
@@ -79,32 +77,19 @@ def test_prefixes_are_re_rolled_once_each(tiny, scripted):
 
 
 def test_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
-    from datasets import Dataset
-
-    rows = Dataset.from_dict({"prompt": ["1+1_____=", "2+2_____="], "answer": ["2", "4"]})
     # 6 tokens of the first block and 6 of the last: without its closing tag there is no confidence to read.
-    task = Task("digits-easy", "nowhere", rows, rows, DIGITS_LAYOUT, max_completion_length=12)
-    found = room.collect_last_blocks(Roller(*tiny, task, 1.0, 12), rows, samples=4, rerolls=3)
-    assert bool(found.again_dm.isnan().all())
+    assert bool(rerolled(tiny, 12).again_dm.isnan().all())
 
 
 def test_tables_hold_every_baseline():
     found = measure_fidelity(rolled(10, 8, 4), group_sizes=[4, 8], resamples=2, draws=20)
     console = Console(width=80, record=True, file=io.StringIO())
-    tables = [
-        *fidelity_tables(found),
-        difference_table(found),
-        fixed_point_table(fixed_point_rows(group_sizes=(4,), batches=40)),
-    ]
-    for table in tables:
+    points = fixed_point_rows(group_sizes=(4,), batches=40)
+    for table in (*fidelity_tables(found), difference_table(found), fixed_point_table(points)):
         console.print(table)
     text = console.export_text()
     assert "…" not in text
-    for words in (
-        "outcome (LOO)",
-        f"{found.interval('blended', 8, 'correlation')[0]:.3f}",
-        "0.087",
-        "standard error at most",
-    ):
+    correlation = f"{found.interval('blended', 8, 'correlation')[0]:.3f}"
+    for words in ("outcome (LOO)", correlation, "0.087", "standard error at most"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80

@@ -79,9 +79,6 @@ def test_a_score_that_says_nothing_is_not_read_calmly(scores, why):
     found = alarms(samples(scores).figures())
     assert found["laser_ece"] == why
     assert "ece" not in found
-
-
-def test_a_calm_score_and_hollow_ones():
     good = {"laser_coverage": 1.0, "laser_mean_confidence": 0.5, "laser_sharpness": 0.04, "laser_ece": 0.1}
     assert alarms(good) == {}
     assert alarms({**good, "refusal_rate": 0.6})["laser_ece"] == "most completions refuse to answer"
@@ -97,43 +94,35 @@ def test_what_cannot_be_measured_is_not_said_of_the_score():
     assert not any(name.startswith("laser") for name in unmeasured(Layout({"plan": ["plan"]}), TAGS))
 
 
+def laser_of(folder, **laser):
+    mode = load(None, {"laser": {"self_rewarding_warmup": 0, "token": "<unk>", **laser}}).modes["laser"]
+    return mode.as_trained([folder, *run_above(folder)])
+
+
 MEASURED = {"token": "<unk>", "id": 2, "reference": -18.98, "std": 2.38, "completions": 256, "temperature": 1.0}
-
-
-def recipe(**laser):
-    return load(None, {"laser": {"self_rewarding_warmup": 0, **laser}})
-
-
-def write(folder, measured):
-    (folder / "laser.json").write_text(json.dumps(measured))
-
-
-def laser_of(folder, recipe):
-    return next((mode.as_trained([folder, *run_above(folder)]) for mode in recipe.modes.values()), None)
 
 
 @pytest.mark.parametrize("place", ["", "model", "checkpoints/checkpoint-3"])
 def test_the_reference_is_that_of_the_run(place, tmp_path):
-    write(tmp_path, MEASURED)
-    assert json.loads((tmp_path / "laser.json").read_text()) == MEASURED
-    assert laser_of(tmp_path / place, recipe(token="<unk>")).reference == -18.98
-    assert laser_of(tmp_path / place, recipe(token=2)).reference == -18.98
-    assert laser_of(tmp_path / place, recipe(token="<unk>", reference=-12.0)).reference == -12.0
-    assert laser_of(tmp_path / place, load(None, {})) is None
+    (tmp_path / "laser.json").write_text(json.dumps(MEASURED))
+    found = [laser_of(tmp_path / place, **laser).reference for laser in ({}, {"token": 2}, {"reference": -12.0})]
+    assert found == [-18.98, -18.98, -12.0]
 
 
-def test_no_reference_another_token_or_out_of_reach(tmp_path):
-    with pytest.raises(DataError, match=r"there is no laser.json from a run .* Set laser.reference"):
-        laser_of(tmp_path, recipe(token="<unk>"))
-    write(tmp_path, MEASURED)
-    with pytest.raises(DataError, match=r"off the token '<pad>', .* trained with '<unk>' \(id 2\)"):
-        laser_of(tmp_path, recipe(token="<pad>"))
-    write(tmp_path, MEASURED | {"reference": -3.0})
-    with pytest.raises(RecipeError, match="no score can exceed"):
-        laser_of(tmp_path, recipe(token="<unk>"))
-    write(tmp_path, {"token": "<unk>", "id": 2})
-    with pytest.raises(DataError, match="it has no reference"):
-        laser_of(tmp_path, recipe(token="<unk>"))
+@pytest.mark.parametrize(
+    ("measured", "token", "names"),
+    [
+        (None, "<unk>", "there is no laser.json .* Set laser.reference"),
+        (MEASURED, "<pad>", r"'<pad>', .* '<unk>' \(id 2\)"),
+        (MEASURED | {"reference": -3.0}, "<unk>", "no score can exceed"),
+        ({"token": "<unk>", "id": 2}, "<unk>", "it has no reference"),
+    ],
+)
+def test_no_reference_another_token_or_out_of_reach(measured, token, names, tmp_path):
+    if measured is not None:
+        (tmp_path / "laser.json").write_text(json.dumps(measured))
+    with pytest.raises((DataError, RecipeError), match=names):
+        laser_of(tmp_path, token=token)
 
 
 def test_elements_of_a_list_have_one_mean_reward():

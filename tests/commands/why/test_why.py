@@ -1,5 +1,8 @@
-"""`spanwise why`: files of several trainers, with reasons and counts worked out by hand."""
+"""`spanwise why`: reasons and counts worked out by hand; for SAE decisions and the critic's delay on values that are known."""
 
+import io
+import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import trl_small
 from border.case import command
 from rollout_files import LAYOUT, WELL_FORMED, own_run, said, trl_file, verl_file
 from spanwise.commands.credit.credit import credit_rollouts
@@ -87,9 +91,8 @@ def test_completions_cut_off_before_a_tag_opens_are_counted_as_at_the_first_batc
 
 def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
     outputs, prompts = WELL_FORMED * 2, ["a"] * 4 + ["b"] * 4
-    path = tmp_path / "completions.parquet"
-    columns = {"correct": [1.0] * 4 + [1.0, 0.0, 1.0, 0.0], "advantage": [0.0] * 4 + [1.0, 0.0, -1.0, 0.0]}
-    pq.write_table(pa.table({"prompt": prompts, "completion": outputs, **columns}), path)
+    path = trl_file(tmp_path / "completions.parquet", outputs, prompt=prompts, correct=[1.0] * 4 + [1.0, 0.0, 1.0, 0.0],
+                    advantage=[0.0] * 4 + [1.0, 0.0, -1.0, 0.0])  # fmt: skip
     found = why(path, methods=["recorded"], console=Console(quiet=True), **OURS)["recorded"]
     assert {key: value[1:] for key, value in counted(found).items()} == {
         ("CREDITED", ""): (2, (4, 6)),
@@ -131,6 +134,8 @@ def test_a_run_of_ours_is_explained_by_its_own_method(tmp_path):
     run = own_run(tmp_path / "run", rewards=[1.0, 1.0, 0.0, None], status=["ok", "ok", "ok", "error"])
     assert list(why(run, console=Console(quiet=True))) == ["bae"]
     assert {"grpo", "bae"} <= set(why(run, methods=["grpo", "bae"], console=Console(quiet=True)))
+    with pytest.raises(RecipeError, match="-1"):
+        why(run, completion=-1, console=Console(quiet=True))
 
 
 @pytest.mark.parametrize("name", ["verl", "verifiers", "verifiers_stream", "verifiers_branches"])
@@ -149,7 +154,52 @@ def test_reasons_of_files_that_trainers_wrote_add_up(name):
         assert masked == int((~table.trainable).sum())
 
 
-def test_what_cannot_be_is_refused(tmp_path):
-    file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, acc=[1.0, 1.0, 1.0, 0.0])
-    with pytest.raises(RecipeError, match="--completion is -1"):
-        why(file, completion=-1, console=Console(quiet=True), **OURS)
+STRETCH, DECISIONS, ROWS = 8, 6, 40
+
+
+def sae_run(path, delay, *, blind=False, seed=0):
+    """A decision of +1 or -1 every eight tokens, seen by the critic `delay` tokens late; the reward is their sum."""
+    draw = np.random.default_rng(seed)
+    trl_small.tokenizer().save_pretrained(path / "model")
+    size = STRETCH * (DECISIONS + 1)
+    effect_nk = draw.choice([-1.0, 1.0], (ROWS, DECISIONS))
+    values = np.zeros((ROWS, size))
+    for k in range(DECISIONS):
+        values[:, STRETCH * (k + 1) + 1 + delay :] += 0.0 if blind else effect_nk[:, [k]]
+    values += 0.1 * draw.standard_normal(values.shape)
+    probability = np.full((ROWS, size), 0.9)
+    probability[:, STRETCH : STRETCH * (DECISIONS + 1) : STRETCH] = 0.1
+    ids = trl_small.tokenizer().convert_tokens_to_ids(["<answer>", "4", "</answer>", *["a"] * (size - 3)])
+    columns = {
+        "step": [1] * ROWS, "group": [0] * ROWS, "prompt": ["2+2="] * ROWS, "completion_ids": [ids] * ROWS,
+        "trainable": [[True] * size] * ROWS, "text": ["<answer>4</answer>" + "a" * (size - 3)] * ROWS, "fault": [0] * ROWS,
+        "start/solution": [0] * ROWS, "end/solution": [size] * ROWS, "reward/correct": effect_nk.sum(axis=1).tolist(),
+        "status/correct": ["ok"] * ROWS, "values": values.tolist(), "logprobs": [[math.log(p) for p in row] for row in probability],
+        "credit/sae/solution": [0.5] * ROWS, "credit/sae/stop": [0.0] * ROWS, "advantages/sae": [[0.1] * size] * ROWS,
+    }  # fmt: skip
+    (path / "rollouts").mkdir(parents=True)
+    pq.write_table(pa.table(columns), path / "rollouts" / "step_000001.parquet")
+    objective = "{reward: correct, pays: solution, if_missing: 0.0}"
+    rule = f"method: sae\nlayout: {{solution: [answer]}}\nobjectives: [{objective}]\n"
+    (path / "recipe.yaml").write_text(f"{rule}prompts: 1\ngroup_size: {ROWS}\n")
+    (path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
+    return path
+
+
+def told(path):
+    console = Console(file=io.StringIO(), width=200)
+    why(path, console=console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(("delay", "lag"), [(0, "1 token."), (1, "2 tokens"), (5, "8 tokens")])
+def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
+    """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
+    seen = told(sae_run(tmp_path, delay))
+    assert "sae: 6 decisions (tokens below 0.2) in a completion, 7.83 tokens from one to the next" in seen
+    assert "lambda 0.9935 at each token has the same horizon" in seen
+    assert f"half of what it learns of a decision after {lag}" in seen
+
+
+def test_a_critic_that_sees_nothing_is_said(tmp_path):
+    assert "the critic's value does not move with the reward" in told(sae_run(tmp_path, 0, blind=True))

@@ -1,0 +1,449 @@
+"""`spanwise report` on folders of runs, comparisons, fidelity and credit; written again it is the same page, as its command is."""
+
+import json
+import math
+import re
+import shlex
+from html import unescape
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+import spanwise.commands.compare.compare as compare_module
+import spanwise.commands.credit.credit as credit_module
+import spanwise.commands.fidelity.fidelity as fidelity_module
+import trl_small
+from helpers import NAN
+from report_pages import RECIPE, Page, data_of, start
+from rollout_files import LAYOUT, quiet
+from spanwise import cli
+from spanwise.commands.credit.credit import credit
+from spanwise.commands.credit.write import outcome_of
+from spanwise.commands.fidelity.fidelity import write_fidelity
+from spanwise.commands.report.report import over_seeds, pooled, report_folder
+from spanwise.commands.shared.folder import again_command
+from spanwise.commands.shared.options import recipe_fields
+from spanwise.commands.shared.samples import Samples
+from spanwise.commands.shared.task import run_or_model
+from spanwise.errors import DataError
+from spanwise.fidelity import Rerolls, measure_fidelity
+from spanwise.fidelity.fixed_point import fixed_point_rows
+from spanwise.fidelity.page import fidelity_rows, written_baselines
+from spanwise.layout import Layout
+from spanwise.measure import mean_interval, voting
+from spanwise.recipe import load, resolved, scheme_of
+from spanwise.report.page import shown
+from tokenizers_small import byte_level
+
+
+def make_run(folder, *, seed=0, accuracy=0.5, evaluation=True):
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "seed": seed}))
+    final = start() | {"accuracy": accuracy}
+    lines = [{"step": 0, "evaluation": start()}, {"step": 2, "final": final}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curve = [{"step": 0, **start()}, {"step": 2, **final}]
+    (folder / "summary.json").write_text(json.dumps({"final": final, "curve": curve}))
+    if evaluation:
+        right_n = (torch.arange(16) < 16 * accuracy).double()
+        confidence_n = torch.where(torch.arange(16) == 0, NAN, 0.75).double()
+        answers = ["a" if right else "b" for right in right_n.tolist()]
+        columns = ({"solution": answers}, {"solution": right_n}, confidence_n, torch.ones(16).bool())
+        Samples(torch.arange(16) // 4, *columns).write(folder)
+    return folder
+
+
+def test_report_of_a_run_folder(tmp_path):
+    folder = make_run(tmp_path / "run", accuracy=0.625)
+    (folder / "rollouts").mkdir()
+    rollouts = {
+        "step": [2], "prompt": ["1+1="], "completion_ids": [[5, 6]], "trainable": [[True, True]], "fault": [0],
+        "start/solution": [0], "end/solution": [2], "reward/correct": [1.0], "status/correct": ["ok"],
+        "advantages/bae": [[0.5, 0.5]],
+    }  # fmt: skip
+    pq.write_table(pa.table(rollouts), folder / "rollouts" / "step_000002.parquet")
+    path = report_folder(folder)
+    assert path == folder / "report.html"
+    page = Page(path.read_text())
+    assert page.headline("accuracy") == "62.5 %"
+    assert "15 of 16 completions state a confidence and could be judged." in page.text
+    assert {"Learning", "Reliability", "Voting", "Tokens", "Recipe"} <= set(page.texts)
+    assert f"spanwise train {folder}/recipe.yaml --output {folder}-again" in page.text
+
+
+def test_report_of_a_comparison_folder(tmp_path):
+    for arm, accuracy in (("group", 0.5), ("blended", 0.75)):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{arm}-{seed}", seed=seed, accuracy=accuracy, evaluation=(arm, seed) != ("group", 1))
+    make_run(tmp_path / "other-0")
+    listed = {name: {} for name in ("accuracy", "ece", "weighted@4")}
+    summary = {
+        "arms": ["group", "blended"], "seeds": [0, 1, 2], "reference": None, "recipe": RECIPE, "figures": {"group": listed},
+    }  # fmt: skip
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    page = Page(report_folder(tmp_path).read_text())
+    rows = {row[0]: row[1:] for row in page.cells if row and row[0] in ("group", "blended", "other")}
+    assert rows["group"][0] == "0.500 ± 0.000"  # the run without samples gives its final figures
+    assert rows["group"][2].endswith("(n=1)")  # and no vote
+    assert rows["blended"][0] == "0.750 ± 0.000"
+    assert "other" not in rows
+    two_equal_seeds = ["-0.250", "-0.250", "-0.250", "0.500", "borderline", "unknown"]
+    assert ["group - blended", *two_equal_seeds] in page.cells
+    assert "All seeds together; whiskers count a prompt once" in page.text
+
+
+def test_report_of_a_fidelity_folder(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    confidence_xs = torch.rand(16, 4, generator=generator, dtype=torch.float64)
+    outcome_xs = (torch.arange(4) % 2).double().expand(16, 4)
+    prefix_xs = 2 * torch.arange(16)[:, None] + outcome_xs.long()
+    rolled = Rerolls(confidence_xs, outcome_xs, prefix_xs, torch.rand(32, 8, generator=generator, dtype=torch.float64))
+    fidelity = measure_fidelity(rolled, group_sizes=[4], resamples=2, draws=10)
+    points = fixed_point_rows(group_sizes=[4], probabilities=[0.1, 0.2], batches=8)
+    measured = written_baselines(fidelity, rolled)
+    write_fidelity(tmp_path / "f", source="runs/bae", recipe=RECIPE, points=points, **measured)
+    page = Page(report_folder(tmp_path / "f").read_text())
+    assert page.headline("blended, G = 4") == shown(fidelity.interval("blended", 4, "correlation")[0])
+    assert "64 completions of 16 prompts; 256 re-rolls of 32 distinct prefixes." in page.text
+    row = next(row for row in page.cells if row[0] == "0.100" and len(row) == 7)
+    assert row[4] == "0.021"  # outcome at G = 4, p = .1: the closed form
+    assert len(fidelity_rows(fidelity)) == 6 * 8
+
+
+def test_folders_that_no_report_can_be_made_of(tmp_path):
+    def refused(folder, words, **files):
+        for name, text in files.items():
+            (folder / name.replace("_", ".")).write_text(text)
+        with pytest.raises(DataError, match=words):
+            report_folder(folder)
+
+    refused(tmp_path, "no folder of spanwise train")
+    refused(tmp_path, "no summary of a comparison", summary_json="{}")
+    refused(tmp_path, r"summary\.json.* not a JSON object", summary_json="{")
+    refused(make_run(tmp_path / "run"), r"Line 2 .*metrics\.jsonl", metrics_jsonl='{"step": 0}\nnonsense\n')
+    refused(make_run(tmp_path / "other"), r"evaluation\.parquet", evaluation_parquet="PAR1 but no more")
+    empty = {"arms": ["a"], "seeds": [0], "figures": {"a": {"ece": {}}}}
+    refused(tmp_path, "No run of this comparison", summary_json=json.dumps(empty))
+    refused(tmp_path, r"fidelity\.json", fidelity_json='{"source": "x"}')
+
+
+def test_votes_over_seeds_have_intervals_over_seeds():
+    half_n, right = torch.full((2,), 0.5).double(), [0.0, 1.0, 1.0]
+    seeds = {
+        seed: voting(["a", "a"], half_n, torch.full((2,), value).double(), prompts=[0, 0], resamples=1)
+        for seed, value in enumerate(right)
+    }
+    curve = over_seeds(seeds)["majority"]
+    assert curve.intervals[1] == mean_interval(torch.tensor(right, dtype=torch.float64))
+    assert curve.prompts == (0, 1, 2)
+
+
+def test_a_prompt_that_two_seeds_answer_is_one_prompt():
+    wrong_n, right_n = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    half_n, well_n = torch.full((4,), 0.5, dtype=torch.float64), torch.ones(4).bool()
+    seeds = [
+        Samples(torch.tensor([0, 0, 1, 1]), {"solution": ["a"] * 4}, {"solution": correct_n}, half_n, well_n)
+        for correct_n in (wrong_n, right_n)
+    ]
+    assert pooled(seeds)["prompt"].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert pooled(seeds)["correct"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+#: Two completions of four have no confidence; those of the first prompt are right and wrong, those of the second both right.
+SAID = [
+    trl_small.say("ab", "4", 0.9, 1.0), trl_small.say("b", "3", None, 0.0),
+    trl_small.say("", "3", 0.5, 1.0), trl_small.say("a", "3", None, 1.0),
+]  # fmt: skip
+
+
+def rollouts(path, **extra):
+    """spanwise's own columns; the tokenizer lies elsewhere."""
+    tokenizer = trl_small.tokenizer()
+    ids = [tokenizer.convert_tokens_to_ids(one.pieces) for one in SAID]
+    columns = {
+        "step": [1] * 4, "prompt": [*["2+2="] * 2, *['[{"role": "user", "content": "1+2="}]'] * 2],
+        "completion_ids": ids, "trainable": [[True] * len(row) for row in ids], "text": ["".join(one.pieces) for one in SAID],
+        "reward/correct": [one.right for one in SAID], "status/correct": ["ok"] * 4,
+        "logprobs": [[-0.1 * (t + 1) for t in range(len(row))] for row in ids], **extra,
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    tokenizer.save_pretrained(path.parent / "elsewhere")
+    return path
+
+
+def command_of(html):
+    return unescape(re.search(r'<pre class="command"><code>(.*?)</code>', html, re.S)[1])
+
+
+def cells(html):
+    rows = re.findall(r"<tr>(.*?)</tr>", html, re.S)
+    return [[unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<t[dh].*?</t[dh]>", row, re.S)] for row in rows]
+
+
+def run_command(monkeypatch, module, name, command):
+    """Parse a printed command as the command line does; what it would call `module.name` with."""
+    called = {}
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: called.update({"args": args, **kwargs}))
+    words = shlex.split(command)
+    assert words[0] == "spanwise"
+    cli.app(words[1:], exit_on_error=False)
+    return called
+
+
+def exported(tmp_path, **options):
+    file = rollouts(tmp_path / "data" / "some.parquet")
+    usual = {"methods": ["grpo", "bae"], "tokenizer": file.parent / "elsewhere", "overrides": {"layout": LAYOUT}}
+    credit(file, output=tmp_path / "out", console=quiet(), **{**usual, **options})
+    return (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_credit_report_written_again_is_the_same_page(tmp_path):
+    first = exported(tmp_path)
+    again = report_folder(tmp_path / "out").read_text()
+    assert again == first
+    row = next(row for row in cells(again) if row and row[0] == "bae: confidence")
+    assert row[1] == "2"  # two of the four have none: absent, not credit 0
+    assert data_of(again)["tokens"]["words"]  # and texts, not ids
+    assert "⟨" not in "".join(data_of(again)["tokens"]["words"])
+    assert data_of(again)["probabilities"] is not None
+
+
+def test_another_model_folder_is_never_taken_for_the_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    html = exported(tmp_path)
+    byte_level().save_pretrained(tmp_path / "model")  # of something else, and it could spell these ids
+    assert data_of(report_folder("out").read_text()) == data_of(html)
+    (tmp_path / "data" / "elsewhere").rename(tmp_path / "gone")
+    words = data_of(report_folder("out").read_text())["tokens"]["words"]
+    assert all(re.fullmatch(r"⟨\d+⟩", word) for word in words)
+
+
+def test_texts_that_a_tokenizer_cuts_inside_characters_survive(tmp_path):
+    byte_level().save_pretrained(tmp_path / "model")
+    row = {"input": "q", "output": "<answer>日本語</answer>", "gts": "日本語", "score": 1.0, "step": 1}
+    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    options = {"methods": ["grpo"], "tokenizer": tmp_path / "model", "overrides": {"layout": LAYOUT}}
+    credit(tmp_path / "1.jsonl", output=tmp_path / "out", console=quiet(), **options)
+    first = (tmp_path / "out" / "report.html").read_text()
+    assert report_folder(tmp_path / "out").read_text() == first
+    assert "\udcaa" in data_of(first)["tokens"]["words"]  # a byte of 語
+
+
+def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch):
+    (tmp_path / "a recipe.yaml").write_text(json.dumps({"layout": LAYOUT}))
+    asked = {
+        "recipe": tmp_path / "a recipe.yaml", "methods": ["bae:group", "grpo"], "reward": {"brier": "text"}, "rows": 2,
+        "overrides": {"learning_rate": 1e-6, "prefilled": None, "calibration": "brier"},
+    }  # fmt: skip
+    html = exported(tmp_path, **asked)
+    assert "2 of 4 completions are shown" in html
+    assert report_folder(tmp_path / "out").read_text() == html
+    called = run_command(monkeypatch, credit_module, "credit", command_of(html))
+    assert called.pop("args") == (tmp_path / "data" / "some.parquet",)
+    assert called.pop("console")
+    assert called == {**asked, "columns": {}, "tokenizer": tmp_path / "data" / "elsewhere", "output": tmp_path / "out-again"}
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "outcome"),
+    [
+        (["correct", "brier"], [None, "correct"], "correct"),
+        (["format", "solved", "brier"], [None, None, "solved"], "solved"),
+        (["format", "correct"], [None, None], "correct"),
+        (["format"], [None], None),
+        (["correct"], ["elsewhere"], "correct"),
+    ],
+)
+def test_the_outcome_is_what_others_are_judged_by(names, given, outcome):
+    assert outcome_of(names, given) == outcome
+
+
+@pytest.mark.parametrize(("objective", "place"), [("given", 1), ("of", 1), (None, None)])
+def test_the_outcome_of_an_export_is_that_of_its_objectives(objective, place, tmp_path):
+    judged = {"given": {"given": "solved"}, "of": {"options": {"of": "solved"}}}.get(objective)
+    objectives = [
+        {"reward": "format", "pays": ["solution"]},
+        {"reward": "correct", "name": "solved", "pays": ["solution"], "options": {"verify": "exact"}},
+        *([{"reward": "brier", "pays": ["confidence"], **judged}] if judged else []),
+    ]
+    own = {"methods": ["recipe"], "reward": {"solved": "correct"}}
+    html = exported(tmp_path, **own, overrides={"layout": LAYOUT, "objectives": objectives})
+    assert data_of(html)["objectives"][:2] == ["format", "solved"]
+    assert data_of(html)["outcome"] == place
+    assert report_folder(tmp_path / "out").read_text() == html
+
+
+def trained(folder, *, ids, size, **fields):
+    """A run folder with one kept completion of a real byte-level tokenizer; the config says how many ids the model has."""
+    (folder / "rollouts").mkdir(parents=True)
+    byte_level().save_pretrained(folder / "model")
+    (folder / "model" / "config.json").write_text(json.dumps({"vocab_size": size}))
+    recipe = load(None, {"layout": {"solution": ["answer"]}, "method": "grpo", **fields})
+    written = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
+    (folder / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.5}}\n')
+    columns = {
+        "step": [2], "prompt": ["1+1="], "completion_ids": [ids], "trainable": [[True] * len(ids)], "fault": [0], "answer": ["2"],
+        "start/solution": [0], "end/solution": [len(ids)], f"credit/{recipe.method}/solution": [0.5],
+        f"credit/{recipe.method}/stop": [-0.25],
+        "reward/format": [1.0], "status/format": ["ok"], "reward/correct": [0.0], "status/correct": ["ok"],
+        f"advantages/{recipe.method}": [[0.5] * len(ids)],
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), folder / "rollouts" / "step_000002.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(("beyond", "padded", "shown"), [(3, 8, "text"), (3, 0, "ids"), (9, 8, "ids")])
+def test_an_id_beyond_the_tokenizer_aborts_no_report(beyond, padded, shown, tmp_path):
+    """Qwen has more embedding rows than tokens, and such an id can be sampled."""
+    tokenizer = byte_level()
+    text = tokenizer.encode("ok", add_special_tokens=False)
+    ids = [*text, len(tokenizer) + beyond]
+    html = report_folder(trained(tmp_path / "run", ids=ids, size=len(tokenizer) + padded)).read_text()
+    data = data_of(html)
+    found = [data["tokens"]["words"][ord(code) - 32] for code in data["tokens"]["codes"][0]]
+    assert found == ([*tokenizer.convert_ids_to_tokens(text), ""] if shown == "text" else [f"⟨{index}⟩" for index in ids])
+
+
+def test_the_outcome_of_a_run_is_not_its_first_reward(tmp_path):
+    objectives = [{"reward": name, "pays": ["solution"]} for name in ("format", "correct")]
+    ids = byte_level().encode("ok", add_special_tokens=False)
+    folder = trained(tmp_path / "run", ids=ids, size=400, method="bae", objectives=objectives)
+    data = data_of(report_folder(folder).read_text())
+    assert data["objectives"] == ["format", "correct"]
+    assert data["outcome"] == 1
+    assert data["stops"][0][0] == -0.25
+
+
+def test_fields_of_a_recipe_survive_the_command_line(tmp_path):
+    fields = {
+        "learning_rate": 1e-06, "prefilled": None, "layout": {"c": [], "a b": ["x"]},
+        "trainer": {"beta": 1e-07, "x": "1e-7", "y": "no"},
+        "objectives": [{"reward": "correct", "pays": ["a"], "if_missing": -4.605170185988091}] * 9, "output": "a 'quoted' = é",
+        "entropy_target": 0.2, "options": {"leave_one_out": True},
+    }  # fmt: skip
+    words = shlex.split(again_command("credit", folder=tmp_path, options={"overrides": fields}))[2:-2]
+    assert words[::2] == ["--set"] * len(fields)
+    read = recipe_fields(words[1::2])
+    assert read == fields
+    assert list(read["layout"]) == ["c", "a b"]  # blocks have an order
+
+
+@pytest.mark.parametrize("case", ["plain", "full"])
+def test_the_command_of_a_comparison_asks_for_the_same(case, tmp_path, monkeypatch):
+    choices = {"entropy_target": None, "layout": LAYOUT, "micro_batch": 4}
+    full = {"shared": tmp_path / "shared.yaml", "arms": [str(tmp_path / "mine.yaml"), "grpo"], "choices": choices}
+    asked = {"seeds": [3, 4], "shared": None, "arms": ["blended", "rlcr"], "choices": {}, "reference": None}
+    asked |= {**full, "reference": "mine"} if case == "full" else {}
+    (tmp_path / "shared.yaml").write_text("steps: 7")
+    (tmp_path / "mine.yaml").write_text("method: rlcr")
+    figures = {3: {"ece": 0.1}, 4: {"ece": 0.2}}
+    monkeypatch.setattr(compare_module, "_train_waiting", lambda *_: None)
+    monkeypatch.setattr(compare_module, "ended_runs", lambda places: ({}, {}, dict.fromkeys(places, figures)))
+    monkeypatch.setattr("spanwise.commands.report.report.report_folder", lambda folder: folder)
+    compare_module.compare(output=str(tmp_path / "out"), console=quiet(), **asked)
+    options = json.loads((tmp_path / "out" / "summary.json").read_text())["options"]
+    command = again_command("compare", *options.pop("places"), folder=tmp_path / "out", options=options)
+    called = run_command(monkeypatch, compare_module, "compare", command)
+    assert called == {"args": (), "output": f"{tmp_path}/out-again", "processes": None, **asked}
+    if case == "plain":
+        assert command == f"spanwise compare --arms blended,rlcr --seeds 3,4 --output {tmp_path}/out-again"
+
+
+@pytest.mark.parametrize("place", ["run", "run/model", "alone"])
+def test_the_command_of_a_fidelity_report_measures_the_same(place, tmp_path, monkeypatch):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "alone").mkdir()
+    recipe = load(None, {"start": "hard", "baseline": "blended", "entropy": 1e-6})
+    written = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(written))
+    fields = {"temperature": 0.5}
+    options = {"prompts": 5, "samples": 6, "rerolls": 7, "seed": 8, "recipe": None, "overrides": fields}
+    asked = run_or_model(tmp_path / place, None, fields)
+    command = again_command("fidelity", asked[0], folder=tmp_path / "out", options=options)
+    called = run_command(monkeypatch, fidelity_module, "show", command)
+    assert called["args"] == asked
+    assert called["options"] == options
+    assert called["output"] == tmp_path / "out-again"
+
+
+def sae_run(path, options, **columns):
+    """A run of SAE on solutions: two completions of five tokens, the fourth of the first a tool's."""
+    tokenizer = trl_small.tokenizer()
+    tokenizer.save_pretrained(path / "model")
+    ids = tokenizer.convert_tokens_to_ids(["<answer>", "4", "</answer>", "a", "b"])
+    trainable = [[True, True, True, False, True], [True] * 5]
+    held = {
+        "step": [1] * 2, "group": [0] * 2, "prompt": ["2+2="] * 2, "completion_ids": [ids] * 2, "trainable": trainable,
+        "text": ["<answer>4</answer>b", "<answer>4</answer>ab"], "fault": [0, 0], "start/solution": [0, 0], "end/solution": [5, 5],
+        "reward/correct": [1.0, 1.0], "status/correct": ["ok"] * 2,
+        "values": [[0.5, 0.25, 0.75, None, 1.0], [0.5] * 5],
+        "logprobs": [[math.log(p) if p else None for p in row] for row in ([0.1, 0.9, 0.1, None, 0.9], [0.9, 0.3, 0.9, 0.9, 0.1])],
+        "credit/sae/solution": [0.5, 0.25], "credit/sae/stop": [0.0, 0.0],
+        "advantages/sae": [[0.1 * flag for flag in row] for row in trainable], **columns,
+    }  # fmt: skip
+    (path / "rollouts").mkdir(parents=True)
+    there = {name: column for name, column in held.items() if column is not None}
+    pq.write_table(pa.table(there), path / "rollouts" / "step_000001.parquet")
+    objective = "{reward: correct, pays: solution, if_missing: 0.0}"
+    recipe = f"method: sae\nlayout: {{solution: [answer]}}\nobjectives: [{objective}]\noptions: {json.dumps(options)}\n"
+    (path / "recipe.yaml").write_text(recipe + "prompts: 1\ngroup_size: 2\n")
+    metrics = {"explained_variance": -0.5, "error_mean": 0.25, "error_within": 0.125}
+    line = {"step": 1, "loss": 0.5, **{f"critic/{name}": value for name, value in metrics.items()}}
+    (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "opens", "words"),
+    [
+        ({}, [[2], [4]], "below 0.2 opens a segment"),  # the first token has none before it
+        ({"threshold": 0.4}, [[2], [1, 4]], "below 0.4 opens a segment"),
+        ({"boundary": "end"}, [[1, 4], []], "below 0.2 has closed a segment"),  # the tool's token is as if deleted
+        ({"boundary": "end", "threshold": 0.4, "lam": 0.9}, [[1, 4], [2]], "below 0.4 has closed a segment"),
+    ],
+)
+def test_the_segments_of_a_run_are_those_of_its_recipe(options, opens, words, tmp_path):
+    data = data_of(report_folder(sae_run(tmp_path, options)).read_text())
+    assert data["opens"] == [{"": tokens} for tokens in opens]
+    assert words in data["segments"]
+    assert data["methods"][0] == "sae"
+    (column,) = data["values"]
+    assert column["name"] == ""
+    assert [column["words"][ord(code) - 32] for code in column["codes"][0]] == [0.5, 0.25, 0.75, None, 1]
+
+
+def test_the_page_of_a_run_says_what_its_critic_knows(tmp_path):
+    html = report_folder(sae_run(tmp_path, {})).read_text()
+    assert html.count("The critic knows nothing: its explained variance is -0.50 at the end") == 2
+    assert '<section id="critic">' in html
+
+
+def test_values_by_objective_have_a_line_each(tmp_path):
+    named = {"values/correct": [[0.5] * 3 + [None, 0.25], [0.5] * 5], "values/short": [[None] * 4 + [0.25], [None] * 5]}
+    data = data_of(report_folder(sae_run(tmp_path, {"boundary": "end"}, **named, values=None)).read_text())
+    assert [column["name"] for column in data["values"]] == ["correct", "short"]
+    assert data["opens"] == [{"correct": [1, 4], "short": []}, {"correct": [], "short": []}]  # each in its own tokens
+
+
+def test_a_run_without_values_is_shown_as_before(tmp_path):
+    data = data_of(report_folder(sae_run(tmp_path, {}, values=None, logprobs=None)).read_text())
+    assert (data["values"], data["opens"], data["probabilities"]) == ([], [{}, {}], None)
+
+
+def test_an_export_shows_the_segments_of_the_method_it_applied(tmp_path):
+    folder = sae_run(tmp_path / "run", {"boundary": "end"})
+    options = {"methods": ["sae", "grpo"], "output": tmp_path / "out", "console": quiet()}
+    credit(folder, **options)
+    first = (tmp_path / "out" / "report.html").read_text()
+    data = data_of(first)
+    assert data["opens"] == [{"": [1, 4]}, {"": []}]
+    assert "has closed a segment" in data["segments"]
+    assert report_folder(tmp_path / "out").read_text() == first  # from its files alone
+    credit(folder, **{**options, "methods": ["gae"], "output": tmp_path / "gae"})
+    data = data_of((tmp_path / "gae" / "report.html").read_text())
+    assert (data["segments"], len(data["values"])) == ("", 1)
