@@ -160,6 +160,14 @@ def test_what_a_layout_cannot_tell_is_said_once(layout, tags, names):
     assert len(set(found.values())) == bool(names)
 
 
+def test_what_a_layout_cannot_tell_of_a_score_is_said_too():
+    spoken = unmeasured(Layout({"solution": ["answer"]}), TAGS, scored=True)
+    assert set(spoken) == {"coverage", *JUDGED}
+    assert spoken["ece"].endswith("only <answer>; the figures of the score are measured")
+    nothing = set(unmeasured(Layout({"plan": ["plan"]}), TAGS, scored=True))
+    assert nothing - set(unmeasured(Layout({"plan": ["plan"]}), TAGS)) == {f"laser_{name}" for name in JUDGED}
+
+
 def test_curves_are_drawn_as_text():
     assert text_plot({"accuracy": [0.0, 0.5, 1.0]}, height=2) == "accuracy  1 |  █\n          0 | ██"
 

@@ -18,8 +18,5 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
     finally:
         METHODS.pop("halved")
     assert f"Taken from {__name__}, which is no part of spanwise." in " ".join(capsys.readouterr().out.split())
-
-
-def test_our_own_keep_their_source(capsys):
     show_methods("grpo")
     assert "Taken from the paper, which leaves ddof open" in " ".join(capsys.readouterr().out.split())

@@ -72,11 +72,9 @@ RIGHT = {"group-0": 3, "group-1": 2, "rlcr-0": 1, "rlcr-1": 4}
 def test_the_table_is_student_t_over_seeds(output, capsys):
     # The evaluations are replaced by ones of four samples of one prompt, of which so many are right and all say .8.
     for name, right in RIGHT.items():
-        correct = torch.tensor([1.0] * right + [0.0] * (4 - right), dtype=torch.float64)
-        answers = ["7" if c else "3" for c in correct]
-        said = torch.full((4,), 0.8, dtype=torch.float64)
-        every = torch.ones(4, dtype=torch.bool)
-        Samples(torch.zeros(4).long(), {"solution": answers}, {"solution": correct}, said, every).write(output / name)
+        correct_n, said_n = (torch.arange(4) < right).double(), torch.full((4,), 0.8, dtype=torch.float64)
+        columns = ({"solution": ["7"] * right + ["3"] * (4 - right)}, {"solution": correct_n}, said_n, said_n > 0)
+        Samples(torch.zeros(4).long(), *columns).write(output / name)
     found, said = run(output, capsys)
     summary = json.loads((output / "summary.json").read_text())
     for arm, values in {"group": (0.75, 0.5), "rlcr": (0.25, 1.0)}.items():
@@ -241,21 +239,15 @@ def test_a_training_that_fails_leaves_no_old_results(finished, tmp_path, monkeyp
         shutil.rmtree(folder)
 
 
-def checkpoint(output, step, *, whole=True):
-    place = output / "checkpoints" / f"checkpoint-{step}"
-    place.mkdir(parents=True)
-    (place / "trainer_state.json").write_text('{"global_step": 1}')
-    if whole:
-        write_manifest(place, processes=1)
-    return place
-
-
 def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monkeypatch, capsys):
     asked = by_commands(monkeypatch, "print('one attempt')")
     one = planned(("group",), (0,), SMALL, str(tmp_path))[0]
-    checkpoint(one.folder, 20, whole=False)
+    damaged, whole = (one.folder / "checkpoints" / f"checkpoint-{step}" for step in (20, 10))
+    damaged.mkdir(parents=True)
     assert room._start(one, Console(width=160)).wait() == 0
-    checkpoint(one.folder, 10)
+    whole.mkdir()
+    (whole / "trainer_state.json").write_text('{"global_step": 1}')
+    write_manifest(whole, processes=1)
     assert room._start(one, Console(width=160)).wait() == 0
     assert asked == [("group-0", False), ("group-0", True)]
     first, second = capsys.readouterr().out.splitlines()
@@ -272,25 +264,18 @@ def test_what_ended_a_training_without_a_word_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "field", "here", "there"),
+    ("field", "here", "there"),
     [
-        ("start: hard", "start", "easy", "hard"),
-        ("task: digits_twice", "task", "digits", "digits_twice"),
-        ("start_seed: 1", "start_seed", "0", "1"),
-        ("start_steps: 5", "start_steps", "None", "5"),
-        ("temperature: 0.5", "temperature", "1.0", "0.5"),
-        ("eval_prompts: 64", "eval_prompts", "512", "64"),
-        ("eval_samples: 8", "eval_samples", "16", "8"),  # a comparison takes 16
-        ("{model: small, dataset: sums.jsonl}", "task", "digits", "confidence"),
-        ("{task: confidence, model: large, dataset: sums.jsonl}", "model", "small", "large"),
+        ("start", "easy", "hard"), ("task", "digits", "digits_twice"), ("start_seed", 0, 1), ("start_steps", None, 5),
+        ("temperature", 1.0, 0.5), ("eval_prompts", 512, 64), ("eval_samples", 16, 8), ("model", "small", "large"),
     ],
-)
-def test_arms_that_cannot_be_compared_are_refused(written, field, here, there, tmp_path):
-    mine, shared = tmp_path / "mine.yaml", None
-    mine.write_text(written + "\n")
-    if field == "model":
-        shared = tmp_path / "shared.yaml"
-        shared.write_text("{task: confidence, model: small, dataset: sums.jsonl}\n")
+)  # fmt: skip
+def test_arms_that_cannot_be_compared_are_refused(field, here, there, tmp_path):
+    """A comparison takes 16 samples of an evaluation."""
+    mine, shared = tmp_path / "mine.yaml", tmp_path / "shared.yaml"
+    hub = {"task": "confidence", "dataset": "sums.jsonl", "model": here} if field == "model" else {}
+    shared.write_text(yaml.safe_dump(hub))
+    mine.write_text(yaml.safe_dump({**hub, field: there}))
     with pytest.raises(RecipeError, match=f"'group' has the {field} {here} but arm 'mine' has {there},"):
         planned(("group", str(mine)), (0, 1), {}, "out", shared=shared)
 

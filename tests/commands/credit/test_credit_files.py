@@ -69,10 +69,6 @@ def own_file(path, *, values=False):
     return path
 
 
-#: What the price on malformed tags says of completions that are all well-formed: nothing, in no group.
-WELL_FORMED = {"solution_format": 1.0, "confidence_format": 1.0}
-
-
 def test_methods_per_token_where_the_file_has_values(tmp_path):
     result = credit_rollouts(own_file(tmp_path, values=True), methods=["gae", "sae", "bae"])
     lengths = result.table.tokens.lengths
@@ -97,18 +93,15 @@ def test_a_token_of_a_tool_has_no_value_and_is_as_if_deleted(tmp_path):
         columns[name] = [(draw.random(len(row)) - (name == "logprobs") * 2).tolist() for row in columns[name]]
     pq.write_table(pa.table(columns), plain / "rollouts" / "step_000001.parquet")
     written = {"completion_ids": [5, 6], "trainable": [False] * 2, "values": [None] * 2, "logprobs": [None] * 2}
-    for name, more in written.items():
-        columns[name] = [row[:3] + more + row[3:] for row in columns[name]]
+    columns |= {name: [row[:3] + more + row[3:] for row in columns[name]] for name, more in written.items()}
     pq.write_table(pa.table(columns), tool / "rollouts" / "step_000001.parquet")
-    options = {"methods": ["gae", "sae"], "overrides": {"layout": LAYOUT}}
-    results = [credit_rollouts(folder, **options) for folder in (plain, tool)]
-    for one, other in zip(
-        *([one.advantages(made.table, 0, len(made.table)) for one in made.applied] for made in results), strict=True
-    ):
-        kept = np.concatenate(columns["trainable"])
-        np.testing.assert_array_equal(other[kept], one)
-        assert not other[~kept].any()
-        assert np.unique(one).size > 4
+    options, kept = {"methods": ["gae", "sae"], "overrides": {"layout": LAYOUT}}, np.concatenate(columns["trainable"])
+    alone, beside = (credit_rollouts(folder, **options) for folder in (plain, tool))
+    for one, other in zip(alone.applied, beside.applied, strict=True):
+        expected, found = one.advantages(alone.table, 0, 4), other.advantages(beside.table, 0, 4)
+        np.testing.assert_array_equal(found[kept], expected)
+        assert not found[~kept].any()
+        assert np.unique(expected).size > 4
 
 
 PAIR = """method: sae
@@ -206,8 +199,8 @@ def test_dead_strata_and_silent_completions_are_counted(tmp_path):
     options = {"methods": ["grpo", "bae"], "overrides": {"layout": LAYOUT}, "reward": {"correct": "text"}}
     grpo, bae = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), **options).applied
     assert grpo.dead == {"correct": 0.5}
-    # One stratum has a Brier score at all, and it has a signal.
-    assert bae.dead == {"correct": 0.5, "brier": 0.0, **WELL_FORMED}
+    # One stratum has a Brier score at all, and it has a signal; tags that are all well-formed give none in any group.
+    assert bae.dead == {"correct": 0.5, "brier": 0.0, "solution_format": 1.0, "confidence_format": 1.0}
     assert grpo.silent_n.tolist() == [True, True, False, False]
     figures = credit_figures(bae.by_block["confidence"])
     assert (figures["completions"], figures["mean_abs"], figures["zero_share"]) == (2, pytest.approx(0.12), 0.0)

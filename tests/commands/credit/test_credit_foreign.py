@@ -107,53 +107,44 @@ def test_a_run_of_ours_is_cut_by_its_own_group_size_under_any_recipe(tmp_path):
 
 def test_a_foreign_file_is_cut_by_the_group_size_that_is_given(tmp_path):
     file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, score=[1, 0, 1, 1])
-    options = {"methods": ["dr_grpo"], "reward": {"correct": "score"}}
-    assert credit_rollouts(file, **options, overrides={"layout": LAYOUT}).group_n.tolist() == [0] * 4
-    result = credit_rollouts(file, **options, overrides={"layout": LAYOUT, "group_size": 2})
-    assert result.group_n.tolist() == [0, 0, 1, 1]
-    assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0]
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"layout: {json.dumps(LAYOUT)}\ngroup_size: 2\n")
-    assert credit_rollouts(file, **options, recipe=recipe).group_n.tolist() == [0, 0, 1, 1]
-    three = credit_rollouts(file, **options, overrides={"layout": LAYOUT, "group_size": 3})
-    assert three.group_n.tolist() == [0, 0, 0, 1]
-    assert "1 groups have fewer than 3 completions" in three.note
+
+    def cut(recipe=None, **fields):
+        options = {"methods": ["dr_grpo"], "reward": {"correct": "score"}, "recipe": recipe}
+        return credit_rollouts(file, **options, overrides={"layout": LAYOUT, **fields})
+
+    assert cut().group_n.tolist() == [0] * 4
+    assert cut(group_size=2).group_n.tolist() == cut(recipe).group_n.tolist() == [0, 0, 1, 1]
+    assert cut(group_size=2).applied[0].credit.block_nk[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0]
+    assert cut(group_size=3).group_n.tolist() == [0, 0, 0, 1]
+    assert "1 groups have fewer than 3 completions" in cut(group_size=3).note
 
 
 def test_uneven_groups_of_a_step_are_pointed_out(tmp_path):
-    outputs, prompts = [said("4", "0.5")] * 8, [*"aaaabbcc"]
-    options = {"methods": ["grpo"], "reward": {"correct": "score"}}
-    columns = {"score": [1, 0] * 4, "prompts": prompts}
-    uneven = credit_rollouts(verl_file(tmp_path / "1.jsonl", outputs, **columns), **options, overrides={"layout": LAYOUT})
-    assert "Groups hold 2 to 4 completions. A prompt drawn twice in a step counts as one group" in uneven.note
-    advice = re.search(r"--set group_size=(\d+)", uneven.note)
-    cut = {"layout": LAYOUT, "group_size": int(advice[1])}
-    split = credit_rollouts(tmp_path / "1.jsonl", **options, overrides=cut)
+    def credited(prompts="aaaabbcc", group_size=None, **columns):
+        file = verl_file(tmp_path / "1.jsonl", [said("4", "0.5")] * 8, score=[1, 0] * 4, prompts=[*prompts], **columns)
+        cut = {} if group_size is None else {"group_size": group_size}
+        return credit_rollouts(file, methods=["grpo"], reward={"correct": "score"}, overrides={"layout": LAYOUT, **cut})
+
+    note = credited().note
+    assert "Groups hold 2 to 4 completions. A prompt drawn twice in a step counts as one group" in note
+    split = credited(group_size=int(re.search(r"--set group_size=(\d+)", note)[1]))
     assert split.group_n.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert "drawn twice" not in split.note
-    keys = {"uid": [*"aaaabbcc"]}
-    keyed = credit_rollouts(
-        verl_file(tmp_path / "2.jsonl", outputs, **columns, **keys), **options, overrides={"layout": LAYOUT}
-    )
-    assert "drawn twice" not in keyed.note
-    even = verl_file(tmp_path / "3.jsonl", outputs, score=[1, 0] * 4, prompts=[*"aaaabbbb"])
-    assert "drawn twice" not in credit_rollouts(even, **options, overrides={"layout": LAYOUT}).note
+    for even in (split, credited(uid=[*"aaaabbcc"]), credited("aaaabbbb")):
+        assert "drawn twice" not in even.note
 
 
-def test_a_file_without_tags_is_credited_by_its_recorded_reward(tmp_path):
+@pytest.mark.parametrize("overrides", [{}, {"layout": {"all": []}}, {"layout": {"solution": ["answer"]}}])
+def test_a_file_without_tags_is_credited_by_its_recorded_reward(overrides, tmp_path):
+    """By hand: 1 1 0 0 have mean .5 and standard deviation .5774 (ddof 1)."""
     file = verl_file(tmp_path / "1.jsonl", TAGLESS, gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
-    for layout in (None, {"all": []}, {"solution": ["answer"]}):
-        overrides = {} if layout is None else {"layout": layout}
-        for methods in ([], ["grpo"]):
-            result = credit_rollouts(file, methods=methods, reward={"correct": "score"}, overrides=overrides)
-            names = [one.name for one in result.applied]
-            assert names == ["grpo", "recorded"][: 1 if methods else 2]
-            # By hand: 1 1 0 0 have mean .5 and standard deviation .5774 (ddof 1).
-            expected = 0.5 / (1 / 3) ** 0.5
-            assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx(
-                [expected, expected, -expected, -expected], rel=1e-5
-            )
-            assert ("rlcr and bae are left out" in result.note or "bae is left out" in result.note) == (not methods)
+    for methods, names in (([], ["grpo", "recorded"]), (["grpo"], ["grpo"])):
+        result = credit_rollouts(file, methods=methods, reward={"correct": "score"}, overrides=overrides)
+        assert [one.name for one in result.applied] == names
+        expected = [sign * 0.75**0.5 for sign in (1, 1, -1, -1)]
+        assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx(expected, rel=1e-5)
+        assert bool(re.search(r"(rlcr and bae are|bae is) left out", result.note)) == (not methods)
 
 
 WITHOUT_ANSWERS = pytest.mark.parametrize("outputs", [TAGLESS, [f"<think>hm</think> {text}" for text in TAGLESS]])

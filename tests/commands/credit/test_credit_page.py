@@ -91,7 +91,9 @@ def test_the_page_has_a_row_for_stopping_and_says_of_no_living_stratum_that_it_i
     cells = Page((tmp_path / "out" / "report.html").read_text()).cells
     # Prompt 1: -1 less the mean of -.0625 and -.25, the two that are right; prompt 3: -1 less -.25. Their mean is .796875.
     assert ["bae: stop", "2", "0.797", "0", "-0.844", "-0.750"] in cells
-    assert not [row for row in cells if row and row[0] == "grpo: stop"]
+    counts = {row[0]: row[1] for row in cells if row}
+    assert "grpo: stop" not in counts
+    assert counts["bae: confidence"] == "14"  # two of the sixteen have none: absent, not credit 0
     # Of four prompts the last two are all right. The confidences have six strata: right and wrong of prompts 0 and 1, one of
     # each other prompt. The wrong one of prompt 1 is alone and in prompt 2 all are equal; in prompt 3 stopping is charged.
     assert ["correct", "0.500", "0.500"] in cells

@@ -145,22 +145,17 @@ def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
         "advantage": [0.5, -0.75, 0.25], "credit/solution": [0.75, -0.5, 0.5], "credit/confidence": [-0.25, None, -0.25],
         "credit/stop": [0.0, -0.25, 0.0], "correct": [1.0, 0.0, 1.0],
     }  # fmt: skip
-    outputs = [said("4", "0.9"), said("5", None), said("4", "0.7")]
-    file = trl_file(tmp_path / "a.parquet", outputs, **columns)
+    file = trl_file(tmp_path / "a.parquet", [said("4", "0.9"), said("5", None), said("4", "0.7")], **columns)
     result = credit_rollouts(file, overrides={"layout": LAYOUT})
     assert set(result.table.rewards) == {"correct"}
     recorded = by_name(result)["recorded"]
-    by_block = {name: value_n.tolist() for name, value_n in recorded.by_block.items()}
-    assert by_block["solution"] == [0.75, -0.5, 0.5]
-    assert by_block["confidence"] == [-0.25, pytest.approx(np.nan, nan_ok=True), -0.25]
-    assert recorded.credit.stop_n.tolist() == [0.0, -0.25, 0.0]
+    for name in ("solution", "confidence"):
+        np.testing.assert_array_equal(recorded.by_block[name], np.array(columns[f"credit/{name}"], float))
+    assert recorded.credit.stop_n.tolist() == columns["credit/stop"]
     # By hand: "so", "<answer>", "4", "</answer>" (and the space) are the solution, three words the confidence.
-    first, size = sampled(result, 0)
-    length = int(result.marked.length_nk[0, 0])
-    np.testing.assert_allclose(first["recorded"], [0.75 / length] * length + [-0.25 / 3] * 3, rtol=1e-6)
-    assert (size, length) == (8, 5)
-    second, size = sampled(result, 1)
-    np.testing.assert_allclose(second["recorded"], [-0.5 / size] * (size - 1) + [-0.5 / size - 0.25], rtol=1e-6)
+    assert result.marked.length_nk.tolist() == [[5, 3], [5, 0], [5, 3]]
+    np.testing.assert_allclose(sampled(result, 0)[0]["recorded"], [0.75 / 5] * 5 + [-0.25 / 3] * 3, rtol=1e-6)
+    np.testing.assert_allclose(sampled(result, 1)[0]["recorded"], [-0.1] * 4 + [-0.1 - 0.25], rtol=1e-6)
     assert "the file's 'credit/...' of each block, spread over the tokens of the block." in result.note
     other = {"layout": {"first": ["answer"], "confidence": ["confidence"]}}
     assert "recorded is left out: " in credit_rollouts(file, overrides=other).note

@@ -1,7 +1,6 @@
 """`spanwise credit` on runs: the advantages they were trained with, ours, with a critic too, and TRL's."""
 
 import shutil
-import warnings
 from dataclasses import replace
 from functools import cache
 
@@ -41,35 +40,6 @@ def assert_the_trainers_own(folder, result):
     expected[left_out] = 0.0
     assert np.abs(expected).max() > 0  # else this shows nothing
     np.testing.assert_allclose(advantages, expected, rtol=1e-6, atol=1e-7)
-
-
-SMALL = {
-    "steps": 2, "prompts": 8, "group_size": 4, "start_steps": 64, "eval_prompts": 2, "eval_samples": 1, "eval_every": 0,
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of two steps from a warm start that is just long enough for tags, as `spanwise train` leaves it."""
-    folder = tmp_path_factory.mktemp("run")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        train(load(None, {**SMALL, "output": str(folder)}), console=quiet())
-    return folder
-
-
-def test_a_run_of_ours_gets_the_advantages_it_was_trained_with(run):
-    assert_the_trainers_own(run, credit_rollouts(run, methods=["recipe"]))
-
-
-def test_a_file_of_a_run_is_known_by_its_folder(run):
-    file = run / "rollouts" / "step_000001.parquet"
-    for place, rows in ((run, 64), (run / "rollouts", 64), (file, 32)):
-        result = credit_rollouts(place, overrides={"method": "bae_paper", "objectives": OWN_OBJECTIVES, "per": "block"})
-        assert len(result.table) == rows
-        assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae_paper:group"]
-        assert result.table.has_ids
-    assert texts(result.table) == pq.read_table(file)["text"].to_pylist()
 
 
 OWN_OBJECTIVES = [
@@ -140,6 +110,17 @@ def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, script
         assert int((~result.table.learned_n).sum()) == 2
         by_token = credit_rollouts(scripted(variant), methods=["reinforce++"]).applied[0]
         assert np.array_equal(by_token.advantages(result.table, 0, len(result.table)) == 0, left_out)
+
+
+def test_a_file_of_a_run_is_known_by_its_folder(scripted):
+    run = scripted("blended")
+    file = run / "rollouts" / "step_000001.parquet"
+    for place, rows in ((run, 32), (run / "rollouts", 32), (file, 16)):
+        result = credit_rollouts(place, overrides={"method": "bae_paper", "objectives": OWN_OBJECTIVES, "per": "block"})
+        assert len(result.table) == rows
+        assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae_paper:group"]
+        assert result.table.has_ids
+    assert texts(result.table) == pq.read_table(file)["text"].to_pylist()
 
 
 @pytest.mark.parametrize(("variant", "trained"), [("blended", "bae"), ("rlcr", "rlcr")])
@@ -240,11 +221,11 @@ BOTH = {
 )
 def test_a_run_with_a_critic_keeps_what_every_token_was_trained_with(method, options, task, tmp_path):
     """A value of an objective is in the blocks that it pays, and nowhere else."""
-    small = {**SMALL, "prompts": 2, "eval_samples": 2, "output": str(tmp_path / "run")}
-    train(
-        load(None, {"method": method, "options": options, **task, **small, "critic": {"learning_rate": 1e-3}}),
-        console=quiet(),
-    )
+    fields = {
+        "steps": 2, "prompts": 2, "group_size": 4, "start_steps": 64, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,
+        "critic": {"learning_rate": 1e-3}, "output": str(tmp_path / "run"), "method": method, "options": options, **task,
+    }  # fmt: skip
+    train(load(None, fields), console=quiet())
     result = credit_rollouts(tmp_path / "run", methods=["recipe"])
     trained = written(tmp_path / "run", f"advantages/{method}")
     np.testing.assert_array_equal(result.applied[0].advantages(result.table, 0, 16), trained.astype(np.float32))

@@ -8,14 +8,11 @@ import torch
 
 from helpers import NAN, assert_close, double
 from spanwise.commands.shared.display import vote_table
-from spanwise.commands.shared.samples import FILE, Samples, read_samples, unmeasured
+from spanwise.commands.shared.samples import FILE, Samples, read_samples
 from spanwise.commands.shared.task import run_above
 from spanwise.errors import DataError, RecipeError
 from spanwise.explain.alarms import CALIBRATION, alarms
-from spanwise.layout import Layout
 from spanwise.recipe import load
-
-TAGS = {"answer": "answer", "confidence": "confidence"}
 
 
 def samples(score_n, *, stated=(0.9, 0.9, 0.1, 0.9), right=(1.0, 0.0, 1.0, 0.0), answers="abac", prompts=(0, 0, 1, 1)):
@@ -84,16 +81,6 @@ def test_a_score_that_says_nothing_is_not_read_calmly(scores, why):
     assert alarms({**good, "refusal_rate": 0.6})["laser_ece"] == "most completions refuse to answer"
 
 
-def test_what_cannot_be_measured_is_not_said_of_the_score():
-    spoken = unmeasured(Layout({"solution": ["answer"]}), TAGS, scored=True)
-    assert set(spoken) == {"coverage", *CALIBRATION}
-    assert spoken["ece"].endswith("only <answer>; the figures of the score are measured")
-    nothing = unmeasured(Layout({"plan": ["plan"]}), TAGS, scored=True)
-    assert "laser_ece" in nothing
-    assert "laser_coverage" not in nothing
-    assert not any(name.startswith("laser") for name in unmeasured(Layout({"plan": ["plan"]}), TAGS))
-
-
 def laser_of(folder, **laser):
     mode = load(None, {"laser": {"self_rewarding_warmup": 0, "token": "<unk>", **laser}}).modes["laser"]
     return mode.as_trained([folder, *run_above(folder)])
@@ -123,10 +110,3 @@ def test_no_reference_another_token_or_out_of_reach(measured, token, names, tmp_
         (tmp_path / "laser.json").write_text(json.dumps(measured))
     with pytest.raises((DataError, RecipeError), match=names):
         laser_of(tmp_path, token=token)
-
-
-def test_elements_of_a_list_have_one_mean_reward():
-    by_item = {"equals.items[0]": torch.tensor([1.0, 1.0]), "equals.items[1]": torch.tensor([0.0, NAN])}
-    one_n, unknown_n = torch.zeros(2).long(), torch.full((2,), NAN)
-    means = Samples(one_n, {}, {}, unknown_n, one_n == 0, rewards=by_item).mean_rewards()
-    assert {name: round(interval.value, 3) for name, interval in means.items()} == {"reward/equals.items[*]": 0.667}

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -197,28 +198,20 @@ def test_a_checkpoint_of_before_is_taken_with_one_sentence_and_more_steps_may_be
     assert held["settings"]["steps"] == 3
 
 
-def test_a_moved_run_goes_on_to_the_same_end(first, run):
-    whole = json.loads((first / "summary.json").read_text())
+def test_the_last_run_of_a_name_is_its_newest_and_goes_on_to_the_same_end(first, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other, run = (Path(shutil.copytree(first, tmp_path / "runs" / f"digits-bae-0-{number}")) for number in (1, 2))
     shutil.rmtree(run / "checkpoints" / "checkpoint-2")
     (run / "rollouts" / "step_000002.parquet").write_text("cut off")
-    again(resume=str(run), keep_rollouts=0, eval_every=1, save_every=0, threads=1)  # what is watched may be another
-    resumed = json.loads((run / "summary.json").read_text())
-    assert resumed["final"] == whole["final"]
-    assert resumed["start"] == whole["start"]
+    before = files_of(other)
+    again(resume="last", keep_rollouts=0, eval_every=1, threads=1)  # what is watched may be another
+    assert files_of(other) == before
+    assert (run / "checkpoints" / "checkpoint-2").is_dir()
+    whole, resumed = (json.loads((folder / "summary.json").read_text()) for folder in (first, run))
+    assert [resumed[name] for name in ("start", "final")] == [whole[name] for name in ("start", "final")]
     assert [file.name for file in (run / "rollouts").iterdir()] == ["step_000001.parquet"]
-    names = ("model/model.safetensors", "rollouts/step_000001.parquet")
-    assert [files_of(run)[name] for name in names] == [files_of(first)[name] for name in names]
-
-
-def test_the_last_run_of_a_name_is_its_newest(first, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for number in (1, 2):
-        shutil.copytree(first, tmp_path / "runs" / f"digits-bae-0-{number}")
-    shutil.rmtree(tmp_path / "runs" / "digits-bae-0-2" / "checkpoints" / "checkpoint-2")
-    before = files_of(tmp_path / "runs" / "digits-bae-0-1")
-    again(resume="last")
-    assert files_of(tmp_path / "runs" / "digits-bae-0-1") == before
-    assert (tmp_path / "runs" / "digits-bae-0-2" / "checkpoints" / "checkpoint-2").is_dir()
+    for name in ("model/model.safetensors", "rollouts/step_000001.parquet"):
+        assert files_of(run)[name] == before[name]
 
 
 def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):
@@ -280,9 +273,9 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     again(**twice, resume="last")
     assert lines() == whole
     for wrong, said in (
-        ({"max_steps": 3}, r"Use the recipe's own field instead: steps"),
-        ({"num_iterations": 0}, r"num_iterations is 0; set it between 1 and"),
-        ({"gradient_accumulation_steps": 3}, r"must be a positive multiple of 3"),
+        ({"max_steps": 3}, "own field instead: steps"),
+        ({"num_iterations": 0}, "num_iterations is 0"),
+        ({"gradient_accumulation_steps": 3}, "a positive multiple of 3"),
     ):
         with pytest.raises(RecipeError, match=said):
             again(output=str(tmp_path / "other"), trainer=wrong)

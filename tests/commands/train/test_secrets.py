@@ -29,6 +29,13 @@ def judged(completions, *, api_key, **_):
 """
 
 
+def holding(place):
+    """The files under a place that hold one of the secrets."""
+    files = [file for file in place.rglob("*") if file.is_file()]
+    assert len(files) > 10
+    return [str(file) for file in files if any(secret.encode() in file.read_bytes() for secret in (HUB, JUDGE))]
+
+
 @pytest.fixture
 def fields(tmp_path, monkeypatch):
     """A recipe with two secrets, one of which its reward needs, in a working folder of its own."""
@@ -39,13 +46,6 @@ def fields(tmp_path, monkeypatch):
         **SMALL, "objectives": [{"reward": "correct", "pays": ["solution"]}, judged],
         "trainer": {"hub_token": HUB, "max_grad_norm": 0.5},
     }  # fmt: skip
-
-
-def holding(place):
-    """The files under a place that hold one of the secrets."""
-    files = [file for file in place.rglob("*") if file.is_file()]
-    assert len(files) > 10
-    return [str(file) for file in files if any(secret.encode() in file.read_bytes() for secret in (HUB, JUDGE))]
 
 
 def test_a_run_leaves_no_secret_and_goes_on_from_what_it_leaves(fields, tmp_path, capsys):
@@ -106,24 +106,14 @@ def test_a_comparison_hands_its_runs_the_secrets_and_leaves_none(fields, tmp_pat
     report_folder(tmp_path / "out" / "bae-0")
 
 
-@pytest.mark.parametrize(
-    "name", ["hub_token", "access_token", "api_key", "apiKey", "API-KEY", "password", "client_secret", "db_passwd"]
-)
-def test_the_names_of_secrets(name):
-    assert hidden({"trainer": {"deep": [{name: "x"}]}}) == {"trainer": {"deep": [{name: "<hidden>"}]}}
-    assert hidden({"objectives": [{"options": {name: "x"}}]}, None) == {"objectives": [{"options": {}}]}
-
-
-@pytest.mark.parametrize(
-    "plain",
-    [
-        {"laser": {"token": "<unk>"}},
-        {"layout": {"api_key": ["api_key"], "key": ["key"]}},
-        {"trainer": {"max_tokens": 3, "pad_token": "<pad>", "eos_token": "<eos>", "secret": None, "hub_token": ""}},
-        {"objectives": [{"reward": "equals", "options": {"key": "price", "token": "<x>", "dict_key": "a"}}]},
-    ],
-)
-def test_what_is_no_secret_stays(plain):
+def test_the_names_of_secrets_and_what_is_no_secret():
+    for name in ("hub_token", "access_token", "api_key", "apiKey", "API-KEY", "password", "client_secret", "db_passwd"):
+        assert hidden({"trainer": {"deep": [{name: "x"}]}}) == {"trainer": {"deep": [{name: "<hidden>"}]}}
+        assert hidden({"objectives": [{"options": {name: "x"}}]}, None) == {"objectives": [{"options": {}}]}
+    trainer = {"max_tokens": 3, "pad_token": "<pad>", "eos_token": "<eos>", "secret": None, "hub_token": ""}
+    options = {"key": "price", "token": "<x>", "dict_key": "a"}
+    layout = {"api_key": ["api_key"], "key": ["key"]}
+    plain = {"laser": {"token": "<unk>"}, "layout": layout, "trainer": trainer, "objectives": [{"options": options}]}
     assert hidden(plain) == plain
 
 
