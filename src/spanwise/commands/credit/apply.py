@@ -189,10 +189,11 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     right_n = scores.outcome(verdict).double() if verdict in scores.names else torch.full_like(clipped_n, torch.nan)
     right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
     is_judged = not bool(right_n.isnan().all())
-    score_figures: dict[str, Any] = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean())}
-    score_figures["verdict"] = verdict if is_judged else None
-    sentence = f"Self-rewarding score (laser): {score_figures['completions']:,} completions have a score "
-    sentence += f"({100 * score_figures['coverage']:.3g} %)"
+    found: dict[str, Any] = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean())}
+    found["verdict"] = verdict if is_judged else None
+    sentence = (
+        f"Self-rewarding score (laser): {found['completions']:,} completions have a score ({100 * found['coverage']:.3g} %)"
+    )
     reasons: list[str] = []
     try:
         from spanwise.measure import figures
@@ -202,14 +203,14 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         values = figures(clipped_n, right_n, well_formed_n=known_n)
         by_score = {name: values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
         reasons = list(dict.fromkeys(alarms(by_score).values()))
-        score_figures |= {**{name.removeprefix(OF_SCORE): value for name, value in by_score.items()}, "alarms": reasons}
-        numbers = ((word, score_figures[name]) for name, word in _OF_A_SCORE.items())
+        found |= {**{name.removeprefix(OF_SCORE): value for name, value in by_score.items()}, "alarms": reasons}
         if is_judged:
+            numbers = ((word, found[name]) for name, word in _OF_A_SCORE.items())
             listed = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in numbers)
             sentence = f"{sentence}, and against {verdict} {listed}"
     if not is_judged:
-        return score_figures, f"{sentence}; the file does not say which completions are right."
-    return score_figures, f"{sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in reasons)
+        return found, f"{sentence}; the file does not say which completions are right."
+    return found, f"{sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in reasons)
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
@@ -227,27 +228,27 @@ def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
 
 def _origins(table: RolloutTable, arms: Arms) -> str:
     """Say where each reward comes from, and which recorded numbers are not used."""
-    names = list(dict.fromkeys(objective.name for objective in arms.objectives))
-    columns = {name: arms.taken.get(name) for name in names}
+    columns = {objective.name: arms.taken.get(objective.name) for objective in arms.objectives}
+    if not columns:
+        return ""
     places = {
         name: "the text" if column is None else "the file" if column == name else f"the file's '{column}'"
         for name, column in columns.items()
     }
-    origins = [f"{label} from {place}" for label, place in _by_family(places).items()]
-    used = {arms.taken.get(name) for name in names}
-    unused = [name for name in table.rewards if name not in used] if origins else []
+    origins = ", ".join(f"{label} from {place}" for label, place in _by_family(places).items())
+    unused = [name for name in table.rewards if name not in columns.values()]
     rest = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-    names_text = ", ".join(unused[:3]) + rest
-    hint = f" No objective uses the file's {names_text}; --reward OBJECTIVE=COLUMN assigns one." if unused else ""
-    return f"Rewards: {', '.join(origins)}.{hint}" if origins else ""
+    hint = f" No objective uses the file's {', '.join(unused[:3])}{rest}; --reward OBJECTIVE=COLUMN assigns one."
+    return f"Rewards: {origins}.{hint if unused else ''}"
 
 
 def _sums(schemes: Mapping[str, Scheme]) -> str:
     """Say which rewards are added up by each method that gives a completion one number."""
-    has_sums = len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) > 1
+    if len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) < 2:
+        return ""
     parts = []
     for name, scheme in schemes.items():
-        if has_sums and scheme.entry.kind == "completion":
+        if scheme.entry.kind == "completion":
             weights = _by_family({term.name: term.weight for term in scheme.objectives})
             terms = (f"{'' if weight == 1 else f'{weight:g} '}{label}" for label, weight in weights.items())
             parts.append(f"{name}: {' + '.join(terms)}{'' if len(scheme.objectives) > 1 else ' alone'}")

@@ -145,33 +145,25 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     if layout is None or not all_parts:
         return {}
     noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
+    last, (answer, confidence) = list(keys_of)[-1], (tags["answer"], tags["confidence"])
+    judged, of_score = ("accuracy", "refusal_rate", "verdict_rate"), SCORE_FIGURES[1:] if scored else ()
 
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    reasons: dict[str, str] = {}
-    last, (answer, confidence) = list(keys_of)[-1], (tags["answer"], tags["confidence"])
     if noun == "part" and not {answer, confidence} & set(all_parts):  # another kind of task, whose parts need no list
-        names = (
-            "accuracy",
-            "refusal_rate",
-            "verdict_rate",
-            "coverage",
-            *CALIBRATION,
-            *(SCORE_FIGURES[1:] if scored else ()),
-        )
         reason = f"no block has the part '{answer}' or '{confidence}'"
         reason += "; if another part is the answer, name it in the objective correct"
-        return dict.fromkeys(names, reason)
+        return dict.fromkeys((*judged, "coverage", *CALIBRATION, *of_score), reason)
+    reasons: dict[str, str] = {}
     if confidence not in keys_of[last]:
         reason = f"the last block, {last}, has no {noun} {template.format(confidence)}{only(keys_of[last])}"
         reason += "; the figures of the score are measured" if scored and answer in all_parts else ""
         reasons = dict.fromkeys(("coverage", *CALIBRATION), reason)
     if answer not in all_parts:
-        of_score = SCORE_FIGURES[1:] if scored else ()
         reason = f"no block has the {noun} {template.format(answer)}{only(all_parts)}"
         reason += "; name the answer's own in the objective correct"
-        reasons |= dict.fromkeys(("accuracy", "refusal_rate", "verdict_rate", *CALIBRATION, *of_score), reason)
+        reasons |= dict.fromkeys((*judged, *CALIBRATION, *of_score), reason)
     return reasons
 
 
