@@ -1,4 +1,6 @@
-"""What a command prints at 60, 80 and 200 columns: whole words, whole numbers, and what is wrong."""
+"""What a command prints at 60, 80 and 200 columns: whole words, whole numbers, what is wrong, where a formula is from."""
+
+from __future__ import annotations
 
 import io
 import re
@@ -13,12 +15,15 @@ from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import figures_tables, summary
 from spanwise.commands.methods.methods import _table as methods_table
+from spanwise.commands.methods.methods import show_methods
 from spanwise.commands.shared.display import figure_table, gain_table, interval_table, pull_note, text_plot, vote_table
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.commands.why.why import _counts, _one, reasons
+from spanwise.credit import METHODS
 from spanwise.layout import Layout
 from spanwise.measure import Interval, compare_arms, curve_difference, voting
+from spanwise.registry import register
 from spanwise.scheme import Scheme
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
@@ -177,3 +182,18 @@ def test_only_small_groups_get_a_note_on_their_pull():
     scheme = Scheme.preset("bae", Layout({"solution": ["answer"], "report": ["confidence"]}))
     assert "groups of 4" in pull_note(scheme, group_size=4)
     assert pull_note(scheme, group_size=16) is None
+
+
+def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
+    @register("halved", kind="completion", paper="none")
+    def halved(reward_n, group_n):
+        """Halve every reward."""
+        return reward_n / 2
+
+    try:
+        show_methods("halved")
+    finally:
+        METHODS.pop("halved")
+    assert f"Taken from {__name__}, which is no part of spanwise." in " ".join(capsys.readouterr().out.split())
+    show_methods("grpo")
+    assert "Taken from the paper, which leaves ddof open" in " ".join(capsys.readouterr().out.split())

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file, write_lines
+from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary
 from spanwise.errors import RecipeError
@@ -103,17 +103,6 @@ def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_pat
     result = credit_rollouts(run)
     assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae"]
     assert "the recipe's own method is left out: Objective 1 needs the function" in result.note
-
-
-@pytest.mark.parametrize("name", ["grpo", "rloo", "bae"])
-def test_presets_take_the_one_block_that_the_recipe_names(name, tmp_path):
-    """Right, wrong: their mean is 1/2, and without either they differ from the other by 1. GRPO divides by .7071."""
-    rows = [{"input": "2+2=", "output": text, "gts": "4", "acc": acc, "step": 1} for text, acc in (("4", 1.0), ("5", 0.0))]
-    file = write_lines(tmp_path / "1.jsonl", rows)
-    layout = {"layout": {"completion": []}, "objectives": [{"reward": "correct", "pays": ["completion"]}]}
-    applied = credit_rollouts(file, methods=[name], overrides=layout).applied[0]
-    expected = {"grpo": 0.5 / 0.5**0.5, "rloo": 1.0, "bae": 0.5}[name]
-    assert applied.by_block["completion"].tolist() == pytest.approx([expected, -expected], rel=1e-4)
 
 
 def test_a_reward_function_sees_no_end_token(tmp_path):

@@ -1,4 +1,4 @@
-"""Files that other trainers really wrote, with tags of their own: blocks, recorded rewards, and the arm as recorded.
+"""Files that other trainers really wrote: blocks, the arm as recorded, which rewards one number adds up, branches of one trace.
 
 `rollouts/written` holds what `_write_generations` of verl 0.9.1 and `write_episode` of verifiers 0.4.0 wrote; TRL runs here.
 """
@@ -13,11 +13,24 @@ import torch
 from trl import GRPOTrainer
 
 import trl_small
-from rollout_files import LAYOUT, WELL_FORMED, quiet, said, trl_file, verl_file
+from rollout_files import (
+    LAYOUT,
+    WELL_FORMED,
+    episode,
+    node,
+    quiet,
+    said,
+    trace,
+    trl_file,
+    verifiers_file,
+    verl_file,
+    write_lines,
+)
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.write import summary
 from spanwise.commands.report.report import report_folder
 from spanwise.errors import RecipeError
+from spanwise.rollouts import read_rollouts
 from spanwise.rollouts.rows import credit_figures
 
 WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
@@ -200,3 +213,139 @@ def test_recorded_rewards_go_before_the_text(tmp_path):
     assert rewards(score=[-1, -1, 1, 1], format=[0, 0, 0, 0]) == [1, 1, 1, 0]
     options["reward"] = {"correct": "text"}
     assert rewards(score=[0, 0, 1, 1]) == [1, 1, 1, 0]
+
+
+#: Every completion is well-formed, so that the first reward is the same for all.
+OUTPUTS = [said("4", "0.9"), said("4", "0.8"), said("4", "0.7"), said("5", "0.1")]
+CENTRED = [1.0, 0.0, 0.0, -1.0]  # form + right = 1 + (2, 1, 1, 0), minus their mean
+FORM, RIGHT, ACC = [1.0] * 4, [2.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]
+
+
+def credit_of(file, name, **options):
+    result = credit_rollouts(file, methods=[name], **options)
+    return result, result.applied[0].credit.block_nk[:, 0].tolist()
+
+
+def own_table(**columns):
+    """A table of one's own with these columns."""
+    rows = [{"prompt": "2+2=", "completion": OUTPUTS[n], **{name: c[n] for name, c in columns.items()}} for n in range(4)]
+    return lambda folder: write_lines(folder / "mine.jsonl", rows)
+
+
+def listed(folder):
+    row = {"prompt": "2+2=", "completions": OUTPUTS, "rewards": [3, 2, 2, 1], "acc": ACC}
+    return write_lines(folder / "mine.jsonl", [row])
+
+
+@pytest.mark.parametrize(
+    ("write", "names", "expected"),
+    [
+        (
+            lambda f: trl_file(
+                f / "completions_1.parquet", OUTPUTS, step=[1] * 4, form=FORM, right=RIGHT, advantage=CENTRED
+            ),
+            ("form", "right"),
+            CENTRED,
+        ),
+        # verl's score is the reward, and what stands beside it a diagnostic: not score + acc, nor acc.
+        (lambda f: verl_file(f / "1.jsonl", OUTPUTS, gts=["4"] * 4, score=RIGHT, acc=FORM), ("score",), CENTRED),
+        # The sum of verifiers is not added to what it is the sum of.
+        (lambda f: verifiers_file(f / "traces.jsonl", OUTPUTS, form=FORM, right=RIGHT), ("reward",), CENTRED),
+        # A table of one's own says by name which columns are the reward.
+        (own_table(**{"rewards/form": FORM, "rewards/right": RIGHT, "length": [9, 1, 1, 1]}), ("form", "right"), CENTRED),
+        (own_table(rewards=[{"form": 1, "right": n} for n in RIGHT]), ("form", "right"), CENTRED),
+        (own_table(form=FORM, acc=ACC, reward=[3, 2, 2, 1]), ("reward",), CENTRED),
+        (own_table(acc=ACC, length=[9, 1, 1, 1]), ("correct",), [0.5, -0.5, -0.5, 0.5]),  # nothing says what length is
+        (listed, ("rewards",), CENTRED),
+    ],
+    ids=["TRL", "verl", "verifiers", "prefixed", "an object", "reward", "acc", "a list"],
+)
+def test_the_rewards_that_the_trainer_added_up_are_added_up(write, names, expected, tmp_path):
+    result, credit = credit_of(write(tmp_path), "dr_grpo")
+    assert result.arms.schemes["dr_grpo"].names == names
+    assert credit == expected
+    assert list(result.applied[0].dead) == [" + ".join(names)]
+
+
+def test_what_the_user_says_goes_before_what_the_trainer_added_up(tmp_path):
+    file = trl_file(tmp_path / "completions_1.parquet", OUTPUTS, step=[1] * 4, form=FORM, right=ACC)
+    _, credit = credit_of(file, "dr_grpo", reward={"correct": "right"})
+    assert credit == [0.5, -0.5, -0.5, 0.5]
+    objectives = [{"reward": "mine:right", "pays": ["solution"], "weight": 4.0}]
+    _, credit = credit_of(file, "dr_grpo", overrides={"objectives": objectives})
+    assert credit == [2.0, -2.0, -2.0, 2.0]
+    blocks, _ = credit_of(file, "bae", reward={"correct": "right"})
+    assert blocks.arms.schemes["bae"].names[:2] == ("correct", "brier")
+
+
+BRANCHES = Path(__file__).parents[2] / "rollouts" / "written" / "verifiers_branches"
+
+
+def recipe(folder):
+    (folder / "recipe.yaml").write_text(f"layout: {LAYOUT}\n")
+    return folder / "recipe.yaml"
+
+
+def tree(first, second, right):
+    """A trace of two branches from one prompt, with the reward of the whole."""
+    other = node("assistant", second, parent=0, sampled=True)
+    return trace(first, "4", {"correct": {"score": right, "weight": 1.0}}, extra=[other])
+
+
+def test_a_rollout_of_several_branches_has_one_vote(tmp_path):
+    """Rewards 1 (two branches), 0, 0: leave-one-out of three rollouts, not of four rows."""
+    traces = [tree(said("4", "0.9"), said("4", "0.8"), 1.0)]
+    traces += [trace(said("5", "0.5"), "4", {"correct": {"score": 0.0, "weight": 1.0}}) for _ in range(2)]
+    file = write_lines(tmp_path / "traces.jsonl", [episode(one) for one in traces])
+    result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo", "grpo"])
+    rloo = result.applied[0].credit.block_nk
+    torch.testing.assert_close(rloo, torch.tensor([[1.0], [1.0], [-0.5], [-0.5]]).double().expand_as(rloo))
+    grpo = result.applied[1].credit.block_nk[:, 0]
+    torch.testing.assert_close(grpo[0], grpo[1])
+    torch.testing.assert_close(grpo[1] + grpo[2] + grpo[3], torch.tensor(0.0).double())
+    flat = result.applied[1].advantages(result.table, 0, 4)
+    edges = result.table.tokens.offsets
+    weight = [flat[first:last].sum() for first, last in ((0, edges[2]), (edges[2], edges[3]), (edges[3], edges[4]))]
+    np.testing.assert_allclose(weight, grpo[1:], rtol=1e-5)  # two branches together weigh what a completion of one does
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Options for the traces that verifiers wrote."""
+    trl_small.tokenizer().save_pretrained(tmp_path / "model")
+    return {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
+
+
+def test_what_the_trainer_gave_stands_beside_what_another_method_would(written):
+    result = credit_rollouts(BRANCHES, methods=["grpo", "recorded"], **written)
+    grpo, held = result.applied
+    assert held.credit.block_nk[:, 1].tolist() == [0.5, 0.5, -0.5, -0.5]
+    np.testing.assert_allclose(grpo.credit.block_nk[:, 0], np.array([1, 1, -1, -1]) / 2**0.5, rtol=1e-3)  # (1 - .5) / std
+    ours, theirs = (one.advantages(result.table, 0, 4) for one in (grpo, held))
+    np.testing.assert_allclose(ours, 2**0.5 * theirs, rtol=1e-3)  # token by token, 0 at what no model sampled
+    assert (theirs == 0).sum() == 2 * 3
+    assert len(set(np.abs(theirs[theirs != 0]).round(7))) == 1  # 20 tokens of each rollout share one vote
+    np.testing.assert_allclose(np.abs(theirs).max(), 0.5 / 20, rtol=1e-6)
+
+
+def test_an_export_remembers_whose_a_row_is(written, tmp_path):
+    result = credit(BRANCHES, methods=["rloo"], output=tmp_path / "out", console=quiet(), **written)
+    file = tmp_path / "out" / "credit.parquet"
+    assert pq.read_table(file)["rollout"].to_pylist() == [0, 0, 1, 1]
+    again = credit_rollouts(file, recipe=written["recipe"], methods=["rloo"], tokenizer=written["tokenizer"])
+    assert again.table.rollout_n.tolist() == [0, 0, 1, 1]
+    torch.testing.assert_close(again.applied[0].credit.block_nk, result.applied[0].credit.block_nk)
+    assert "rollout" not in again.table.columns
+
+
+def test_a_group_size_counts_rollouts(tmp_path):
+    traces = [tree(said("4", "0.9"), said("4", "0.8"), right) for right in (1.0, 0.0, 1.0, 0.0)]
+    file = write_lines(tmp_path / "traces.jsonl", [episode(one) for one in traces])
+    result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo"], overrides={"group_size": 2})
+    assert result.group_n.tolist() == [0] * 4 + [1] * 4
+
+
+def test_a_method_over_tokens_needs_one_row_per_rollout(written):
+    with pytest.raises(RecipeError, match=r"Method 'gae' .*branches"):
+        credit_rollouts(BRANCHES, methods=["gae"], **written)
+    assert read_rollouts(BRANCHES.parent / "verifiers").rollout_n is None  # without branches nothing changes

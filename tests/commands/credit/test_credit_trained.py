@@ -132,24 +132,21 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripte
         trl_small.tokenizer().convert_ids_to_tokens(row["completion_ids"]) for row in rows
     ]
     assert list(credit) == [trained, "grpo"]
-    checked = 0
-    for first in range(0, 16, 4):  # groups of four, in file order
-        group, shown = rows[first : first + 4], view.completions[first : first + 4]
-        for n, (row, seen) in enumerate(zip(group, shown, strict=True)):
-            np.testing.assert_array_equal(seen.advantages[trained], row[f"advantages/{trained}"])
-            for block in ("solution", "confidence"):
-                here = row[f"end/{block}"] > 0
-                held = float(credit[trained].get(block, credit[trained].get("completion"))[first + n])
-                if trained == "rlcr" and not here:
-                    assert row[f"credit/{trained}/{block}"] is None
-                    continue  # the completion's one number stands, whatever it leaves out
-                assert held == row[f"credit/{trained}/{block}"] if here else np.isnan(held)
-        right = [row["reward/correct"] for row in group]
-        for row, seen in zip(group, shown, strict=True):  # one number: correctness against the group's mean
-            expected = np.sign(round(row["reward/correct"] - np.mean(right), 9))
-            assert np.sign(round(seen.advantages["grpo"][row["start/solution"]], 9)) == expected
-            checked += expected != 0
-    assert checked > 8
+    for n, (row, seen) in enumerate(zip(rows, view.completions, strict=True)):
+        np.testing.assert_array_equal(seen.advantages[trained], row[f"advantages/{trained}"])
+        for block in ("solution", "confidence"):
+            is_there, recorded = row[f"end/{block}"] > 0, row[f"credit/{trained}/{block}"]
+            held = float(credit[trained].get(block, credit[trained].get("completion"))[n])
+            if is_there:
+                assert held == recorded
+            else:  # the one number of a completion stands, whatever it leaves out
+                assert recorded is None if trained == "rlcr" else np.isnan(held)
+    # One number: correctness against the mean of the group, four of them in file order.
+    right_gn = np.array([row["reward/correct"] for row in rows]).reshape(4, 4)
+    expected = np.sign((right_gn - right_gn.mean(axis=1, keepdims=True)).round(9)).flatten()
+    beside = [seen.advantages["grpo"][row["start/solution"]] for row, seen in zip(rows, view.completions, strict=True)]
+    np.testing.assert_array_equal(np.sign(np.round(beside, 9)), expected)
+    assert (expected != 0).sum() > 8
 
 
 def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(scripted, tmp_path):

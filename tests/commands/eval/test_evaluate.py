@@ -1,4 +1,4 @@
-"""What `evaluate` reads of a model: scores, against one completion at a time, and rewards, by the elements of the gold list."""
+"""What `evaluate` reads of a model: scores, against one completion at a time; rewards, by the gold list; rows without a token."""
 
 import json
 from types import SimpleNamespace
@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import trl_small
 from helpers import NAN
 from rollout_files import quiet
 from spanwise.batch import Batch
@@ -16,6 +18,7 @@ from spanwise.commands.train import train as room
 from spanwise.commands.train.train import Recorder
 from spanwise.engines.sample import prompt_ids, sample
 from spanwise.engines.trl import SpanGRPOTrainer
+from spanwise.fidelity.rerolls import Roller, collect_last_blocks, collect_tokens
 from spanwise.layout import Layout
 from spanwise.modes.laser.config import Laser
 from spanwise.objective import Objective
@@ -23,8 +26,7 @@ from spanwise.recipe import load
 from spanwise.rollouts.folder import RunFolder
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import Task, build_model, build_tokenizer
-from spanwise.tasks.digits import DIGITS_LAYOUT
+from spanwise.tasks import DIGITS_LAYOUT, Task, build_model, build_tokenizer
 
 PROMPTS = ["7+3*4____=", "2-5="]
 LASER = Laser("<unk>", reference=-12.0)
@@ -69,20 +71,14 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
     trainer.model = trainer.processing_class = trainer.last_rollouts = None
     trainer.parts = {}
     recorder.trainer = trainer
-    state = SimpleNamespace(global_step=1)
-    recorder.on_step_end(None, state, None)
-    recorder._measure(2)
-    assert read_by.pop() is None
-    trainer.parts = {"laser": SimpleNamespace(mode=Laser("<unk>"), files={})}
-    recorder.on_step_end(None, state, None)
-    recorder._measure(2)
-    assert read_by.pop() is None
-    assert not (tmp_path / "laser.json").exists()
-    measured = {"token": "<unk>", "id": 2, "reference": -12.0}
-    trainer.parts = {"laser": SimpleNamespace(mode=LASER, files={"laser.json": json.dumps(measured)})}
-    recorder.on_step_end(None, state, None)
-    recorder._measure(2)
-    assert read_by.pop() is LASER
+    written = {"laser.json": json.dumps({"token": "<unk>", "id": 2, "reference": -12.0})}
+    unknown, known = SimpleNamespace(mode=Laser("<unk>"), files={}), SimpleNamespace(mode=LASER, files=written)
+    for parts, mode in (({}, None), ({"laser": unknown}, None), ({"laser": known}, LASER)):
+        assert not (tmp_path / "laser.json").exists()
+        trainer.parts = parts
+        recorder.on_step_end(None, SimpleNamespace(global_step=1), None)
+        recorder._measure(2)
+        assert read_by.pop() is mode
     assert '"reference": -12.0' in (tmp_path / "laser.json").read_text()
 
 
@@ -136,3 +132,69 @@ def test_reward_functions_see_completions_as_in_training_without_the_end_token()
     task, recipe = Task("own", "m", rows, rows, layout, 56), recipe.model_copy(update=of_its_own)
     reward_n = evaluate(build_model(tokenizer, 0), tokenizer, task, recipe, prompts=2, samples=128).rewards["ended"]
     assert reward_n[~reward_n.isnan()].tolist() == [1.0] * int((~reward_n.isnan()).sum()) != []
+
+
+#: What comes after what, with certainty; two of the tokens are rows that the tokenizer does not know.
+CHAIN = {
+    "=": "<reasoning>", "<reasoning>": 62, 62: "</reasoning>", "</reasoning>": "<answer>", "<answer>": "2",
+    "2": "</answer>", "</answer>": "<analysis>", "<analysis>": 63, 63: "</analysis>", "</analysis>": "<confidence>",
+    "<confidence>": "1", "1": "</confidence>", "</confidence>": "<eos>",
+}  # fmt: skip
+ROWS = Dataset.from_dict({"prompt": ["1+1=", "1+2="], "answer": ["2", "3"]})
+(TRL_NOTICE,) = trl_small.THIRD_PARTY
+TASK = Task("digits-easy", "nowhere", ROWS, ROWS, DIGITS_LAYOUT, 16)
+
+
+@pytest.fixture(scope="module")
+def padded():
+    """A transformer of no layers that looks at the last token only: 64 rows, of which the tokenizer names 61."""
+    tokenizer = build_tokenizer()
+    assert len(tokenizer) == 61
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=8, num_hidden_layers=0, num_attention_heads=1,
+            num_key_value_heads=1, tie_word_embeddings=False, pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        )
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.eye(64))
+        model.lm_head.weight.zero_()
+        for before, after in CHAIN.items():
+            row, column = (tokenizer.get_vocab().get(token, token) for token in (before, after))
+            model.lm_head.weight[column, row] = 8.0
+    return model, tokenizer
+
+
+def test_evaluate_reads_them_as_nothing(padded):
+    samples = evaluate(*padded, TASK, load(None), prompts=2, samples=2)
+    assert samples.answers["solution"] == ["2"] * 4
+    assert samples.correct["solution"].tolist() == [1, 1, 0, 0]
+    assert samples.confidence_n.tolist() == [1.0] * 4
+
+
+def test_fidelity_reads_them_as_nothing(padded):
+    rolled = collect_last_blocks(Roller(*padded, TASK, 1.0, 16), ROWS, samples=2, rerolls=3)
+    assert rolled.outcome_xs.tolist() == [[1, 1], [0, 0]]
+    assert rolled.confidence_xs.tolist() == [[1, 1], [1, 1]]
+    assert rolled.again_dm.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_token_rollouts_read_them_as_nothing_with_one_vocabulary(padded, monkeypatch):
+    read = []
+    of = Vocabulary.of
+    monkeypatch.setattr(Vocabulary, "of", lambda *inputs: read.append(inputs) or of(*inputs))
+    blocks, trajectories, again_ntm = collect_tokens(Roller(*padded, TASK, 1.0, 16), ROWS, samples=2, rerolls=3)
+    assert blocks.ids_nt[0, 1] == 62
+    assert blocks.reward_n.tolist() == [1, 1, 0, 0]
+    assert trajectories.value_nt[:, :6].tolist() == [[1] * 6] * 2 + [[0] * 6] * 2
+    assert again_ntm[:2, :6].unique().tolist() == [1]
+    assert len(read) == 1
+
+
+@TRL_NOTICE
+def test_the_trainer_knows_them_too(tmp_path):
+    model = trl_small.policy()
+    model.resize_token_embeddings(32, mean_resizing=False)
+    run = trl_small.trainer(tmp_path, extra={"model": model})
+    assert run.step.vocabulary.pieces[22:] == (b"b", *[b""] * 9)

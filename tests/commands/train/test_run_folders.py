@@ -17,11 +17,14 @@ from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import changed, new_folder, newest_folder
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.place import run_folder
-from spanwise.commands.train.train import train
+from spanwise.commands.train.train import _batch_ece, train
 from spanwise.errors import DataError, RecipeError
+from spanwise.objective import Objective
 from spanwise.recipe import load
 from spanwise.rollouts import schema
 from spanwise.rollouts.folder import check_free
+from spanwise.score import score_all
+from spanwise.types import Scores
 
 SMALL = {
     "steps": 2, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,
@@ -291,3 +294,28 @@ def test_the_demo_refuses_before_it_trains(run, tmp_path):
     assert not (tmp_path / "demo" / "scalar").exists()
     with pytest.raises(RecipeError, match="the output of its arms"):
         run_demo(DIGITS, **{**options, "choices": {"output": "x"}})
+
+
+def scored(rule, rows):
+    text = [
+        {"solution": {"": "", "answer": answer}, "confidence": None if q is None else {"": "", "confidence": q}}
+        for answer, q in rows
+    ]
+    objectives = [Objective("correct", pays="solution"), Objective(rule, pays="confidence", given="correct")]
+    return score_all(objectives, text, columns={"answer": ["4"] * len(rows)})
+
+
+@pytest.mark.parametrize("rule", ["brier", "log_score"])
+def test_of_what_was_stated(rule):
+    # Bins [0, .1): reports 0, 0 and .001, all wrong: .001/3 off on average. [.7, .8): .7 and .7, one right: .2 off.
+    # [1, 1.1): 100 %, right. The rest states nothing or cannot be judged.
+    rows = [("5", "0"), ("5", "0"), ("5", "0.001"), ("4", "0.7"), ("5", "70%"), ("4", "100%"), ("4", "high"), ("4", None)]
+    scores = scored(rule, rows)
+    assert _batch_ece(scores, 0, 1) == pytest.approx((3 * 0.001 / 3 + 2 * 0.2 + 0) / 6, abs=1e-12)
+
+
+def test_of_nothing_stated():
+    scores = scored("brier", [("4", None), ("5", "high")])
+    assert _batch_ece(scores, 0, 1) is None
+    bare = Scores(scores.names, scores.reward_nm, scores.status_nm, scores.by_outcome_nmo)
+    assert _batch_ece(bare, 0, 1) is None
