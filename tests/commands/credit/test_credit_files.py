@@ -69,21 +69,6 @@ def own_file(path, *, values=False):
     return path
 
 
-def test_methods_per_token_where_the_file_has_values(tmp_path):
-    result = credit_rollouts(own_file(tmp_path, values=True), methods=["gae", "sae", "bae"])
-    lengths = result.table.tokens.lengths
-    # By hand: values are .5 everywhere, no token is unlikely, so SAE credits each token with return - .5; GAE discounts it by
-    # .95 for every token to come. Both are shared out over the tokens of the completion.
-    for n, (length, one) in enumerate(zip(lengths, trl_small.SAID[:4], strict=True)):
-        surprise = one.right - 0.5
-        np.testing.assert_allclose(result.applied[1].advantages(result.table, n, n + 1), surprise / length, rtol=1e-5)
-        decayed = surprise * 0.95 ** np.arange(length - 1, -1, -1) / length
-        np.testing.assert_allclose(result.applied[0].advantages(result.table, n, n + 1), decayed, rtol=1e-4)
-    present_nk = result.applied[1].marked.length_nk > 0
-    expected_nk = torch.tensor([[one.right - 0.5] * 2 for one in trl_small.SAID[:4]]).double()
-    torch.testing.assert_close(result.applied[1].credit.block_nk, expected_nk * present_nk, atol=1e-6, rtol=0)
-
-
 def test_a_token_of_a_tool_has_no_value_and_is_as_if_deleted(tmp_path):
     """GAE and SAE of a run's file, read back, with a tool's tokens in the middle and without them: null is no 0."""
     plain, tool = own_file(tmp_path / "plain", values=True), own_file(tmp_path / "tool", values=True)
@@ -137,6 +122,10 @@ def test_a_value_for_each_objective_is_read_under_its_name(tmp_path):
         if length_nk[n][1]:
             np.testing.assert_allclose(found[block == 1], brier_n[n] + 0.125, rtol=1e-4)
     assert sum(length[1] > 0 for length in length_nk) > 1
+    expected_n = torch.tensor([one.right - 0.5 for one in trl_small.SAID[:4]]).double()
+    torch.testing.assert_close(
+        own.credit.block_nk[:, 0], expected_n, atol=1e-6, rtol=0
+    )  # the mean over the tokens of the block
 
 
 def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):

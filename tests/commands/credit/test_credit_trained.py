@@ -5,13 +5,12 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, quiet, said, texts
+from rollout_files import LAYOUT, quiet, texts
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.report.report import last_rollouts
 from spanwise.commands.train.train import train
@@ -173,29 +172,6 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     assert torch.equal(result.scores.reward_nm[:, :2].isnan(), run.last_rollouts.reading.scores.reward_nm.isnan())
     well_formed_n2 = result.scores.reward_nm[:, 2:]  # our trainer ran without them, and they move nothing here
     assert torch.equal(well_formed_n2[~well_formed_n2.isnan()], torch.ones(15, dtype=torch.float64))
-
-
-def test_conversations_of_trl(tmp_path):
-    turns = [
-        {"role": "assistant", "content": "let me see"},
-        {"role": "tool", "content": "<answer>9</answer>"},
-        {"role": "assistant", "content": said("4", "0.5", thought="")},
-    ]
-    rows = {
-        "step": [1, 1], "prompt": [[{"role": "user", "content": "2+2"}]] * 2,
-        "completion": [turns, [{"role": "assistant", "content": said("5", "0.5")}]],
-        "answer": ["4", "4"], "advantage": [0.0, 0.0],
-    }  # fmt: skip
-    (tmp_path / "completions").mkdir()
-    pq.write_table(pa.table(rows), tmp_path / "completions" / "completions_00001.parquet")
-    result = credit_rollouts(tmp_path, methods=["bae"], overrides={"layout": LAYOUT})
-    assert result.table.prompts[0] == "[user] 2+2"
-    assert result.scores.reward_nm[:, 0].tolist() == [1.0, 0.0]  # the tool's answer is not the model's
-    advantages = result.applied[0].advantages(result.table, 0, 1)
-    sampled = result.table.tokens.with_values(result.table.trainable).slice(0, 1)
-    assert sampled[:8].tolist() == [True] * 3 + [False] * 3 + [True] * 2  # let, me, see; the tool's tags; the answer's
-    assert (advantages[~sampled] == 0).all()
-    assert (advantages[sampled] != 0).any()
 
 
 ALONE = {"layout": {"solution": ["answer"]}, "objectives": [{"reward": "correct", "pays": "solution", "if_missing": 0.0}]}
