@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trl_small
@@ -115,6 +115,7 @@ def read_by_sae(logp, trained, threshold, boundary):
     return found
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(
     tokens=st.lists(st.tuples(st.sampled_from([0.01, 0.15, 0.2, 0.25, 0.9]), st.booleans()), max_size=9),
     threshold=st.sampled_from([0.0, 0.2, 0.5, 2.0]),

@@ -1,4 +1,4 @@
-"""`spanwise train` in processes: two that train together, and one with a critic that is killed and resumed, to the last bit."""
+"""Kill -9 in the middle of a run with a critic, and what --resume makes of it: the uninterrupted run, to the last bit."""
 
 import json
 import os
@@ -8,12 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from spanwise.engines.checkpoints import checkpoint_fault, read_manifest
 
 pytestmark = pytest.mark.long
 
@@ -43,11 +40,10 @@ critic:
 CLOCKS = ("seconds", "time", "share", "memory", "runtime", "per_second")
 
 
-def spanwise(*arguments, cache, by=()):
-    """Start a command; `by` stands before its module."""
-    environment = {**os.environ, "SPANWISE_CACHE": str(cache), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+def spanwise(*arguments, cache):
+    environment = {**os.environ, "SPANWISE_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, *by, "-m", "spanwise.cli", *map(str, arguments)],
+        [sys.executable, "-m", "spanwise.cli", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True,
     )  # fmt: skip
 
@@ -64,8 +60,20 @@ def metrics(folder):
     return [{name: value for name, value in line.items() if not any(word in name for word in CLOCKS)} for line in lines]
 
 
+def flat(value, name=""):
+    """Name -> tensor or number of whatever torch saved."""
+    if isinstance(value, dict):
+        return {key: x for k, part in value.items() for key, x in flat(part, f"{name}.{k}").items()}
+    if isinstance(value, list | tuple):
+        return {key: x for k, part in enumerate(value) for key, x in flat(part, f"{name}.{k}").items()}
+    return {name: value}
+
+
 def same(left, right):
-    torch.testing.assert_close(left, right, rtol=0, atol=0)
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        equal = torch.equal(value, right[name]) if isinstance(value, torch.Tensor) else value == right[name]
+        assert equal, name
 
 
 @pytest.fixture(scope="module")
@@ -100,42 +108,8 @@ def test_a_killed_run_goes_on_to_the_same_critic(whole, tmp_path):
     for file in ("critic/model.safetensors", "model/model.safetensors", last / "critic" / "model.safetensors"):
         same(load_file(run / file), load_file(other / file))
     for file in ("critic/optimizer.pt", "optimizer.pt", "scheduler.pt"):
-        held = [torch.load(folder / last / file, weights_only=True) for folder in (run, other)]
+        held = [flat(torch.load(folder / last / file, weights_only=True)) for folder in (run, other)]
         assert held[0]
         same(*held)
     same(load_file(run / last / "critic" / "model.safetensors"), load_file(run / "critic" / "model.safetensors"))
     assert not (run / "critic" / "optimizer.pt").exists()
-
-
-def test_the_rollouts_of_all_processes_are_kept(tmp_path):
-    two = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    small = {"start_steps": 2, "eval_prompts": 2, "eval_samples": 2, "report": "false", "trainer": "{save_total_limit: 1}"}
-    words = [
-        "--steps",
-        1,
-        "--prompts",
-        2,
-        "--group-size",
-        4,
-        "--output",
-        tmp_path / "run",
-        "--eval-every",
-        1,
-        "--save-every",
-        1,
-    ]
-    words += [word for name, value in small.items() for word in ("--set", f"{name}={value}")]
-    ended(spanwise("train", *words, cache=tmp_path / "cache", by=two))
-    kept = pq.read_table(tmp_path / "run" / "rollouts" / "step_000001.parquet")
-    assert kept["group"].to_pylist() == [0] * 4 + [1] * 4
-    first, *_, last = kept["prompt"].to_pylist()
-    assert kept["prompt"].to_pylist() == [first] * 4 + [last] * 4
-    assert first != last
-    tokens = sum(map(sum, kept["trainable"].to_pylist()))
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["tokens_per_second"] * summary["step_seconds"] == pytest.approx(tokens)
-    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-1"
-    assert checkpoint_fault(checkpoint) is None
-    held = read_manifest(checkpoint)
-    assert held["processes"] == 2
-    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt", "entropy_ctrl_state.json"} <= set(held["files"])
