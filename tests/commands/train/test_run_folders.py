@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,11 +17,14 @@ from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import changed, new_folder, newest_folder
 from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.place import run_folder
-from spanwise.commands.train.train import train
+from spanwise.commands.train.train import _batch_ece, train
 from spanwise.errors import DataError, RecipeError
+from spanwise.objective import Objective
 from spanwise.recipe import load
 from spanwise.rollouts import schema
 from spanwise.rollouts.folder import check_free
+from spanwise.score import score_all
+from spanwise.types import Scores
 
 SMALL = {
     "steps": 2, "prompts": 2, "group_size": 4, "start_steps": 2, "eval_prompts": 2, "eval_samples": 2, "eval_every": 0,
@@ -91,32 +96,32 @@ def test_a_run_without_an_output_gets_a_folder_that_says_nothing_of_where_it_is(
 @pytest.mark.parametrize("method", ["bae", "rlcr"])
 def test_a_used_folder_is_refused_and_untouched(run, method):
     before = files_of(run)
-    with pytest.raises(DataError, match=r"moved' holds a run already\. .* --resume last, or replace it by --overwrite"):
+    with pytest.raises(DataError, match="holds a run already"):
         again(method=method, output=str(run))
     assert files_of(run) == before
 
 
-def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_the_users(run):
-    (run / "notes.txt").write_text("mine")
-    (run / "data").mkdir()
-    (run / "data" / "prompts.jsonl").write_text("{}")
-    (run / "rollouts" / "step_000099.parquet").write_text("of a longer run")
+def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_the_users(run, tmp_path):
+    """A link is removed, and not what it leads to."""
+    for file, text in (
+        ("notes.txt", "mine"),
+        ("data/prompts.jsonl", "{}"),
+        ("rollouts/step_000099.parquet", "a longer run's"),
+    ):
+        (run / file).parent.mkdir(exist_ok=True)
+        (run / file).write_text(text)
+    shutil.move(run / "model", tmp_path / "elsewhere")
+    (run / "model").symlink_to(tmp_path / "elsewhere")
+    kept = files_of(tmp_path / "elsewhere")
     again(method="rlcr", steps=1, save_every=0, output=str(run), overwrite=True)
     assert (run / "notes.txt").read_text() == "mine"
     assert (run / "data" / "prompts.jsonl").read_text() == "{}"
+    assert files_of(tmp_path / "elsewhere") == kept
+    assert not (run / "model").is_symlink()
     assert sorted(file.name for file in (run / "rollouts").iterdir()) == ["step_000001.parquet"]
     assert not list(run.glob("checkpoints/*"))
     assert yaml.safe_load((run / "recipe.yaml").read_text())["method"] == "rlcr"
     assert json.loads((run / "summary.json").read_text())["steps"] == 1
-
-
-def test_a_link_is_removed_and_not_what_it_leads_to(run, tmp_path):
-    shutil.move(run / "model", tmp_path / "elsewhere")
-    (run / "model").symlink_to(tmp_path / "elsewhere")
-    kept = files_of(tmp_path / "elsewhere")
-    again(steps=1, save_every=0, output=str(run), overwrite=True)
-    assert files_of(tmp_path / "elsewhere") == kept
-    assert not (run / "model").is_symlink()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -125,17 +130,9 @@ def test_what_no_run_wrote_is_never_written_over(mine, overwrite, tmp_path):
     file = tmp_path / "mine" / mine
     file.parent.mkdir(parents=True)
     file.write_text("steps: 3")
-    with pytest.raises(DataError, match=rf"holds {mine.split('/')[0]}, which a run would write over and which no run"):
+    with pytest.raises(DataError, match=mine.split("/")[0]):
         check_free(tmp_path / "mine", overwrite=overwrite)
     assert file.read_text() == "steps: 3"
-
-
-def test_a_run_that_is_made_from_the_one_it_would_replace_is_refused(run):
-    before = files_of(run)
-    hub = {"model": str(run / "model"), "dataset": "sums.jsonl", "output": str(run)}
-    with pytest.raises(RecipeError, match="is part of the run"):
-        train(load(None, hub), console=Console(quiet=True), overwrite=True)
-    assert files_of(run) == before
 
 
 def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
@@ -149,107 +146,75 @@ def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
     assert not list((tmp_path / "mine").iterdir())
 
 
-def test_a_run_goes_on_under_its_own_recipe_only(run):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "rlcr"}, "method was 'bae' and is 'rlcr' now, objectives differs"),
+        ({"steps": 1}, "steps was 2 and is 1 now"),
+        ({"learning_rate": 1e-3}, "learning_rate was 0.0004 and is 0.001 now"),
+        ({"trainer": {"beta": 0.1}}, "trainer was {} and is"),
+    ],
+)
+def test_a_run_goes_on_under_its_own_recipe_only(run, changes, said):
     before = files_of(run)
-    for changes, said in (
-        ({"method": "rlcr"}, r"method was 'bae' and is 'rlcr' now, objectives differs"),
-        ({"steps": 1}, r"steps was 2 and is 1 now"),
-        ({"learning_rate": 1e-3}, r"learning_rate was 0.0004 and is 0.001 now"),
-        ({"trainer": {"beta": 0.1}}, r"trainer was \{\} and is"),
-    ):
-        for output in (str(run), "elsewhere"):
-            resume = "last" if output == str(run) else str(run / "checkpoints" / "checkpoint-1")
-            with pytest.raises(
-                DataError, match=rf"belongs to a run of another recipe \({said}.*spanwise train --resume .*moved"
-            ):
-                again(**changes, output=output, resume=resume)
+    for output, resume in ((str(run), "last"), ("elsewhere", str(run / "checkpoints" / "checkpoint-1"))):
+        with pytest.raises(DataError, match=re.escape(f"another recipe ({said}")):
+            again(**changes, output=output, resume=resume)
     assert files_of(run) == before
 
 
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        ({"seed": 7}, r"seed was 0 and is 7 now"),
-        ({"learning_rate": 1e-3}, r"learning_rate was 0.0004 and is 0.001 now"),
-        ({"objectives": "weight"}, r"objectives differs"),
-        ({"trainer": {"lr_scheduler_type": "linear"}, "steps": 3}, r"steps was 2 and is 3 now, trainer was .*"),
+        ({"seed": 7}, "seed was 0 and is 7 now"),
+        ({"learning_rate": 1e-3}, "learning_rate was 0.0004 and is 0.001 now"),
+        ({"objectives": [{"reward": "correct", "pays": ["solution"], "weight": 0.5}]}, "objectives differs"),
+        ({"trainer": {"lr_scheduler_type": "linear"}, "steps": 3}, "steps was 2 and is 3 now, trainer was "),
     ],
 )
 def test_a_recipe_that_was_edited_in_its_folder_is_refused(run, edit, said):
     file = run / "recipe.yaml"
-    written = yaml.safe_load(file.read_text())
-    if edit == {"objectives": "weight"}:
-        edit = {"objectives": [{**written["objectives"][0], "weight": 0.5}, *written["objectives"][1:]]}
-    file.write_text(yaml.safe_dump({**written, **edit}, sort_keys=False))
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **edit}, sort_keys=False))
     before = files_of(run)
-    with pytest.raises(
-        DataError, match=rf"checkpoint-2' belongs to a run of another recipe \({said}\)\. '.*recipe.yaml' was edited later"
-    ):
+    with pytest.raises(DataError, match=rf"checkpoint-2' .*{re.escape(f'another recipe ({said}')}.*was edited later"):
         train(load(file, {"output": str(run)}), console=Console(quiet=True), resume=str(run))
     assert files_of(run) == before
 
 
-def flip(file):
-    held = bytearray(file.read_bytes())
-    held[len(held) // 2] ^= 1
-    file.write_bytes(held)
-
-
-def test_a_flipped_byte_and_a_file_of_another_run_are_refused(run, first, tmp_path):
+def test_a_file_of_another_checkpoint_is_refused(run):
     place = run / "checkpoints" / "checkpoint-2"
-    for name in ("model.safetensors", "optimizer.pt"):
-        kept = (place / name).read_bytes()
-        if name == "optimizer.pt":  # of another step, and of the same size
-            shutil.copy(run / "checkpoints" / "checkpoint-1" / name, place / name)
-            assert len((place / name).read_bytes()) == len(kept)
-        else:
-            flip(place / name)
-        before = files_of(run)
-        with pytest.raises(DataError, match=rf"checkpoint-2/{name}' is not what was written into this checkpoint"):
-            again(resume=str(run))
-        assert files_of(run) == before
-        (place / name).write_bytes(kept)
-    again(resume=str(run))
+    shutil.copy(run / "checkpoints" / "checkpoint-1" / "optimizer.pt", place / "optimizer.pt")  # of the same size
+    before = files_of(run)
+    with pytest.raises(DataError, match=r"checkpoint-2/optimizer\.pt'"):
+        again(resume=str(run))
+    assert files_of(run) == before
 
 
-def test_a_checkpoint_of_before_is_taken_with_one_sentence(run, capsys):
-    file = run / "checkpoints" / "checkpoint-1" / "spanwise.json"
+def test_a_checkpoint_of_before_is_taken_with_one_sentence_and_more_steps_may_be_asked_for(run, capsys):
+    file = run / "checkpoints" / "checkpoint-2" / "spanwise.json"
     held = json.loads(file.read_text())
     file.write_text(json.dumps({name: held[name] for name in ("files", "processes", "resumable", "estimator")}))
-    recipe = load(None, SMALL)
-    train(recipe, console=Console(width=500), resume=str(file.parent))
+    train(load(None, {**SMALL, "steps": 3}), console=Console(width=500), resume=str(run))
     assert capsys.readouterr().out.count("comes from an earlier version without file digests") == 1
-
-
-def test_more_steps_may_be_asked_for(run):
-    again(resume=str(run), steps=3)
     assert [line["step"] for line in map(json.loads, (run / "metrics.jsonl").open()) if "loss" in line] == [1, 2, 3]
     held = json.loads((run / "checkpoints" / "checkpoint-3" / "spanwise.json").read_text())
     assert held["settings"]["steps"] == 3
 
 
-def test_a_moved_run_goes_on_to_the_same_end(first, run):
-    whole = json.loads((first / "summary.json").read_text())
+def test_the_last_run_of_a_name_is_its_newest_and_goes_on_to_the_same_end(first, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other, run = (Path(shutil.copytree(first, tmp_path / "runs" / f"digits-bae-0-{number}")) for number in (1, 2))
     shutil.rmtree(run / "checkpoints" / "checkpoint-2")
     (run / "rollouts" / "step_000002.parquet").write_text("cut off")
-    again(resume=str(run), keep_rollouts=0, eval_every=1, save_every=0, threads=1)  # what is watched may be another
-    resumed = json.loads((run / "summary.json").read_text())
-    assert resumed["final"] == whole["final"]
-    assert resumed["start"] == whole["start"]
+    before = files_of(other)
+    again(resume="last", keep_rollouts=0, eval_every=1, threads=1)  # what is watched may be another
+    assert files_of(other) == before
+    assert (run / "checkpoints" / "checkpoint-2").is_dir()
+    whole, resumed = (json.loads((folder / "summary.json").read_text()) for folder in (first, run))
+    assert [resumed[name] for name in ("start", "final")] == [whole[name] for name in ("start", "final")]
     assert [file.name for file in (run / "rollouts").iterdir()] == ["step_000001.parquet"]
-    names = ("model/model.safetensors", "rollouts/step_000001.parquet")
-    assert [files_of(run)[name] for name in names] == [files_of(first)[name] for name in names]
-
-
-def test_the_last_run_of_a_name_is_its_newest(first, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for number in (1, 2):
-        shutil.copytree(first, tmp_path / "runs" / f"digits-bae-0-{number}")
-    shutil.rmtree(tmp_path / "runs" / "digits-bae-0-2" / "checkpoints" / "checkpoint-2")
-    before = files_of(tmp_path / "runs" / "digits-bae-0-1")
-    again(resume="last")
-    assert files_of(tmp_path / "runs" / "digits-bae-0-1") == before
-    assert (tmp_path / "runs" / "digits-bae-0-2" / "checkpoints" / "checkpoint-2").is_dir()
+    for name in ("model/model.safetensors", "rollouts/step_000001.parquet"):
+        assert files_of(run)[name] == before[name]
 
 
 def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):
@@ -258,9 +223,7 @@ def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):
         assert model == (run / "model" if place == run else place)
         assert (recipe.steps, recipe.start_steps) == (2, 2)
     shutil.rmtree(run / "model")
-    with pytest.raises(
-        DataError, match=r"has no model, so the run has not ended; its newest checkpoint is '.*checkpoint-2'"
-    ):
+    with pytest.raises(DataError, match="checkpoint-2"):
         run_or_model(run, None, {})
     assert report_folder(run) == run / "report.html"
 
@@ -313,9 +276,9 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     again(**twice, resume="last")
     assert lines() == whole
     for wrong, said in (
-        ({"max_steps": 3}, r"Use the recipe's own field instead: steps"),
-        ({"num_iterations": 0}, r"num_iterations is 0; set it between 1 and"),
-        ({"gradient_accumulation_steps": 3}, r"must be a positive multiple of 3"),
+        ({"max_steps": 3}, "own field instead: steps"),
+        ({"num_iterations": 0}, "num_iterations is 0"),
+        ({"gradient_accumulation_steps": 3}, "a positive multiple of 3"),
     ):
         with pytest.raises(RecipeError, match=said):
             again(output=str(tmp_path / "other"), trainer=wrong)
@@ -326,9 +289,33 @@ def test_the_demo_refuses_before_it_trains(run, tmp_path):
     (tmp_path / "demo").mkdir()
     run.rename(tmp_path / "demo" / "blockwise")
     options = {"output": "demo", "seeds": [0], "choices": {"steps": 1}, "console": Console(quiet=True)}
-    with pytest.raises(DataError, match=r"'demo/blockwise' holds a run already"):
+    with pytest.raises(DataError, match="demo/blockwise"):
         run_demo(DIGITS, **options)
     assert not (tmp_path / "demo" / "scalar").exists()
-    for choices, said in (({"method": "grpo"}, "method"), ({"output": "x"}, "output")):
-        with pytest.raises(RecipeError, match=rf"The demo sets the {said} of its arms itself"):
-            run_demo(DIGITS, **{**options, "choices": choices})
+    with pytest.raises(RecipeError, match="the output of its arms"):
+        run_demo(DIGITS, **{**options, "choices": {"output": "x"}})
+
+
+def scored(rule, rows):
+    text = [
+        {"solution": {"": "", "answer": answer}, "confidence": None if q is None else {"": "", "confidence": q}}
+        for answer, q in rows
+    ]
+    objectives = [Objective("correct", pays="solution"), Objective(rule, pays="confidence", given="correct")]
+    return score_all(objectives, text, columns={"answer": ["4"] * len(rows)})
+
+
+@pytest.mark.parametrize("rule", ["brier", "log_score"])
+def test_of_what_was_stated(rule):
+    # Bins [0, .1): reports 0, 0 and .001, all wrong: .001/3 off on average. [.7, .8): .7 and .7, one right: .2 off.
+    # [1, 1.1): 100 %, right. The rest states nothing or cannot be judged.
+    rows = [("5", "0"), ("5", "0"), ("5", "0.001"), ("4", "0.7"), ("5", "70%"), ("4", "100%"), ("4", "high"), ("4", None)]
+    scores = scored(rule, rows)
+    assert _batch_ece(scores, 0, 1) == pytest.approx((3 * 0.001 / 3 + 2 * 0.2 + 0) / 6, abs=1e-12)
+
+
+def test_of_nothing_stated():
+    scores = scored("brier", [("4", None), ("5", "high")])
+    assert _batch_ece(scores, 0, 1) is None
+    bare = Scores(scores.names, scores.reward_nm, scores.status_nm, scores.by_outcome_nmo)
+    assert _batch_ece(bare, 0, 1) is None
