@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file
+from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file, write_lines
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary
 from spanwise.errors import RecipeError
