@@ -442,6 +442,9 @@ def draw(task: str, there: dict[str, dict[int, Found]], place: Path) -> None:
         "SAE, boundary: start": ["gae-.95", "sae-start-.2", "sae-start-.5", "sae-start-.9", "sae-start-.5-lam-.5"],
         "SAE, boundary: end": ["gae-.95", "sae-end-.2", "sae-end-.5", "sae-end-.9"],
     }
+    if task in WALKS:
+        learned = ["gae-1", "gae-.95", f"gae-{WALKS[task].horizon:.4f}", "sae-start-.2", "grpo@0.0003"]
+        sides = {"learned critic": learned, "true values": ["gae-1-exact", "gae-.95-exact@0.0003", "sae-start-.2-exact"]}
     charts = []
     for title, arms in sides.items():
         rows = [row for arm in arms if arm in there for row in _points(arm, there[arm])]
@@ -479,7 +482,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="digits,digits_long")
     parser.add_argument("--arms", help="default: those that the task is documented with")
-    parser.add_argument("--rates", help="learning rates to try, in place of RATES")
+    parser.add_argument("--rates", default="chosen", help="learning rates, as in .0003,.001; chosen: those of RATES")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--output", default="runs/critic")
     parser.add_argument(
@@ -491,7 +494,7 @@ def main() -> None:
     torch.set_num_threads(1)
     quiet()
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
-    rates = [float(rate) for rate in options.rates.split(",")] if options.rates else [None]
+    rates = [None if rate == "chosen" else float(rate) for rate in options.rates.split(",")]
     seeds, save = ([int(one) for one in text.split(",") if one] for text in (options.seeds, options.save))
     for task in options.task.split(","):
         arms = options.arms.split(",") if options.arms else ARMS_OF[task]
