@@ -92,8 +92,9 @@ def asked_first(said):
     return [replace(one, right=float(one.pieces[one.pieces.index("<answer>") + 1] == "4")) for one in said]
 
 
-def tokenizer(pieces=PIECES):
-    backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token="?"))
+def tokenizer(pieces=None):
+    words = {piece: index for index, piece in enumerate(pieces or PIECES)}  # tests replace PIECES
+    backend = Tokenizer(models.WordLevel(words, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(

@@ -177,7 +177,7 @@ def _origin(module: str) -> Path | None:
 def seen_from_here(path: str, folder: Path) -> str:
     """Rewrite a `module:function` of a file in `folder` so that it is found from the current folder."""
     module, _, name = path.rpartition(":")
-    if _file(module) or (not module.endswith(".py") and _is_installed(module)):
+    if not module or _file(module) or (not module.endswith(".py") and _is_installed(module)):
         return path
     file = folder / (module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
     return f"{file}:{name}" if file.is_file() else path

@@ -230,7 +230,13 @@ def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch)
     called = run_command(monkeypatch, credit_module, "credit", command_of(html))
     assert called.pop("args") == (tmp_path / "data" / "some.parquet",)
     assert called.pop("console")
-    assert called == {**asked, "columns": {}, "tokenizer": tmp_path / "data" / "elsewhere", "output": tmp_path / "out-again"}
+    assert called == {
+        **asked,
+        "columns": {},
+        "pay": [],
+        "tokenizer": tmp_path / "data" / "elsewhere",
+        "output": tmp_path / "out-again",
+    }
 
 
 @pytest.mark.parametrize(
