@@ -45,6 +45,13 @@ def log(request, tmp_path):
 
         return score
 
+    @scorer.scorer(metrics=[])
+    def several():
+        async def score(state, target):
+            return scorer.Score(value=[0.5, 1.0])
+
+        return score
+
     outputs = []
     for question in range(2):
         for epoch in range(3):
@@ -58,7 +65,7 @@ def log(request, tmp_path):
     task = inspect_ai.Task(
         dataset=samples,
         solver=[solver.system_message("Use the tool."), solver.use_tools(add()), solver.generate()],
-        scorer=[scorer.includes(), parts()],
+        scorer=[scorer.includes(), parts(), several()],
         epochs=3,
     )
     options = {
@@ -90,6 +97,7 @@ def test_inspects_log_is_what_its_own_reader_says(log):
         assert table.rewards["includes"].value_n[n].item() == {"C": 1.0, "I": 0.0}[letter]
         for key, value in sample.scores["parts"].value.items():
             assert table.rewards[f"parts.{key}"].value_n[n].item() == value
+    assert table.rewards.keys() == {"includes", "parts.style", "parts.short"}  # a list is no number
     sampled = table.tokens.with_values(table.trainable).slice(0, 1)
     assert (~sampled).sum() == 1  # what the tool said
 

@@ -183,11 +183,11 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     return None
 
 
-def parted(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
+def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
     """Split a conversation into the prompt and what the model did after the last user message; None if it did nothing.
 
     >>> roles = ("system", "user", "assistant", "user", "assistant", "tool", "assistant")
-    >>> prompt, completion = parted([{"role": role, "content": ""} for role in roles])
+    >>> prompt, completion = split_chat([{"role": role, "content": ""} for role in roles])
     >>> len(prompt), [message["role"] for message in completion]
     (4, ['assistant', 'tool', 'assistant'])
     """

@@ -11,8 +11,6 @@ from spanwise.rollouts import cells
 from spanwise.rollouts.files import parsed
 from spanwise.rollouts.table import RolloutTable, cut_text
 
-#: How a `.json` log of Inspect begins.
-_INSPECT_START = b'"version":'
 #: What Inspect's letters are worth; any other text is no number.
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 #: The fields that every row of lm-evaluation-harness has.
@@ -25,7 +23,7 @@ def is_inspect(file: Path) -> bool:
         return True
     with file.open("rb") as stream:
         start = b"".join(stream.read(200).split())
-    return start.startswith(b"{" + _INSPECT_START) and b'"status":' in start
+    return start.startswith(b'{"version":') and b'"status":' in start
 
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -35,14 +33,27 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     that ended in an error has no reward.
     """
     rows: list[dict[str, Any]] = []
-    cut = cut_text(_inspect_parts(files, rows), tokenizer)
-    absent = sum(not row["there"] for row in rows)
-    note = f"{absent} of {len(rows)} samples hold no completion and are left out." if absent else ""
+    silent: list[Any] = []
+    cut = cut_text(_inspect_parts(files, rows, silent), tokenizer)
+    note = f"{len(silent)} of {len(rows) + len(silent)} samples hold no completion and are left out." if silent else ""
     return _table("Inspect", path, cut, rows, note)
 
 
-def _inspect_parts(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
-    """Yield the completion of every sample and append the other fields to `rows`."""
+def _inspect_parts(files: Sequence[Path], rows: list[dict[str, Any]], silent: list[Any]) -> Iterator[cells.Parts]:
+    """Yield the completion of every sample and append the other fields to `rows`; `silent` gets samples without one."""
+    for sample in _samples(files):
+        prompt, completion = cells.split_chat([_message(message) for message in sample.messages])
+        if completion is None:
+            silent.append(sample.id)
+            continue
+        columns = {"answer": cells.as_text(sample.target), "epoch": sample.epoch, **_plain(sample.metadata)}
+        rewards = {} if sample.error else _scores(sample.scores or {})
+        rows.append({"prompt": cells.prompt_text(prompt), "key": str(sample.id), "rewards": rewards, "columns": columns})
+        yield cells.completion_parts(completion)
+
+
+def _samples(files: Sequence[Path]) -> Iterator[Any]:
+    """Yield the samples of logs as Inspect reads them."""
     try:
         from inspect_ai.log import read_eval_log_samples  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -52,25 +63,7 @@ def _inspect_parts(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterato
         ) from error
     for file in files:
         try:
-            for sample in read_eval_log_samples(str(file), all_samples_required=False):
-                prompt, completion = cells.parted([_message(message) for message in sample.messages])
-                rows.append(
-                    {
-                        "prompt": cells.prompt_text(prompt),
-                        "key": str(sample.id),
-                        "there": completion is not None,
-                        "rewards": {} if sample.error else _scores(sample.scores or {}),
-                        "columns": {
-                            "answer": cells.as_text(sample.target),
-                            "epoch": sample.epoch,
-                            **_plain(sample.metadata),
-                        },
-                    }
-                )
-                if completion is not None:
-                    yield cells.completion_parts(completion)
-        except DataError:
-            raise
+            yield from read_eval_log_samples(str(file), all_samples_required=False)
         except Exception as error:  # zip, JSON and Inspect each raise their own type
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise DataError(f"'{file}' cannot be read as a log of Inspect; it is damaged or cut off ({reason}).") from error
@@ -87,12 +80,13 @@ def _message(message: Any) -> dict[str, Any]:
     }
 
 
-def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return every score as a number, None where it is not one."""
-    values: dict[str, float | None] = {}
+def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every score by its name, a letter as its number."""
+    values: dict[str, Any] = {}
     for name, score in scores.items():
         entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
-        values |= {f"{name}.{key}" if key else name: _LETTERS.get(value, value) for key, value in entries.items()}
+        for key, value in entries.items():
+            values[f"{name}.{key}" if key else name] = _LETTERS.get(value, value) if isinstance(value, str) else value
     return values
 
 
@@ -147,7 +141,6 @@ def _lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": cells.prompt_text(cells.spelled_out(prompt)),
         "key": f"{record['doc_id']} {record.get('doc_hash', '')}",
         "texts": texts,
-        "there": True,
         "shared": len(texts) > 1,
         "rewards": metrics if len(texts) == 1 else dict.fromkeys(metrics),
         "columns": {"answer": cells.as_text(record.get("target")), **_plain(cells.mapping(record, "doc"))},
@@ -155,15 +148,14 @@ def _lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(source: str, path: Path, cut: Any, rows: Sequence[Mapping[str, Any]], note: str) -> RolloutTable:
-    kept = [row for row in rows if row["there"]]
     return RolloutTable.of(
         source,
         path,
         cut,
-        prompts=[row["prompt"] for row in kept],
-        steps=[0] * len(kept),
-        keys=[row["key"] for row in kept],
-        columns=cells.by_column([row["columns"] for row in kept]),
-        rewards=cells.by_column([row["rewards"] for row in kept]),
+        prompts=[row["prompt"] for row in rows],
+        steps=[0] * len(rows),
+        keys=[row["key"] for row in rows],
+        columns=cells.by_column([row["columns"] for row in rows]),
+        rewards=cells.by_column([row["rewards"] for row in rows]),
         notes=[note],
     )

@@ -208,7 +208,7 @@ def _parted(cell: Any) -> tuple[Any, list[Any]]:
         raise cells.FieldError(
             "without a column of completions it must hold a list of messages that ends with the assistant's"
         )
-    prompt, completion = cells.parted(cell)
+    prompt, completion = cells.split_chat(cell)
     return prompt, [completion]
 
 
