@@ -182,7 +182,7 @@ def planned(task: str, arm: str, seed: int, folder: Path, *, save: Sequence[int]
     """The run of an arm; that of a critic's arm goes on with the critic of its seed."""
     fields = {**TASKS[task], **ARMS[arm], "task": task, "seed": seed}
     if task in WALKS:
-        fields["learning_rate"] = rate or RATES.get(task, {}).get(arm.removesuffix("-exact"), 3e-4)
+        fields["learning_rate"] = rate or RATES[task].get(arm.removesuffix("-exact"), 3e-4)
     fields["prompts"] = TASKS[task]["prompts"] * TASKS[task]["group_size"] // fields["group_size"]
     if arm.endswith("-exact"):
         fields["critic"] = CRITICS[task]

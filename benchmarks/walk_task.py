@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from spanwise.tasks import Phase, WarmStartSettings, warm_start
-from spanwise.tasks.embedded import Course, Pairs, Stretch, _word_tokenizer
+from spanwise.tasks.embedded import Course, Pairs, Stretch, word_tokenizer
 
 MOVES = "abcdefghijklmnop"
 LAST, STATES = 9, 10
@@ -130,7 +130,7 @@ def build_walk_tokenizer() -> Any:
     """Build the tokenizer: one token for each state, move, number of a line and number of a countdown."""
     numbers = [f"#{number}" for number in range(1, 65)]
     counted = [f"({left})" for left in range(1, 1 + max(_UNEVEN))]
-    return _word_tokenizer([*"0123456789", *MOVES, "=", *numbers, *counted], r"#\d+|\(\d+\)|.")
+    return word_tokenizer([*"0123456789", *MOVES, "=", *numbers, *counted], r"#\d+|\(\d+\)|.")
 
 
 def walk_start(walk: Walk, **options: Any) -> Path:
@@ -143,7 +143,9 @@ def walk_start(walk: Walk, **options: Any) -> Path:
 
 
 def write_prompts(walk: Walk, file: Path, count: int) -> Path:
-    """Write a dataset of prompts, each start as often as the others."""
+    """Write a dataset of prompts, each start as often as the others, unless it is there."""
+    if file.is_file():
+        return file
     rows = [{"prompt": f"{STARTS[row % len(STARTS)]}=", "answer": walk.name} for row in range(count)]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -33,7 +33,7 @@ from spanwise.measure import mean_interval
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import CriticInTrl
 from spanwise.modes.critic.value_model import ValueModel
-from spanwise.modes.sequences import Sequences, sequences
+from spanwise.modes.sequences import Sequences, positions, sequences
 
 
 @dataclass(frozen=True)
@@ -146,23 +146,41 @@ class Sampled:
         return value_nt, adv_nt
 
 
+def logp_of(model: Any, rows: Sequences) -> Tensor:
+    """Return the log-probabilities of all tokens at every token of the completions."""
+    options = positions(model, rows.attention_nl)
+    ids = {"input_ids": rows.ids_nl, "attention_mask": rows.attention_nl}
+    return model(**ids, **options, logits_to_keep=rows.width + 1).logits[:, :-1].log_softmax(dim=-1)
+
+
 @torch.no_grad()
 def sampled(walk: Walk, model: Any, tokenizer: Any, rows: Sequences, mask_nt: Tensor) -> Sampled:
     """Read walks with the model that sampled them."""
-    attention_nl, width = rows.attention_nl, rows.width
-    positions_nl = (attention_nl.cumsum(dim=1) - 1).clamp(min=0)
-    logits = [
-        model(input_ids=ids, attention_mask=attention, position_ids=position, logits_to_keep=width + 1).logits[:, :-1]
-        for ids, attention, position in zip(
-            rows.ids_nl.split(64), attention_nl.split(64), positions_nl.split(64), strict=True
-        )
-    ]
+    logps = [logp_of(model, rows.take(part)) for part in torch.arange(len(mask_nt)).split(64)]
     names = {index: word for word, index in tokenizer.get_vocab().items()}
-    completion_nt = rows.ids_nl[:, -width:]
+    completion_nt = rows.ids_nl[:, -rows.width :]
     words = [[names[int(one)] for one in ids[mask]] for ids, mask in zip(completion_nt, mask_nt.bool(), strict=True)]
-    prompts = tokenizer.batch_decode(rows.ids_nl[:, :-width], skip_special_tokens=True)
+    prompts = tokenizer.batch_decode(rows.ids_nl[:, : -rows.width], skip_special_tokens=True)
     starts = [int(prompt.strip()[0]) for prompt in prompts]
-    return Sampled(walk, rows, mask_nt.bool(), words, starts, torch.cat(logits).log_softmax(dim=-1), tokenizer.get_vocab())
+    return Sampled(walk, rows, mask_nt.bool(), words, starts, torch.cat(logps), tokenizer.get_vocab())
+
+
+def sample_walks(walk: Walk, model: Any, tokenizer: Any, *, per_start: int, seed: int) -> Sampled:
+    """Sample walks from every start, and read them."""
+    prefixes = [tokenizer(f"{place}=")["input_ids"] for place in STARTS]
+    ids_nt, mask_nt = continue_ids(model, tokenizer, prefixes, samples=per_start, max_new_tokens=walk.longest, seed=seed)
+    prompt_nl = torch.tensor(prefixes).repeat_interleave(per_start, dim=0)
+    attention_nl = torch.cat([torch.ones_like(prompt_nl), mask_nt.long()], dim=1)
+    rows = Sequences(torch.cat([prompt_nl, ids_nt], dim=1), attention_nl, ids_nt.shape[1])
+    return sampled(walk, model, tokenizer, rows, mask_nt)
+
+
+@torch.no_grad()
+def values_of(place: str, tokenizer: Any, rows: Sequences) -> Tensor:
+    """Return what a saved critic says before every token, and after the last column."""
+    critic = ValueModel.load(place, ("correct",), CriticConfig(), tokenizer)
+    parts = torch.arange(len(rows.ids_nl)).split(64)
+    return torch.cat([critic.value(critic(rows.take(part)))[..., 0] for part in parts])
 
 
 class ExactInTrl(CriticInTrl):
@@ -244,21 +262,12 @@ def _measure(walk: Walk, start: int, options: Any) -> dict[tuple[str, str], dict
         AutoModelForCausalLM.from_pretrained(folder),
         AutoTokenizer.from_pretrained(folder, padding_side="left"),
     )
-    critic = ValueModel.load(f"{options.folder}/{walk.name}/pre-{start}/critic", ("correct",), CriticConfig(), tokenizer)
     per_start = options.completions // len(STARTS) + 1
-    prefixes = [tokenizer(f"{place}=")["input_ids"] for place in STARTS]
-    ids_nt, mask_nt = continue_ids(
-        model, tokenizer, prefixes, samples=per_start, max_new_tokens=walk.longest, seed=start + 1
-    )
-    prompt_nl = torch.tensor(prefixes).repeat_interleave(per_start, dim=0)
-    ids_nl = torch.cat([prompt_nl, ids_nt], dim=1)
-    rows = Sequences(ids_nl, torch.cat([torch.ones_like(prompt_nl), mask_nt.long()], dim=1), ids_nt.shape[1])
-    walks = sampled(walk, model, tokenizer, rows, mask_nt)
+    walks = sample_walks(walk, model, tokenizer, per_start=per_start, seed=start + 1)
+    rows, mask_nt = walks.rows, walks.mask_nt
+    ids_nt = rows.ids_nl[:, -rows.width :]
     exact_nt, true_nt = walks.truth()
-    with torch.no_grad():
-        learned_nt = torch.cat(
-            [critic.value(critic(rows.take(part)))[..., 0] for part in torch.arange(len(ids_nt)).split(64)]
-        )
+    learned_nt = values_of(f"{options.folder}/{walk.name}/pre-{start}/critic", tokenizer, rows)
     values = {"learned": learned_nt[:, :-1].double(), "exact": exact_nt}
     reward_n, last_n = walks.reward_n.double(), mask_nt.sum(dim=1) - 1
     reward_nt = torch.zeros(mask_nt.shape, dtype=torch.float64)
@@ -302,18 +311,11 @@ def _measure(walk: Walk, start: int, options: Any) -> dict[tuple[str, str], dict
 
 def show_slips(run: Path, count: int) -> None:
     """Print how often the first false state of a walk is a higher one, and the critic's values; the truth behind it is 0."""
-    walk = next(w for name, w in WALKS.items() if name == run.parent.name)
+    walk = WALKS[run.parent.name]
     model, tokenizer = (kind.from_pretrained(run / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
-    critic = ValueModel.load(f"{run}/critic", ("correct",), CriticConfig(), tokenizer)
-    prefixes = [tokenizer(f"{place}=")["input_ids"] for place in STARTS]
-    ids_nt, mask_nt = continue_ids(model, tokenizer, prefixes, samples=count // 3, max_new_tokens=walk.longest, seed=1)
-    prompt_nl = torch.tensor(prefixes).repeat_interleave(count // 3, dim=0)
-    attention_nl = torch.cat([torch.ones_like(prompt_nl), mask_nt.long()], dim=1)
-    rows = Sequences(torch.cat([prompt_nl, ids_nt], dim=1), attention_nl, ids_nt.shape[1])
-    walks = sampled(walk, model, tokenizer, rows, mask_nt)
-    with torch.no_grad():
-        value_nt = torch.cat([critic.value(critic(rows.take(part)))[..., 0] for part in torch.arange(len(ids_nt)).split(64)])
-    print(f"{run.name}: {len(ids_nt)} walks, {float(walks.reward_n.mean()):.3f} right")
+    walks = sample_walks(walk, model, tokenizer, per_start=count // len(STARTS), seed=1)
+    value_nt = values_of(f"{run}/critic", tokenizer, walks.rows)
+    print(f"{run.name}: {len(value_nt)} walks, {float(walks.reward_n.mean()):.3f} right")
     last: dict[int, Place] = {place.row: place for place in places(walk, walks.words, walks.start_n)}
     kinds: dict[str, list[tuple[float, float, float]]] = {"higher": [], "lower": []}
     shown = None
@@ -322,7 +324,7 @@ def show_slips(run: Path, count: int) -> None:
         if place.move is None or not (place.expected or "").isdigit() or not word.isdigit() or word == place.expected:
             continue
         kind = "higher" if int(word) > int(place.expected or 0) else "lower"
-        around = [place.token, place.token + 1, min(place.token + 24, int(mask_nt[place.row].sum()) - 1)]
+        around = [place.token, place.token + 1, min(place.token + 24, len(walks.words[place.row]) - 1)]
         kinds[kind].append(tuple(float(value_nt[place.row, token]) for token in around))
         shown = place if kind == "higher" and shown is None else shown
     for kind, values in kinds.items():
@@ -338,11 +340,7 @@ def show_slips(run: Path, count: int) -> None:
 
 def _gradient(model: Any, rows: Sequences, adv_nt: Tensor) -> Tensor:
     """Return the policy gradient of some completions with the advantages of their tokens, as one vector."""
-    positions_nl = (rows.attention_nl.cumsum(dim=1) - 1).clamp(min=0)
-    logits = model(
-        input_ids=rows.ids_nl, attention_mask=rows.attention_nl, position_ids=positions_nl, logits_to_keep=rows.width + 1
-    ).logits[:, :-1]
-    logp_nt = logits.log_softmax(dim=-1).gather(2, rows.ids_nl[:, -rows.width :, None])[..., 0]
+    logp_nt = logp_of(model, rows).gather(2, rows.ids_nl[:, -rows.width :, None])[..., 0]
     grads = torch.autograd.grad((logp_nt * adv_nt.float()).sum() / len(adv_nt), [*model.parameters()])
     return torch.cat([grad.flatten() for grad in grads])
 

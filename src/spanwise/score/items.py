@@ -103,6 +103,11 @@ def without_end(text: str) -> str:
     return text[:end]
 
 
+def completion_text(blocks: BlockText) -> str:
+    """Return the text of a completion as other libraries decode it."""
+    return without_end(whole_text(blocks))
+
+
 def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
     """Return the text of one block, or of all paid blocks if no block is named."""
     parts = (blocks[name] or {} for name in present(blocks, [block] if block else pays))
@@ -166,7 +171,7 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if present(blocks, objective.pays):
             block = objective.options.get("block")
-            seen = part_text(blocks, objective.pays, block) if part else without_end(whole_text(blocks))
+            seen = part_text(blocks, objective.pays, block) if part else completion_text(blocks)
             arguments, missing = arguments_for(parameters, convention.arguments(Item(seen, row)) | further)
             if missing is not None:
                 known = ", ".join(sorted(row)) or "none"

@@ -46,7 +46,7 @@ def build_tokenizer() -> Any:
     tags = [mark for tag in digits.DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
     steps = [f"{operator}{operand}" for operator in digits.OPERATORS for operand in range(1, 10)]
     words = [*tags, *"0123456789", digits.FILLER, "=", ".", "?", *steps]
-    return _word_tokenizer(words, r"</?[a-z]+>|[-+*~][1-9]|.")
+    return word_tokenizer(words, r"</?[a-z]+>|[-+*~][1-9]|.")
 
 
 def build_fields_tokenizer() -> Any:
@@ -59,7 +59,7 @@ def build_fields_tokenizer() -> Any:
         >>> len(tokenizer)
         33
     """
-    return _word_tokenizer([*"0123456789", digits.FILLER, "=", *field_words()], r"""\{"a": |, "[a-z]+": |.""")
+    return word_tokenizer([*"0123456789", digits.FILLER, "=", *field_words()], r"""\{"a": |, "[a-z]+": |.""")
 
 
 def build_invoice_tokenizer() -> Any:
@@ -102,7 +102,8 @@ def build_reader(tokenizer: Any, seed: int) -> Any:
     return model
 
 
-def _word_tokenizer(words: list[str], pattern: str) -> Any:
+def word_tokenizer(words: list[str], pattern: str) -> Any:
+    """Build a tokenizer with one token for each word; `pattern` cuts a text into them."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     ids = {word: index for index, word in enumerate([PAD, END, UNKNOWN, *words])}

@@ -29,9 +29,9 @@ from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.rollouts.table import Ragged, at, fitting_runs
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, Reward, as_scores
-from spanwise.score.items import without_end
+from spanwise.score.items import completion_text
 from spanwise.segment import find_blocks
-from spanwise.types import BlockText, Credit, Scores, Spans, join_rows, whole_text
+from spanwise.types import BlockText, Credit, Scores, Spans, join_rows
 
 _T = TypeVar("_T")
 #: The largest number of places of a padded table that are processed at once.
@@ -189,11 +189,9 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     right_n = scores.outcome(verdict).double() if verdict in scores.names else torch.full_like(clipped_n, torch.nan)
     right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
     is_judged = not bool(right_n.isnan().all())
-    found: dict[str, Any] = {"completions": int(known_n.sum()), "coverage": float(known_n.double().mean())}
-    found["verdict"] = verdict if is_judged else None
-    sentence = (
-        f"Self-rewarding score (laser): {found['completions']:,} completions have a score ({100 * found['coverage']:.3g} %)"
-    )
+    count, coverage = int(known_n.sum()), float(known_n.double().mean())
+    score_figures: dict[str, Any] = {"completions": count, "coverage": coverage, "verdict": verdict if is_judged else None}
+    sentence = f"Self-rewarding score (laser): {count:,} completions have a score ({100 * coverage:.3g} %)"
     reasons: list[str] = []
     try:
         from spanwise.measure import figures
@@ -203,14 +201,14 @@ def _score_figures(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         values = figures(clipped_n, right_n, well_formed_n=known_n)
         by_score = {name: values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
         reasons = list(dict.fromkeys(alarms(by_score).values()))
-        found |= {**{name.removeprefix(OF_SCORE): value for name, value in by_score.items()}, "alarms": reasons}
+        score_figures |= {**{name.removeprefix(OF_SCORE): value for name, value in by_score.items()}, "alarms": reasons}
         if is_judged:
-            numbers = ((word, found[name]) for name, word in _OF_A_SCORE.items())
+            numbers = ((word, score_figures[name]) for name, word in _OF_A_SCORE.items())
             listed = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in numbers)
             sentence = f"{sentence}, and against {verdict} {listed}"
     if not is_judged:
-        return found, f"{sentence}; the file does not say which completions are right."
-    return found, f"{sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in reasons)
+        return score_figures, f"{sentence}; the file does not say which completions are right."
+    return score_figures, f"{sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in reasons)
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
@@ -302,7 +300,7 @@ def _for_functions(table: RolloutTable, rows: slice, texts: Sequence[BlockText],
     if has_functions or reads_ids:
         columns["completion_ids"] = [table.tokens.slice(n, n + 1).tolist() for n in range(rows.start, rows.stop)]
     if has_functions:
-        columns |= {"prompts": table.prompts[rows], "completions": [without_end(whole_text(blocks)) for blocks in texts]}
+        columns |= {"prompts": table.prompts[rows], "completions": [completion_text(blocks) for blocks in texts]}
     return columns
 
 

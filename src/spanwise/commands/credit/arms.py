@@ -16,6 +16,7 @@ from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, 
 from spanwise.layout import Layout
 from spanwise.objective import BASELINES, Objective
 from spanwise.recipe import Recipe, recorded_elsewhere, scheme_of
+from spanwise.registry import is_registered
 from spanwise.rollouts import RolloutTable, schema
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
@@ -57,9 +58,10 @@ def choose_arms(
 ) -> Arms:
     """Choose the requested methods, or else the usual methods and the recipe's own, and keep those that fit the file."""
     # An objective with a name of its own may be paid by a column under another.
-    entries = [entry for entry in recipe.objectives or () if entry.get("reward") in table.rewards and "name" in entry]
-    columns = {str(entry["name"]): str(entry["reward"]) for entry in entries if entry["reward"] not in REWARDS}
-    rewards = columns | dict(rewards or {})
+    columns = [(entry["name"], entry["reward"]) for entry in recipe.objectives or () if {"name", "reward"} <= entry.keys()]
+    rewards = {
+        str(name): column for name, column in columns if column in table.rewards and not is_registered(column, kind="reward")
+    } | dict(rewards or {})
     taken = taken_rewards(table, rewards)
     if blocks.lack:
         advice = remedy(table, texts) if made_of(texts) else ""

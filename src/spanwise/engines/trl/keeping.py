@@ -32,8 +32,8 @@ def few_in(callback_class: Any) -> TrainerCallback:
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            shown = {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
-            super().on_log(args, state, control, logs=shown, **kwargs)
+            metrics = {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
+            super().on_log(args, state, control, logs=metrics, **kwargs)
 
     return Few()
 

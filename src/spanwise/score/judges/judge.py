@@ -21,6 +21,7 @@ from spanwise.score.criteria import Criterion, criteria_of
 from spanwise.score.event_loop import of_this_loop
 from spanwise.score.items import (
     CallResult,
+    completion_text,
     failure_of,
     first_if_all_failed,
     gathered,
@@ -29,13 +30,12 @@ from spanwise.score.items import (
     reward_of,
     rows_of,
     semaphore,
-    without_end,
 )
 from spanwise.score.judges.cache import Cache, digest
 from spanwise.score.judges.prompt import Prompt, fenced
 from spanwise.score.judges.verdict import WHOLE, Judgement, asked_for, form_of, read_verdict
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, present
-from spanwise.types import BlockText, Status, whole_text
+from spanwise.types import BlockText, Status
 
 CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
 #: What a judge costs, one number per completion: requests that were sent, answers from the cache, failures, tokens, seconds.
@@ -261,7 +261,7 @@ class _RequestForm:
         part, name = part_text(blocks, names, block), block or ", ".join(names)
         if parts:
             part, name = "\n".join(fenced(part_text(blocks, [one], one), one) for one in parts), ", ".join(parts)
-        completion = without_end(whole_text(blocks))
+        completion = completion_text(blocks)
         messages = self.template.messages(row, completion=completion, part=part, name=name, criterion=criterion.text)
         messages[-1]["content"] += "\n" + asked_for(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)
         logprobs = {"logprobs": True, "top_logprobs": 20} if self.expected else {}

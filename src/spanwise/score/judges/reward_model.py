@@ -14,10 +14,10 @@ from torch import Tensor
 from spanwise.errors import DataError, RecipeError, check_known, unknown
 from spanwise.objective import is_number
 from spanwise.registry import register
-from spanwise.score.items import CallResult, part_text, refuse_if_all_failed, reward_of, rows_of, without_end
+from spanwise.score.items import CallResult, completion_text, part_text, refuse_if_all_failed, reward_of, rows_of
 from spanwise.score.judges.prompt import prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, present
-from spanwise.types import BlockText, PiecewiseText, Status, whole_text
+from spanwise.types import BlockText, PiecewiseText, Status
 
 #: How the class of a model ends that `AutoModel...` of transformers loads; any other comes with its own code.
 _ENDS = ("ForSequenceClassification", "ForTokenClassification", "ForCausalLM")
@@ -122,7 +122,7 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
     if sees == "part":
         return ["".join(map(shown, names))], 0
     if sees == "whole" and not inside:
-        return [without_end(whole_text(blocks))], 0
+        return [completion_text(blocks)], 0
     if isinstance(blocks, PiecewiseText):
         raise DataError(
             "A reward model cannot read blocks one after the other that are found in pieces; leave sees, inside and marker out."
