@@ -57,3 +57,14 @@ def test_functions_are_written_as_module_and_name():
     report = replace(made.objectives[1], given=("correct", known), baseline="outcome")
     written = resolved(recipe, replace(made, objectives=(made.objectives[0], report)))["objectives"][1]
     assert (written["reward"], written["given"]) == (f"{__name__}:tidy", ["correct", f"{__name__}:known"])
+
+
+@pytest.mark.parametrize(("written", "read"), [("rubric", "rubric"), ("rubric.yaml", "there/rubric.yaml")])
+def test_a_column_of_rubrics_is_no_path(written, read, tmp_path, monkeypatch):
+    """A folder beside the recipe may have the name of a column."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "rubric").mkdir(parents=True)
+    (tmp_path / "there" / "rubric.yaml").write_text("[It is short.]")
+    recipe = tmp_path / "there" / "recipe.yaml"
+    recipe.write_text(f"objectives: [{{reward: judge, pays: [solution], criteria: {written}, options: {{model: m}}}}]")
+    assert load(recipe.relative_to(tmp_path)).objectives[0]["criteria"] == read

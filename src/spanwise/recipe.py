@@ -21,6 +21,7 @@ from spanwise.objective import OWN, Objective
 from spanwise.registry import imported, is_registered, seen_from_here
 from spanwise.scheme import SCRIPT, Scheme
 from spanwise.score import REWARDS, MathVerifier
+from spanwise.score.criteria import is_column
 
 #: The tasks that need no model or dataset by name.
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")
@@ -325,7 +326,8 @@ def _beside(written: Any, folder: Path, field: str = "") -> Any:
         return written
     if field in ("reward", "given") and ":" in written:
         return seen_from_here(written, folder)
-    beside = field in ("model", "dataset", "criteria") and not Path(written).exists() and (folder / written).exists()
+    is_path = field in ("model", "dataset") or (field == "criteria" and not is_column(written))
+    beside = is_path and not Path(written).exists() and (folder / written).exists()
     return str(folder / written) if beside else written
 
 

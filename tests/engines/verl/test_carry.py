@@ -22,6 +22,7 @@ from spanwise import (
 )  # fmt: skip
 from spanwise.credit import split_turns
 from spanwise.engines.verl.carry import Rows, Shares, credited, pack, unpack
+from spanwise.score import Reward
 from spanwise.step import Step, turn_rows
 from tokenizers_small import byte_level
 
@@ -242,3 +243,15 @@ def test_what_cannot_be_read():
         unpack([packed(TEXTS[0])], other)
     with pytest.raises(AlignmentError, match="room for 3"):
         unpack([packed(TEXTS[0])], SCHEME).tokens(SCHEME, 3, range(1))
+
+
+def test_what_a_judge_says_of_a_reward_is_carried_beside_it():
+    """A rollout whose rewards say nothing carries no notes, and a batch of such rollouts has none."""
+    batch = Batch.jagged([TOKENIZER(text)["input_ids"] for text in TEXTS[:2]], [0, 0], columns={"answer": ["4"] * 2})
+    recorded = {"correct": Reward.of([1.0, 0.0], notes=["it says 4", None])}
+    both, (silent, _) = read(batch, SCHEME, VOCABULARY, recorded=recorded), read_one(TEXTS[2])
+    assert silent.scores.note_nm is None
+    texts = [pack(both, batch.mask_nt.sum(dim=1).tolist(), masked=True)] * 2 + [packed(TEXTS[2])]
+    notes = unpack(texts, SCHEME, [1, 0, 0]).reading.scores.note_nm
+    assert notes.tolist() == [[None, None], ["it says 4", None], [None, None]]
+    assert unpack(texts[2:], SCHEME).reading.scores.note_nm is None

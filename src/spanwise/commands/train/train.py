@@ -30,11 +30,11 @@ from spanwise.explain.alarms import CAUSES, SHOWN_BY, alarms
 from spanwise.measure import ece
 from spanwise.modes.critic.critic import megabytes
 from spanwise.objective import HIDDEN, hidden_names
-from spanwise.recipe import EMBEDDED, Recipe, resolved, scheme_of
+from spanwise.recipe import EMBEDDED, Recipe, answer_layout, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, metrics_until
-from spanwise.tasks import Task
+from spanwise.tasks import Task, task_shape
 from spanwise.types import Scores, join_rows
 
 #: TRL option -> the recipe field to give instead: steps are counted in generation batches, and the run writes its own files.
@@ -65,11 +65,12 @@ def train(
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
     check_recipe(recipe)
+    layout, longest = task_shape(recipe)
+    scheme = scheme_of(recipe, answer_layout(recipe, layout), longest)  # before the warm start, which takes minutes
     with run_folder(recipe, resume=resume, overwrite=overwrite, console=console) as (place, checkpoint):
         recipe, folder = recipe.model_copy(update={"output": str(place)}), RunFolder(place)
         task = make_task(recipe, console)
         args = trainer_config(recipe, task)
-        scheme = scheme_of(recipe, task.layout, recipe.max_completion_length or task.max_completion_length)
         asked = resolved(recipe, scheme)
         per_batch = int(args.logging_steps)  # a line of the log is a generation batch
         step, history = (None, []) if checkpoint is None else history_of(checkpoint, asked, console, per_batch=per_batch)

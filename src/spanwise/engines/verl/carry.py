@@ -64,13 +64,16 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1
     outputs: list[dict[str, list[Any]]] = []
+    note_nm = reading.scores.note_nm
     for block_t, length in zip(block_nt, length_n, strict=True):
         runs_2r = block_t[:length].unique_consecutive(return_counts=True)
-        outputs.append({"runs": [value_r.tolist() for value_r in runs_2r], "table": [], "anchor": []})
+        outputs.append({"runs": [value_r.tolist() for value_r in runs_2r], "table": [], "anchor": [], "notes": []})
     output_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
     for s, (n, table_row) in enumerate(zip(output_s, reading.pack().tolist(), strict=True)):
         outputs[n]["table"].append(table_row)
         outputs[n]["anchor"].append(None if anchor is None else anchor[s])
+        if note_nm is not None:
+            outputs[n]["notes"].append(note_nm[s].tolist())
     rollout = {"masked": masked, "split": turns is not None, "outputs": outputs}
     return json.dumps(rollout, separators=(",", ":"), default=_as_json)
 
@@ -171,8 +174,15 @@ def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = N
     table = [row for n in read_rows for row in outputs[n]["table"]]
     table_sc = torch.tensor(table, dtype=torch.float64).reshape(len(table), len(table[0]) if table else 0)
     states = [_hashable(anchor) for n in read_rows for anchor in outputs[n]["anchor"]]
+    reading = Reading.unpack(table_sc, scheme)
+    if any(outputs[n]["notes"] for n in read_rows):
+        # A rollout none of whose rewards says anything carries no notes.
+        nothing: list[str | None] = [None] * len(scheme.objectives)
+        rows = [outputs[n]["notes"] or [nothing] * len(outputs[n]["table"]) for n in read_rows]
+        note_nm = np.array([row for rows_of_output in rows for row in rows_of_output], dtype=object)
+        reading = replace(reading, scores=replace(reading.scores, note_nm=note_nm))
     return Carried(
-        Reading.unpack(table_sc, scheme),
+        reading,
         torch.tensor([n for n in read_rows for _ in outputs[n]["table"]], dtype=torch.int64),
         [output["runs"] for output in outputs],
         torch.tensor([rollout["masked"] for rollout in rollouts]),
