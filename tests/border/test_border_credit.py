@@ -1,8 +1,12 @@
 """`spanwise credit` on files with other tags, other rewards or other contents than it expects."""
 
 import json
+import shutil
 from pathlib import Path
 
+import torch
+
+import trl_small
 from border.case import check, command
 from rollout_files import WELL_FORMED, trl_file, verl_file, verl_rows, write_lines
 
@@ -13,6 +17,24 @@ CODE = [
 ]
 PAPER = ["layout={solution: [reasoning, answer], confidence: [analysis, confidence]}"]
 BLOCKS = {"plan": ["plan"], "code": ["code"], "confidence": ["confidence"]}
+
+
+TRACES = WRITTEN / "verifiers_branches"
+EXACT = ["--methods", "bae", "--reward", "correct=exact", "--set", "layout={solution: [answer], confidence: [confidence]}"]
+
+
+def slime_file(path):
+    """A sample of two tokens, the second of which a tool said."""
+    fields = {"prompt": "p", "tokens": [1, 2, 3], "response": "ab", "response_length": 2, "loss_mask": [1, 0]}
+    torch.save({"rollout_id": 0, "samples": [fields]}, path)
+    return path
+
+
+def traces_in(folder):
+    """The traces in a folder, beside the tokenizer of their ids in the folder above."""
+    trl_small.tokenizer().save_pretrained(folder.parent)
+    shutil.copytree(TRACES, folder)
+    return folder
 
 
 def credited(file, *words, code=2):
@@ -107,6 +129,15 @@ CASES = {
             folder / "a.json",
             json.dumps([{"messages": [{"role": who, "content": "hm"} for who in ("user", "assistant", "user")]}]),
         )
+    ),
+    "a dump of slime that is damaged": lambda folder: credited(text(folder / "0.pt", "PK")),
+    "a dump of slime with tool output, without its tokenizer": lambda folder: credited(slime_file(folder / "0.pt")),
+    "`--write` on a file that is no trace": lambda folder: credited(
+        tagged(folder), "--pay", "draft=passed", "--methods", "recipe", "--write", "recipe"
+    ),
+    "`--write` on traces without a tokenizer": lambda folder: credited(TRACES, *EXACT, "--write", "bae"),
+    "`--write` into the folder of the traces": lambda folder: command(
+        "credit", traces_in(folder / "out"), *EXACT, "--write", "bae", "--tokenizer", folder, "--output", "out"
     ),
     "a log of Inspect": lambda folder: credited(text(folder / "1.eval", "PK")),
     "a block of --pay that no completion has": lambda folder: credited(tagged(folder), "--pay", "drft=passed"),

@@ -16,6 +16,7 @@ from spanwise.rollouts.files import SUFFIXES, check_names, holds_json, readable,
 from spanwise.rollouts.readers.evals import LM_EVAL_REQUIRED, is_inspect, read_inspect, read_lm_eval
 from spanwise.rollouts.readers.own import read_own
 from spanwise.rollouts.readers.plain import FORMATS, read_plain
+from spanwise.rollouts.readers.slime import read_slime
 from spanwise.rollouts.readers.trainers import VERL_REQUIRED, read_verifiers, read_verl
 from spanwise.rollouts.table import RolloutTable
 
@@ -26,7 +27,7 @@ _REFUSED = {
 }
 _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
-    "*.eval", "samples_*.jsonl",
+    "*.eval", "samples_*.jsonl", "rollout_data/[0-9]*.pt", "[0-9]*.pt",
 )  # fmt: skip
 #: Fields that only verifiers writes beside `prompt` and `completion`.
 _VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
@@ -35,7 +36,7 @@ _VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
 def read_rollouts(
     path: str | Path, *, tokenizer: str | Path | None = None, columns: Mapping[str, str] | None = None
 ) -> RolloutTable:
-    r"""Read rollouts that spanwise, TRL, verl or verifiers has written, logs of evaluations, or a table of your own.
+    r"""Read rollouts that spanwise, TRL, verl, verifiers or slime has written, logs of evaluations, or a table of your own.
 
     A table is CSV, TSV, a JSON array, JSON lines or parquet, with a completion in each row or a list of completions of one prompt,
     as texts or as chat messages. Of a conversation in `messages` the completion is what follows the last user message. Logs of
@@ -64,7 +65,7 @@ def read_rollouts(
         ([0, 0, 1], [1.0, 0.0, nan], ['4', '4', '6'])
     """
     place = Path(path)
-    files = _files(place)
+    files = rollout_files(place)
     for file in (place, *files):
         if str(file) != clean(str(file)):  # no message, table or page can print the name
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
@@ -81,7 +82,7 @@ def read_rollouts(
     return table
 
 
-def _files(place: Path) -> list[Path]:
+def rollout_files(place: Path) -> list[Path]:
     """Return the rollout files of a path in numeric order, 2.jsonl before 10.jsonl."""
     if place.is_file():
         return [place]
@@ -101,7 +102,9 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
         return None
     reader, format_name = None, ""
     with readable(file):
-        if is_inspect(file):
+        if file.suffix == ".pt":
+            reader, format_name = read_slime, "a dump of slime"
+        elif is_inspect(file):
             reader, format_name = read_inspect, "a log of Inspect"
         elif holds_json(file):
             file, _, record = next(records(files), (file, "", None))

@@ -136,7 +136,7 @@ class RolloutTable:
     """The completions of a rollout file, or of a folder of them.
 
     Attributes:
-        source: who wrote it: "spanwise", "TRL", "verl" or "verifiers".
+        source: who wrote it, such as "spanwise", "TRL", "verl", "verifiers" or "slime".
         path: as the user gave it.
         note: sentences the user should know: where tokens come from, what was left out. May be empty.
         prompts: N prompts as text.

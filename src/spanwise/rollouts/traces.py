@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from spanwise.credit import Trajectory, Turn
 from spanwise.disk import whole_file
@@ -144,6 +145,22 @@ def write_traces(
         if unwritten:
             unknown = next(iter(unwritten.values()))
             raise DataError(f"Trajectory {unknown.id!r} was not read from '{source}'; give those that read_traces gave.")
+
+
+def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
+    """Write the traces of a file again, with advantages for the tokens of each branch, in the order of `Trace.paths`."""
+    with whole_file(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        for _, _, record in records([source]):
+            for trace in trained_traces(record):
+                for _, node_ids in trace.paths:
+                    flags_of_nodes = [node_tokens(trace, i).mask for i in node_ids]
+                    flags = [flag for node_flags in flags_of_nodes for flag in node_flags]
+                    own_flags = flags[flags.index(True) :] if True in flags else []
+                    values = (value for value, flag in zip(next(advantage_rows), own_flags, strict=True) if flag)
+                    for i, node_flags in zip(node_ids, flags_of_nodes, strict=True):
+                        if any(node_flags):
+                            cast(dict[str, Any], trace.nodes[i])["advantages"] = list(islice(values, sum(node_flags)))
+            stream.write(json.dumps(record) + "\n")
 
 
 def _put(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:

@@ -19,20 +19,23 @@ def command(
     how: CreditOptions = AS_USUAL,
     output: Path = Path("runs/credit"),
     rows: int = 500,
+    write: str | None = None,
 ) -> None:
     """Show the credit that several methods would have given to every token of existing rollouts. Nothing is trained.
 
     Reads spanwise's own rollouts, TRL's completions (log_completions=True), verl's rollout dump (trainer.rollout_data_dir),
-    verifiers' traces, and tables of your own (CSV, TSV, JSON, JSONL, parquet) with a prompt and a completion, or a list of them, in
-    each row (docs/howto/own_data.md). Writes credit.parquet, summary.json and report.html.
+    traces of verifiers and prime-rl, slime's dumps (--save-debug-rollout-data), logs of Inspect and lm-eval, and tables of your own
+    (CSV, TSV, JSON, JSONL, parquet) with a prompt and a completion, or a list of them, in each row (docs/howto/own_data.md). Writes
+    credit.parquet, summary.json and report.html.
 
     Args:
         rollouts: a file, a folder of files, or the run folder of such files.
         output: folder for the files that the command writes.
         rows: the largest number of completions in the report.
+        write: a method: write traces of verifiers and prime-rl again, with its advantage beside each sampled token.
     """
     from spanwise.commands.credit.credit import credit as run
     from spanwise.commands.shared.display import quiet
 
     quiet()
-    run(rollouts, output=output, rows=rows, console=Console(), **how.parsed())
+    run(rollouts, output=output, rows=rows, write=write, console=Console(), **how.parsed())

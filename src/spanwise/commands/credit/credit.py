@@ -11,7 +11,7 @@ from rich.console import Console
 from spanwise.commands.credit.apply import CreditResult, apply_arms
 from spanwise.commands.credit.arms import choose_arms
 from spanwise.commands.credit.blocks import Blocks, SampledTexts, blocks_of, compared_groups, paid_blocks
-from spanwise.commands.credit.write import write_result
+from spanwise.commands.credit.write import check_writable, write_result, write_traces_again
 from spanwise.commands.shared.folder import MOST, check_no_run
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import answer_layout, load
@@ -64,14 +64,22 @@ def credit(
     *,
     output: str | Path = "runs/credit",
     rows: int = MOST,
+    write: str | None = None,
     console: Console | None = None,
     **options: Any,
 ) -> CreditResult:
-    """Credit rollouts, write the files and a report of at most `rows` completions, and print a short table."""
+    """Credit rollouts, write the files and a report of at most `rows` completions, and print a short table.
+
+    With `write`, the traces are written again with the advantages of this method.
+    """
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
     check_no_run(output)
     with sole_writer(output):
         result = credit_rollouts(rollouts, **options)
+        if write is not None:
+            check_writable(result, write, Path(output))
         write_result(Path(output), result, {**options, "rows": rows}, console or Console())
+        if write is not None:
+            write_traces_again(result, write, Path(output), console or Console())
     return result

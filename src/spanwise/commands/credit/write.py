@@ -18,12 +18,14 @@ from rich.text import Text
 from spanwise.commands.credit.apply import CreditResult
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.shared.folder import EXPORT, MOST, write_page
-from spanwise.errors import lacking
+from spanwise.errors import DataError, check_known, lacking, refuse
 from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.folder import RunFolder
+from spanwise.rollouts.read import rollout_files
 from spanwise.rollouts.rows import credit_figures, credited_units
 from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.rollouts.table import fitting_runs
+from spanwise.rollouts.traces import write_branches
 from spanwise.score import judge_of
 from spanwise.types import Status
 
@@ -52,6 +54,36 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
     else:
         written.append(str(write_page(folder, credit_page(folder))))
     say(console, f"Written: {', '.join(written)}")
+
+
+def check_writable(result: CreditResult, method: str, folder: Path) -> None:
+    """Refuse to write the credit of a method that was not applied, or into files that no trainer reads back."""
+    table, names = result.table, [arm.name for arm in result.applied]
+    check_known("method of --write", method, names)
+    refuse(
+        {
+            f"--write writes traces of verifiers and prime-rl again, and '{table.path}' is a file of {table.source}. Leave it "
+            f"out; the advantage of every token stands in {folder / EXPORT} then.": table.source != "verifiers",
+            f"--write needs the token ids of '{table.path}'; give the folder of the policy's tokenizer with --tokenizer.": (
+                not table.has_ids
+            ),
+            f"--write would overwrite '{table.path}' itself; give another --output.": any(
+                (folder / file.name).resolve() == file.resolve() for file in rollout_files(table.path)
+            ),
+        },
+        DataError,
+    )
+
+
+def write_traces_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
+    """Write the traces of a file or folder again, under the same names, with the advantages of a method at their tokens."""
+    table, arm = result.table, next(arm for arm in result.applied if arm.name == method)
+    rows = (arm.advantages(table, n, n + 1).tolist() for n in range(len(table)))
+    scheme = result.arms.schemes.get(method)
+    shared = "" if scheme is None else f" (per: {scheme.per}, so that a loss adds up tokens)"
+    for file in rollout_files(table.path):
+        write_branches(folder / file.name, file, rows)
+        say(console, f"Written with the advantages of {method}{shared}: {folder / file.name}")
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:

@@ -1,0 +1,81 @@
+"""`spanwise credit --write`: traces with new advantages, which a trainer reads back."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import trl_small
+from rollout_files import LAYOUT, quiet, said, verl_file
+from spanwise.commands.credit.credit import credit
+from spanwise.errors import DataError, RecipeError
+from spanwise.rollouts import read_rollouts, read_traces
+
+FILE = Path(__file__).parents[2] / "rollouts" / "written" / "verifiers_branches" / "traces.jsonl"
+
+
+def records(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    trl_small.tokenizer().save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def write(source, folder, method="recipe", **options):
+    rule = {"layout": LAYOUT, "method": "rloo", "per": "completion"}
+    methods = {"methods": ["recipe", "bae"], "overrides": rule, "reward": {"correct": "exact"}}
+    return credit(source, output=folder, write=method, console=quiet(), **methods, **options)
+
+
+def test_the_nodes_get_the_advantages_of_the_method_and_all_else_stays(tmp_path, tokenizer):
+    """Right and wrong, leave-one-out of two rollouts, shared out over the 20 sampled tokens that each has in two branches."""
+    write(FILE, tmp_path / "out", tokenizer=tokenizer)
+    before, after = records(FILE), records(tmp_path / "out" / "traces.jsonl")
+    for old, new, sign in zip(before, after, (1.0, -1.0), strict=True):
+        nodes = new["traces"][0]["nodes"]
+        assert [len(nodes[i]["advantages"]) for i in (1, 3, 6)] == [2, 9, 9]
+        assert all(value == pytest.approx(sign / 20) for i in (1, 3, 6) for value in nodes[i]["advantages"])
+        for i in (1, 3, 6):
+            nodes[i]["advantages"] = old["traces"][0]["nodes"][i]["advantages"]
+        assert new == old
+
+
+def test_what_was_written_is_read_back_as_the_recorded_advantages(tmp_path, tokenizer):
+    """A block's credit stands at the block's own tokens, in both branches of a trace."""
+    result = write(FILE, tmp_path / "out", "bae", tokenizer=tokenizer)
+    table = read_rollouts(tmp_path / "out" / "traces.jsonl", tokenizer=tokenizer)
+    arm = next(arm for arm in result.applied if arm.name == "bae")
+    expected = arm.advantages(result.table, 0, len(result.table))
+    assert table.as_recorded.value == pytest.approx(expected)
+    assert len(set(expected.tolist())) > 2
+    assert [len(turn.per_token["advantages"]) for turn in read_traces(tmp_path / "out" / "traces.jsonl")[0].turns] == [
+        2,
+        9,
+        9,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "error"),
+    [("grpo", True, RecipeError), ("recipe", False, DataError)],
+    ids=["a method that was not applied", "no tokenizer"],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is(method, given, error, tmp_path, tokenizer):
+    with pytest.raises(error):
+        write(FILE, tmp_path / "out", method, tokenizer=tokenizer if given else None)
+    assert not list((tmp_path / "out").glob("[!.]*"))
+
+
+def test_only_traces_are_written_and_never_over_themselves(tmp_path, tokenizer):
+    verl = verl_file(tmp_path / "1.jsonl", [said("4", "0.9"), said("5", "0.9")], exact=[1, 0])
+    with pytest.raises(DataError):
+        write(verl, tmp_path / "out")
+    copy = tmp_path / "out" / "traces.jsonl"
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_text(FILE.read_text())
+    with pytest.raises(DataError):
+        write(copy, tmp_path / "out", tokenizer=tokenizer)
+    assert copy.read_text() == FILE.read_text()
