@@ -78,8 +78,9 @@ test-verl: .venv-verl/stamp      ## the verl adapter against verl itself, in an 
 test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; needs a Python >= 3.12
 	.venv-skyrl/bin/python -m pytest -q tests/engines/skyrl src/spanwise/engines/skyrl
 
-test-foreign: .venv-foreign/stamp  ## rewards of verifiers and inspect_ai called by us and by them; logs of Inspect and lm-eval that they write; a minute
+test-foreign: .venv-foreign/stamp  ## rewards of verifiers and inspect_ai called by us and by them; logs of Inspect and lm-eval, traces of verifiers 0.4; three minutes
 	.venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_rewards.py tests/foreign/foreign_logs.py
+	PYTHONPATH=.venv-foreign/traces:tests .venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_traces.py
 
 test-vllm: .venv-vllm/stamp .venv-verl/stamp  ## a real vLLM on CPU: judges in TRL, verl and on a file; five minutes
 	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=default tests/served
@@ -156,9 +157,10 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 
 .venv-foreign/stamp: pyproject.toml  # one after the other: asked for together, pip looks for a common solution for ever
 	$(PYTHON) -m venv .venv-foreign
-	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "verifiers==0.1.14" pytest pytest-timeout pytest-xdist hypothesis beartype -e .
+	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "verifiers==0.1.14" pytest pytest-timeout pytest-xdist hypothesis beartype -e ".[cli]"
 	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "inspect-ai==0.3.285"
 	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check "lm_eval==0.4.13"
+	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check --target .venv-foreign/traces "verifiers==0.4.0"
 	touch $@
 
 # vLLM's builds of torchvision, torchaudio and torchcodec do not fit the CPU torch that comes along.

@@ -4,7 +4,10 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
+import itertools
 import json
+import math
+import random
 
 import numpy as np
 import pytest
@@ -102,6 +105,159 @@ def test_inspects_log_is_what_its_own_reader_says(log):
     assert (~sampled).sum() == 1  # what the tool said
 
 
+def spoken(draw):
+    """A few words of any script."""
+    words = ["so", "4", "é", "日本", "\u2028", "🙂", "<b>", '"q"', "{}", "a,b"]
+    return " ".join(draw.choices(words, k=draw.randint(1, 6)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_messages_of_the_openai_package_are_read(seed, tmp_path):
+    """A model's turns and calls as the package's own types write them, tools' results, images, rewards that are missing."""
+    from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
+
+    draw = random.Random(seed)
+
+    def asked():
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+        parts = [{"type": "text", "text": spoken(draw)}, image, {"type": "text", "text": spoken(draw)}]
+        return {"role": "user", "content": draw.choice([spoken(draw), parts])}
+
+    def replied(*, calls):
+        function = {"name": "find", "arguments": json.dumps({"word": spoken(draw)}, ensure_ascii=draw.random() < 0.5)}
+        call = ChatCompletionMessageFunctionToolCall(id="c", type="function", function=function)
+        content = None if calls and draw.random() < 0.5 else spoken(draw)
+        message = ChatCompletionMessage(role="assistant", content=content, tool_calls=[call] if calls else None)
+        return message.model_dump(exclude_none=draw.random() < 0.5)
+
+    def talk():
+        earlier = [m for _ in range(draw.randint(0, 2)) for m in (asked(), replied(calls=False))]
+        tools = [
+            m for _ in range(draw.randint(0, 2)) for m in (replied(calls=True), {"role": "tool", "content": spoken(draw)})
+        ]
+        return [{"role": "system", "content": spoken(draw)}, *earlier, asked()], [*tools, replied(calls=False)]
+
+    def text(message):
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        calls = [one["function"] for one in message.get("tool_calls") or []]
+        return "\n".join(part for part in (text, *(f"{one['name']}({one['arguments']})" for one in calls)) if part)
+
+    talks = [talk() for _ in range(draw.randint(1, 4))]
+    rewards = [draw.choice([0, 0.5, 1, None, True]) for _ in talks]
+    lines = [{"messages": before + after, "passed": paid} for (before, after), paid in zip(talks, rewards, strict=True)]
+    if draw.random() < 0.5:
+        (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    else:
+        (tmp_path / "log.json").write_text(json.dumps(lines, ensure_ascii=False))
+    (file,) = tmp_path.iterdir()
+    table = read_rollouts(file)
+    assert len(table) == len(talks)
+    for n, (before, after) in enumerate(talks):
+        assert table.prompts[n] == "\n".join(f"[{message['role']}] {text(message)}" for message in before)
+        assert text_of(table, n) == "".join(map(text, after))
+        sampled = np.array(table.tokens.with_values(table.trainable).slice(n, n + 1))
+        said = table.vocabulary.join(table.tokens.slice(n, n + 1)[sampled].astype(np.int64))[0].decode()
+        assert said == "".join(text(message) for message in after if message["role"] == "assistant")
+    if "passed" in table.rewards:
+        paid = [math.nan if paid is None else float(paid) for paid in rewards]
+        assert table.rewards["passed"].value_n.tolist() == pytest.approx(paid, nan_ok=True)
+    else:
+        assert all(paid is None for paid in rewards)
+
+
+def varied_log(seed, folder, form=None):
+    """A log that Inspect writes of a task drawn by a seed: turns, tools, images, reasoning, scores that are missing, any script."""
+    import inspect_ai
+    from inspect_ai import dataset, model, scorer, solver
+
+    draw = random.Random(seed)
+
+    def text():
+        return spoken(draw)
+
+    def asked():
+        image = model.ContentImage(image="data:image/png;base64,iVBORw0KGgo=")
+        contents = (text(), [model.ContentText(text=text()), image, model.ContentText(text=text())])
+        return model.ChatMessageUser(content=draw.choice(contents))
+
+    def inquiry():
+        earlier = [m for _ in range(draw.randint(0, 2)) for m in (asked(), model.ChatMessageAssistant(content=text()))]
+        return draw.choice([text(), [model.ChatMessageSystem(content=text()), *earlier, asked()]])
+
+    @solver.solver
+    def agent():
+        async def solve(state, generate):
+            for _ in range(draw.randint(0, 2)):
+                call = model.ModelOutput.for_tool_call("m", "find", {"word": text()}, content=text()).message
+                state.messages += [call, model.ChatMessageTool(content=text(), tool_call_id=call.tool_calls[0].id)]
+            reasoning = [model.ContentReasoning(reasoning=text())] * draw.randint(0, 1)
+            state.messages.append(model.ChatMessageAssistant(content=[*reasoning, model.ContentText(text=text())]))
+            return state
+
+        return solve
+
+    @scorer.scorer(metrics=[])
+    def grade():
+        async def score(state, target):
+            value = draw.choice([0, 0.25, 1, True, float("nan"), "C", "I", None])
+            return None if value is None else scorer.Score(value=value)
+
+        return score
+
+    samples = [
+        dataset.Sample(id=n, input=inquiry(), target=text(), metadata={"level": n}) for n in range(draw.randint(1, 4))
+    ]
+    task = inspect_ai.Task(dataset=samples, solver=agent(), scorer=grade(), epochs=draw.randint(1, 3))
+    form = form or draw.choice(["eval", "json"])
+    options = {"display": "none", "max_samples": 1, "log_dir": str(folder), "log_format": form}
+    (result,) = inspect_ai.eval(task, model="mockllm/model", **options)
+    assert result.status == "success", result.error
+    return result.location
+
+
+def spoken_of(message):
+    """What a message of Inspect says, by its own fields."""
+    parts = [] if isinstance(message.content, str) else message.content
+    reasoning = "".join(part.reasoning for part in parts if part.type == "reasoning")
+    calls = [
+        f"{c.function}({json.dumps(c.arguments, ensure_ascii=False)})" for c in getattr(message, "tool_calls", None) or []
+    ]
+    return "\n".join(part for part in (reasoning, message.text, *calls) if part)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_log_of_inspect_is_what_its_own_reader_says(seed, tmp_path):
+    from inspect_ai.log import read_eval_log
+
+    log = varied_log(seed, tmp_path)
+    table, samples = read_rollouts(log), sorted(read_eval_log(log).samples, key=lambda sample: (sample.id, sample.epoch))
+    assert len(table) == len(samples)
+    for n, sample in enumerate(samples):
+        last = max(i for i, message in enumerate(sample.messages) if message.role == "user")
+        before, after = sample.messages[: last + 1], sample.messages[last + 1 :]
+        assert table.prompts[n] == "\n".join(f"[{message.role}] {spoken_of(message)}" for message in before)
+        assert text_of(table, n) == "".join(map(spoken_of, after))
+        sampled = np.array(table.tokens.with_values(table.trainable).slice(n, n + 1))
+        said = table.vocabulary.join(table.tokens.slice(n, n + 1)[sampled].astype(np.int64))[0].decode()
+        assert said == "".join(spoken_of(message) for message in after if message.role == "assistant")
+        assert (table.columns["answer"][n], table.columns["level"][n]) == (sample.target, sample.metadata["level"])
+        score = (sample.scores or {}).get("grade")
+        value = {"C": 1.0, "I": 0.0}.get(score.value, score.value) if score is not None else math.nan
+        if "grade" in table.rewards:
+            assert table.rewards["grade"].value_n[n].item() == pytest.approx(float(value), nan_ok=True)
+        else:
+            assert math.isnan(value)
+    groups = [sample.id for sample in samples]
+    assert [[a == b for b in groups] for a in groups] == (table.group_n[:, None] == table.group_n).tolist()
+
+
+def test_logs_of_two_tasks_are_not_compared(tmp_path):
+    """Both have a sample 0."""
+    alone = [read_rollouts(varied_log(seed, tmp_path, form="eval")) for seed in (0, 1)]
+    assert len(read_rollouts(tmp_path).group_n.unique()) == sum(len(table.group_n.unique()) for table in alone)
+
+
 def test_a_damaged_log_is_one_sentence(log, tmp_path):
     from pathlib import Path
 
@@ -123,17 +279,20 @@ def harness(tmp_path, monkeypatch):
 
     class Fixed(LM):
         def generate_until(self, requests, **_):
-            return ["the answer is 4" for _ in requests]
+            return [next(replies) for _ in requests]
 
         def loglikelihood(self, requests, **_):
             return [(-1.0, False) for _ in requests]
 
         loglikelihood_rolling = loglikelihood
 
-    rows = [{"question": "2+2=", "answer": "4", "level": 1}, {"question": "3+3= é", "answer": "6", "level": 2}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sums = [{"question": "2+2=", "answer": "4", "level": 1}, {"question": "3+3= é", "answer": "6", "level": 2}]
+    replies = itertools.repeat("the answer is 4")
 
-    def write(**changes):
+    def write(rows=sums, spoken=None, **changes):
+        nonlocal replies
+        replies = replies if spoken is None else iter(spoken)
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         number = {"function": "regex", "regex_pattern": r"(\d+)"}
         config = {
             "task": "sums", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}},
@@ -165,6 +324,32 @@ def test_samples_of_lm_evaluation_harness(harness):
     rewards = {name: reward.value_n.tolist() for name, reward in table.rewards.items()}
     assert rewards == {"exact_match,strict": [0.0, 0.0], "exact_match,flexible": [1.0, 0.0]}
     assert (table.columns["answer"], table.columns["level"]) == (["4", "6"], [1, 2])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_samples_of_lm_evaluation_harness_are_what_the_file_says(seed, harness):
+    """Documents, replies and targets in any script; with two filters, or with several replies to a document."""
+    draw = random.Random(seed)
+    rows = [
+        {"question": f"{n} {spoken(draw)}", "answer": draw.choice(["4", "é"]), "level": n} for n in range(draw.randint(1, 5))
+    ]
+    repeats = draw.choice([1, 1, 3])
+    changes = {} if repeats == 1 else {"repeats": repeats}
+    replies = [draw.choice(["4", "é", spoken(draw)]) for _ in range(len(rows) * repeats)]
+    file = harness(rows, replies, **changes)
+    lines = [json.loads(line) for line in file.read_text().split("\n") if line]  # other line breaks stand in texts
+    first = {line["doc_id"]: line for line in lines}  # a document stands once for each filter
+    table = read_rollouts(file)
+    expected = [(n, reply) for n in first for reply in first[n]["resps"][0]]
+    assert sorted(reply for _, reply in expected) == sorted(replies)
+    assert [text_of(table, n) for n in range(len(table))] == [reply for _, reply in expected]
+    assert table.prompts == [first[n]["arguments"]["gen_args_0"]["arg_0"] for n, _ in expected]
+    assert table.columns["answer"] == [first[n]["target"] for n, _ in expected]
+    assert len(table.group_n.unique()) == len(rows)
+    if repeats == 1:
+        for line in lines:
+            reward = table.rewards[f"exact_match,{line['filter']}"]
+            assert reward.value_n[list(first).index(line["doc_id"])].item() == line["exact_match"]
 
 
 def test_one_number_for_several_responses_is_nobodys_reward(harness):

@@ -42,13 +42,15 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 def _inspect_parts(files: Sequence[Path], rows: list[dict[str, Any]], silent: list[Any]) -> Iterator[cells.Parts]:
     """Yield the completion of every sample and append the other fields to `rows`; `silent` gets samples without one."""
     for sample in _samples(files):
-        prompt, completion = cells.split_chat([_message(message) for message in sample.messages])
+        prompt, completion = cells.split_chat([*map(_message, sample.messages)])
         if completion is None:
             silent.append(sample.id)
             continue
         columns = {"answer": cells.as_text(sample.target), "epoch": sample.epoch, **_plain(sample.metadata)}
         rewards = {} if sample.error else _scores(sample.scores or {})
-        rows.append({"prompt": cells.prompt_text(prompt), "key": str(sample.id), "rewards": rewards, "columns": columns})
+        # Two tasks in a folder may both have a sample 1.
+        key = sample.id, cells.prompt_text(sample.input if isinstance(sample.input, str) else [*map(_message, sample.input)])
+        rows.append({"prompt": cells.prompt_text(prompt), "key": key, "rewards": rewards, "columns": columns})
         yield cells.completion_parts(completion)
 
 
