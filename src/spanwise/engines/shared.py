@@ -120,6 +120,24 @@ def model_size(path: str | None) -> int | None:
     return {**config, **(config.get("text_config") or {})}.get("vocab_size")
 
 
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Turn rows into columns, with None if a row lacks a name; a nested mapping becomes columns with dotted names.
+
+    >>> columns_of([{"gold": {"answer": "4"}}, {"level": 2}])
+    {'gold.answer': ['4', None], 'level': [None, 2]}
+    """
+    flat_rows = [_flat(row) for row in rows]
+    return {name: [row.get(name) for row in flat_rows] for name in dict.fromkeys(name for row in flat_rows for name in row)}
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings to dotted keys."""
+    columns: dict[str, Any] = {}
+    for name, value in row.items():
+        columns |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return columns
+
+
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
     """Refuse wrong settings for rollouts and report before training starts."""
     missing = [name for name in _REPORT if report and find_spec(name) is None]

@@ -1,6 +1,6 @@
 """`SpanRayPPOTrainer`: SkyRL's PPO trainer, with credit for every span of every turn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from spanwise.batch import Batch
 from spanwise.credit.trajectories.turns import Turns
-from spanwise.engines.shared import RunRecord, model_size, prompt_texts
+from spanwise.engines.shared import RunRecord, columns_of, model_size, prompt_texts
 from spanwise.engines.skyrl.config import OPTION, check, critic_of, reads_turns, say
 from spanwise.engines.skyrl.estimators import register, register_loss
 from spanwise.engines.skyrl.rows import SampledRows
@@ -205,9 +205,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Return the dataset's columns for prompts; a nested mapping becomes columns such as `reward_spec.ground_truth`."""
         dataset: Any = self.train_dataset
         # A prompt's id is its row number in `PromptDataset`; other ids lead to no columns.
-        columns_by_uid = {uid: _flat(dataset[int(uid)][2]) if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
-        names = dict.fromkeys(name for row in columns_by_uid.values() for name in row)
-        return {name: [columns_by_uid[uid].get(name) for uid in uids] for name in names}
+        row_by_uid = {uid: dataset[int(uid)][2] if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
+        return columns_of([row_by_uid[uid] for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled: SampledRows) -> None:
         """Write a batch to the run folder."""
@@ -270,11 +269,3 @@ def fold_factor(
             }[loss_reduction]
         factor_n[rows] /= len(rollout_n[rows].unique())
     return factor_n[:, None]
-
-
-def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings to dotted keys."""
-    columns: dict[str, Any] = {}
-    for name, value in row.items():
-        columns |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return columns
