@@ -1,0 +1,342 @@
+"""slime's two hooks against its contract (`slime_contract.json`, read and not run) and a slow loop of its loss."""
+
+import inspect
+import json
+import random
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import conformance
+from spanwise.engines.slime import check, hooks, post_process_rewards, set_advantages
+from spanwise.engines.slime.settings import HOOKS
+from spanwise.errors import AlignmentError, RecipeError
+
+CONTRACT = json.loads((Path(__file__).parent / "slime_contract.json").read_text())
+CASES = conformance.load()
+RLOO = "layout: {all: [answer]}\nmethod: rloo\nper: completion\n"
+GRPO = "layout: {all: [answer]}\nmethod: grpo\nobjectives: [{reward: environment, pays: all}]\n"
+
+
+class Strict:
+    """Holds the names of the contract alone, so that a name that slime does not have raises."""
+
+    def __init__(self, known, **values):
+        assert values.keys() <= known.keys() | {"spanwise_recipe"}, values.keys() - known.keys()
+        vars(self).update({**known, **values})
+
+
+class Sample(Strict):
+    reward: Any
+
+    def get_reward_value(self, args):
+        return self.reward if not args.reward_key else self.reward[args.reward_key]
+
+
+def arguments(folder, recipe, **changes):
+    (folder / "recipe.yaml").write_text(recipe)
+    usual = {
+        **HOOKS,
+        "hf_checkpoint": "unread",
+        "global_batch_size": 1,
+        "rollout_max_response_len": 64,
+        "label_key": "answer",
+    }
+    sizes = {"n_samples_per_prompt": 8, "spanwise_recipe": str(folder / "recipe.yaml")}
+    return Strict(CONTRACT["arguments"], **{**usual, **sizes, **changes})
+
+
+def sample(ids, group, *, mask=None, prompt=(20,), **more):
+    fields = {"tokens": [*prompt, *ids], "response_length": len(ids), "group_index": group, "loss_mask": mask, **more}
+    return Sample(CONTRACT["sample"], **fields)
+
+
+def of_rows(rows):
+    """Rows of `conformance.json` as slime's samples: what an environment paid and its state lie in the metadata."""
+    groups = {row["group"]: g for g, row in enumerate(rows)}
+    rollouts = {row.get("rollout"): j for j, row in enumerate(rows)}
+    return [
+        sample(
+            row["ids"],
+            groups[row["group"]],
+            mask=row["sampled"],
+            prompt=row["prompt"],
+            label=row["answer"],
+            metadata={key: row[key] for key in ("paid", "anchor", "turns") if row.get(key) is not None},
+            rollout_id=rollouts[row["rollout"]] if "rollout" in row else None,
+        )
+        for row in rows
+    ]
+
+
+@pytest.fixture(autouse=True)
+def slime(monkeypatch):
+    """The functions of slime that the hooks call, by the contract's names, each one of our own; no slime is installed."""
+    logged, parallel = [], {"size": 1, "rank": 0}
+
+    def slice_log_prob_with_cp(log_prob, total_length, response_length):
+        assert len(log_prob) == response_length
+        size, rank = parallel["size"], parallel["rank"]
+        chunk = -(-total_length // (2 * size))  # rank r has the chunks r and 2 size - 1 - r; a logit stands before its token
+        places = [(total_length - response_length + t - 1) // chunk for t in range(response_length)]
+        return log_prob if size == 1 else log_prob[[t for t, at in enumerate(places) if at in (rank, 2 * size - 1 - rank)]]
+
+    functions = {
+        "slice_log_prob_with_cp": slice_log_prob_with_cp,
+        "log": lambda args, metrics, step_key: logged.append(metrics),
+        "compute_rollout_step": lambda args, rollout_id: rollout_id,
+        "_current_rollout_id": 7,
+    }
+    for path, takes in CONTRACT["calls"].items():
+        module, _, name = path.rpartition(".")
+        if takes is not None:
+            assert [*inspect.signature(functions[name]).parameters] == takes
+        for i in range(1, module.count(".") + 2):
+            part = ".".join(module.split(".")[:i])
+            if part not in sys.modules:
+                monkeypatch.setitem(sys.modules, part, ModuleType(part))
+        setattr(sys.modules[module], name, functions[name])
+        parent, _, child = module.rpartition(".")
+        setattr(sys.modules[parent], child, sys.modules[module])
+    monkeypatch.setattr(hooks, "_STEPS", {})
+    monkeypatch.setattr(
+        hooks, "AutoTokenizer", type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
+    )
+    monkeypatch.setattr(hooks, "model_size", lambda path: None)
+    return Strict({"logged": logged, "parallel": parallel})
+
+
+def trained(args, samples, *, ranks=1, per_token=False):
+    """A step of slime with a loss of -A: the loss of each of its steps, and the advantages of every sample's tokens.
+
+    Written from the contract's sentence on the loss, in loops over samples and tokens.
+    """
+    raw, carried = post_process_rewards(args, samples)
+    assert len(raw) == len(carried) == len(samples)
+    masks = [[0] * s.response_length if s.remove_sample else s.loss_mask or [1] * s.response_length for s in samples]
+    rollouts = [("none", n) if s.rollout_id is None else s.rollout_id for n, s in enumerate(samples)]
+    order = list(dict.fromkeys(rollouts))
+    advantages: list[list[float]] = [[] for _ in samples]
+    for rank in range(ranks):  # each has every so-manieth sample
+        mine = [*range(rank, len(samples), ranks)]
+        data = {
+            "rewards": [carried[n] for n in mine],
+            "local_raw_reward": [raw[n] for n in mine],
+            "kl": [torch.zeros(samples[n].response_length) for n in mine],
+            "total_lengths": [len(samples[n].tokens) for n in mine],
+            "response_lengths": [samples[n].response_length for n in mine],
+        }
+        assert data.keys() == set(CONTRACT["rollout_data"])
+        set_advantages(args, data)
+        for n, adv_t in zip(mine, data["advantages"], strict=True):
+            advantages[n] = adv_t.double().tolist()
+        assert data["rewards"] == data["local_raw_reward"]
+    size, losses = args.global_batch_size, []
+    for start in range(0, len(order) - size + 1, size):
+        members = [n for n in range(len(samples)) if rollouts[n] in order[start : start + size]]
+        total = tokens = 0.0
+        for n in members:
+            inner = 0.0
+            for t in range(samples[n].response_length):
+                inner += advantages[n][t] * masks[n][t]
+            divisor = sum(sum(masks[j]) for j in members if rollouts[j] == rollouts[n])
+            total += inner if per_token else inner / max(divisor, 1)
+            tokens += max(sum(masks[n]), 1)
+        losses.append(-total / tokens if per_token else -total / size)
+    return losses, advantages
+
+
+def unfolded(samples, advantages):
+    """The advantages without the factor of slime's default loss: the trained tokens of a sample's rollout."""
+    names = [("none", n) if s.rollout_id is None else s.rollout_id for n, s in enumerate(samples)]
+    sizes = {name: sum(sum(s.loss_mask) for s, other in zip(samples, names, strict=True) if other == name) for name in names}
+    return [[value / sizes[name] for value in row] for name, row in zip(names, advantages, strict=True)]
+
+
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
+@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a turn is paid for a confidence that it does not state
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", ["blocks", "waits", "fields", "turns", "gigpo"])
+def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, ranks):
+    samples = of_rows(CASES["rollouts"][conformance.ROWS[name]])
+    found = unfolded(samples, trained(arguments(tmp_path, CASES["recipes"][name]), samples, ranks=ranks)[1])
+    for row, expected in zip(found, CASES["advantages"][name], strict=True):
+        assert row == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Objective 'environment'")
+@pytest.mark.parametrize("name", ["turns", "gigpo"])
+def test_a_conversation_in_one_sample_is_credited_turn_by_turn(tmp_path, name):
+    rows, file = CASES["rollouts"]["turns"], CASES["advantages"][name]
+    kept = [(row, values) for row, values in zip(rows, file, strict=True) if row["group"] != "hb"]
+    samples = of_rows(conformance.sequences([row for row, _ in kept]))
+    found = unfolded(samples, trained(arguments(tmp_path, CASES["recipes"][name]), samples)[1])
+    for row, expected in zip(found, conformance.of_sequences(*map(list, zip(*kept, strict=True))), strict=True):
+        assert row == pytest.approx(expected, abs=1e-6)
+
+
+def ragged():
+    """Two prompts; rollouts of one and of two samples, tool output, a sample left out of the loss and one without a token.
+
+    RLOO: the first group has 1 (of the rollout's last sample) and 0, credited 1 and -1; what has no token has no reward. The second
+    has 0, 2 and a 1.5 that is left out of the loss: -7/4, 5/4 and, instead of 1/2, nothing.
+    """
+    ids = [2, 11, 3, 1]
+    return [
+        sample(ids, 0, reward=0.25, rollout_id=4),
+        sample(ids[:3], 0, reward=1.0, rollout_id=4),
+        sample([*ids, 9, 9], 1, reward=0.0, rollout_id=9, mask=[1, 1, 1, 0, 0, 1]),
+        sample(ids, 0, reward=0.0),
+        sample([], 0, reward=0.0, rollout_id=0),
+        sample(ids, 1, reward=2.0, rollout_id=8),
+        sample(ids[:2], 1, reward=1.5, rollout_id=6, remove_sample=True),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a reward of a sample without tokens is none
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("per_token", [False, True])
+def test_slimes_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, per_token, size):
+    """`per: completion` makes the sum over a rollout's tokens its credit, worked out by hand in `ragged`."""
+    recipe = RLOO + "objectives: [{reward: environment, pays: all}]\n"
+    args = arguments(tmp_path, recipe, global_batch_size=size, calculate_per_token_loss=per_token)
+    losses, advantages = trained(args, ragged(), per_token=per_token)
+    assert advantages[-1] == [0.0, 0.0]
+    # In the order of their first sample: 4 and 9, the one without an id, 0 (no token), 8, 6 (left out).
+    credit = [1.0, -1.75, -1.0, 0.0, 1.25, 0.0]
+    assert losses == pytest.approx([-sum(credit[s : s + size]) / size for s in range(0, 6, size)], abs=1e-6)
+
+
+def test_the_order_of_samples_does_not_matter(tmp_path):
+    args = arguments(tmp_path, CASES["recipes"]["blocks"])
+    samples = of_rows(CASES["rollouts"]["flat"])
+    _, expected = trained(args, samples)
+    order = random.Random(3).sample(range(len(samples)), len(samples))
+    _, found = trained(args, [samples[n] for n in order])
+    assert [found[order.index(n)] for n in range(len(samples))] == expected
+
+
+def test_masking_is_deletion_and_a_group_of_one_gets_nothing(tmp_path):
+    args = arguments(tmp_path, CASES["recipes"]["blocks"])
+    rows = CASES["rollouts"]["flat"]
+    _, found = trained(args, of_rows(rows))
+    bare = [{**r, "ids": [i for i, m in zip(r["ids"], r["sampled"], strict=True) if m], "sampled": [1] * sum(r["sampled"])}
+            for r in rows]  # fmt: skip
+    _, expected = trained(args, of_rows(bare))
+    for row, values, other in zip(rows, found, expected, strict=True):
+        assert [value for value, m in zip(values, row["sampled"], strict=True) if m] == other
+        assert all(value == 0 for value, m in zip(values, row["sampled"], strict=True) if not m)
+        assert row["group"] != "g1" or set(values) == {0.0}
+
+
+def test_a_slice_of_a_context_parallel_rank_has_its_own_tokens(tmp_path, slime):
+    args = arguments(tmp_path, GRPO)
+    credit = torch.arange(1.0, 14.0)
+    # 17 tokens in 4 chunks of 5; the four of the prompt come first, and token t is predicted at place t + 3.
+    expected = {0: [1.0, 2.0, 13.0], 1: [float(t) for t in range(3, 13)]}
+    for rank, mine in expected.items():
+        slime.parallel.update(size=2, rank=rank)
+        lengths = {"total_lengths": [17], "response_lengths": [13], "local_raw_reward": [1.0]}
+        data = {"rewards": [credit], "kl": [torch.zeros(len(mine))], **lengths}
+        set_advantages(args, data)
+        assert data["advantages"][0].tolist() == data["returns"][0].tolist() == mine
+        with pytest.raises(AlignmentError, match=rf"Sample 0 of this rank has {len(mine)} advantages and 4 log-prob"):
+            set_advantages(args, {**data, "rewards": [credit], "kl": [torch.zeros(4)]})
+
+
+def test_slimes_own_reward_pays_a_block_and_a_missing_one_joins_no_baseline(tmp_path):
+    """1 and 0 are compared with each other; None is no reward, and its number in slime's log is NaN."""
+    args = arguments(tmp_path, RLOO + "objectives: [{reward: environment, pays: all}]\n", reward_key="score")
+    samples = [sample([2, 11, 3], 0, reward=reward) for reward in ({"score": 1.0}, None, {"score": 0.0})]
+    raw, carried = post_process_rewards(args, samples)
+    assert raw[::2] == [1.0, 0.0]
+    assert raw[1] != raw[1]
+    assert [row.tolist() for row in carried] == [[1.0] * 3, [0.0] * 3, [-1.0] * 3]  # 1/3 of each times 3
+
+
+def test_each_value_of_a_reward_of_several_is_a_column(tmp_path):
+    recipe = RLOO + "objectives: [{reward: environment, pays: all, options: {column: format}}]\n"
+    samples = [sample([2, 11, 3], 0, reward={"score": 0.0, "format": value}) for value in (2.0, 1.0)]
+    _, carried = post_process_rewards(arguments(tmp_path, recipe, reward_key="score"), samples)
+    assert [row.tolist() for row in carried] == [[1.0] * 3, [-1.0] * 3]
+
+
+def test_metrics_are_logged_beside_slimes(tmp_path, slime):
+    trained(arguments(tmp_path, CASES["recipes"]["blocks"]), of_rows(CASES["rollouts"]["flat"]))
+    (metrics,) = slime.logged
+    assert metrics["rollout/step"] == 7
+    assert metrics["rollout/credit/malformed"] == 0.2  # two of ten state no confidence
+    assert all(value == value for value in metrics.values())
+
+
+LASER = "laser: {token: <pad>, verdict: environment, reference: -1.0, self_rewarding_warmup: 1}\n"
+REFUSED = {
+    "There is no recipe": (GRPO, {"spanwise_recipe": None}),
+    "advantage_estimator is 'ppo'": (GRPO, {"advantage_estimator": "ppo"}),
+    "advantage_estimator is 'reinforce_plus_plus'": (GRPO, {"advantage_estimator": "reinforce_plus_plus"}),
+    "custom_advantage_function_path is None": (GRPO, {"custom_advantage_function_path": None}),
+    "custom_reward_post_process_path is my.f": (GRPO, {"custom_reward_post_process_path": "my.f"}),
+    "normalize_advantages is True": (GRPO, {"normalize_advantages": True}),
+    "rewards_normalization is False": (GRPO, {"rewards_normalization": False}),
+    "kl_coef is 0.1": (GRPO, {"kl_coef": 0.1}),
+    "loss_type is sft_loss": (GRPO, {"loss_type": "sft_loss"}),
+    "compute_advantages_and_returns is False": (GRPO, {"compute_advantages_and_returns": False}),
+    "custom_pg_loss_reducer_function_path is my.f": (GRPO, {"custom_pg_loss_reducer_function_path": "my.f"}),
+    "custom_convert_samples_to_train_data_path is my.f": (GRPO, {"custom_convert_samples_to_train_data_path": "my.f"}),
+    "mask_offpolicy_in_partial_rollout is True": (GRPO, {"mask_offpolicy_in_partial_rollout": True}),
+    "use_opd with opd_type 'sglang'": (GRPO, {"use_opd": True, "opd_type": "sglang"}),
+    "grpo_std_normalization is False": (GRPO, {"grpo_std_normalization": False}),
+    "gamma is 0.9, and the recipe has gamma: 0.5": (
+        GRPO.replace("grpo", "reinforce++") + "options: {gamma: .5}\n",
+        {"gamma": 0.9},
+    ),
+    "Method 'gae' needs values": (GRPO.replace("grpo", "gae"), {}),
+    "The recipe has a critic section": (GRPO + "critic: {gae_lambda_value: 0.5}\n", {}),
+    "laser": (GRPO + LASER, {}),
+}
+
+
+@pytest.mark.parametrize("match", REFUSED)
+def test_what_cannot_work_is_refused(tmp_path, match):
+    recipe, changes = REFUSED[match]
+    with pytest.raises(RecipeError, match=match):
+        check(arguments(tmp_path, recipe, **changes))
+
+
+def test_settings_that_are_taken_or_change_nothing_are_said(tmp_path):
+    args = arguments(tmp_path, GRPO + "steps: 3\n", gamma=0.9, dynamic_sampling_filter_path="f.nonzero_std", kl_coef=0.0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert check(args).method == "grpo"
+    sentences = " ".join(str(one.message) for one in told)
+    for part in (
+        "also sets steps",
+        "gamma=0.9 changes nothing",
+        "f.nonzero_std keeps or drops groups by slime's own reward",
+    ):
+        assert part in sentences
+
+
+def test_a_sample_of_no_group_and_rewards_that_are_no_credit_are_refused(tmp_path):
+    args = arguments(tmp_path, GRPO)
+    with pytest.raises(AlignmentError, match="Sample 1 has no group_index"):
+        post_process_rewards(args, [sample([2], 0, reward=1.0), sample([2], None, reward=1.0)])
+    with pytest.raises(
+        RecipeError, match="custom_advantage_function_path works only beside custom_reward_post_process_path"
+    ):
+        set_advantages(args, {"rewards": [1.0]})
+
+
+def test_the_hooks_take_what_slime_gives():
+    functions = {
+        "custom_reward_post_process_path": post_process_rewards,
+        "custom_advantage_function_path": set_advantages,
+        "custom_megatron_init_path": check,
+    }
+    for name, hook in CONTRACT["hooks"].items():
+        assert [*inspect.signature(functions[name]).parameters] == hook["takes"]
