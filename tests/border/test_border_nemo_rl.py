@@ -1,0 +1,44 @@
+"""Settings of NeMo-RL that would change the credit, or hand the estimator no tokens."""
+
+from types import SimpleNamespace
+
+import torch
+
+from border.case import check
+from spanwise.engines.nemo_rl import SpanEstimator
+from spanwise.engines.nemo_rl.settings import check as check_settings
+
+RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: environment, pays: solution}]\n"
+
+
+def checked(method="bae", more="", *, recipe="recipe.yaml", grpo=None, data_plane=False, **loss_fn):
+    def run(folder):
+        (folder / "recipe.yaml").write_text(RECIPE.replace("METHOD", method) + more)
+        options = {"adv_estimator": {"name": "spanwise", "recipe": recipe, "normalize_rewards": True}, **(grpo or {})}
+        policy = {"generation": {"max_new_tokens": 64}}
+        parts = {"grpo": options, "policy": policy, "loss_fn": loss_fn, "data_plane": {"enabled": data_plane}}
+        return check_settings(SimpleNamespace(**parts)).method
+
+    return run
+
+
+def without_messages(folder):
+    bare = SpanEstimator.__new__(SpanEstimator)
+    return bare.compute_advantage(torch.zeros(1, 1).long(), torch.zeros(1), torch.ones(1, 2), repeated_batch={"std": 0})
+
+
+NOT_DIVIDED = {"adv_estimator": {"recipe": "recipe.yaml", "normalize_rewards": False}}
+CASES = {
+    "NeMo-RL with `adv_estimator.name=spanwise` and no recipe": checked(recipe=None),
+    "NeMo-RL with `grpo.advantage_clip_high=5`": checked(grpo={"advantage_clip_high": 5.0}),
+    "NeMo-RL with `grpo.invalid_tool_call_advantage=-5`": checked(grpo={"invalid_tool_call_advantage": -5.0}),
+    "NeMo-RL with `loss_fn.use_kl_in_reward=true`": checked(use_kl_in_reward=True),
+    "NeMo-RL with `data_plane.enabled=true`": checked(data_plane=True),
+    "NeMo-RL's single controller": without_messages,
+    "NeMo-RL with `adv_estimator.normalize_rewards=false` and `method: grpo`": checked("grpo", grpo=NOT_DIVIDED),
+    "NeMo-RL with `grpo.use_dynamic_sampling=true`": checked(grpo={"use_dynamic_sampling": True}),
+    "NeMo-RL with `method: gae`": checked("gae"),
+    "NeMo-RL with a `critic` in the recipe": checked(more="critic: {gae_lambda_value: 0.5}\n"),
+}
+
+test = check(__doc__, CASES)

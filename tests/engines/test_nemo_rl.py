@@ -1,0 +1,303 @@
+"""NeMo-RL's estimator against its contract (`nemo_rl_contract.json`, read and not run) and a slow loop of its loss."""
+
+import inspect
+import json
+import random
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+import conformance
+from spanwise.engines.nemo_rl import SpanEstimator, attach, estimator
+from spanwise.engines.nemo_rl.settings import check
+from spanwise.errors import RecipeError
+
+CONTRACT = json.loads((Path(__file__).parent / "nemo_rl_contract.json").read_text())
+CASES = conformance.load()
+RLOO = "layout: {all: [answer]}\nmethod: rloo\nper: completion\nobjectives: [{reward: environment, pays: all}]\n"
+GRPO = "layout: {all: [answer]}\nmethod: grpo\nobjectives: [{reward: environment, pays: all}]\n"
+
+
+class Settings:
+    """A part of NeMo-RL's configuration, as an object; a name that it does not have raises."""
+
+    def __init__(self, **values):
+        vars(self).update(values)
+
+
+def config(folder, recipe, **changes):
+    """The settings of the contract: the policy and the data plane are mappings, the rest objects."""
+    (folder / "recipe.yaml").write_text(recipe)
+    usual = {"grpo.adv_estimator.name": "spanwise", "grpo.adv_estimator.recipe": str(folder / "recipe.yaml")}
+    sizes = {"policy.generation.max_new_tokens": 64, "policy.train_global_batch_size": 4}
+    assert changes.keys() <= CONTRACT["settings"].keys()
+    tree: dict = {}
+    for path, value in {**CONTRACT["settings"], **usual, **sizes, **changes}.items():
+        part = tree
+        *parts, name = path.split(".")
+        for step in parts:
+            part = part.setdefault(step, {})
+        part[name] = value
+    estimators = Settings(**tree["grpo"].pop("adv_estimator"))
+    grpo, loss_fn = Settings(adv_estimator=estimators, **tree["grpo"]), Settings(**tree["loss_fn"])
+    return Settings(grpo=grpo, loss_fn=loss_fn, policy=tree["policy"], data_plane=tree["data_plane"])
+
+
+@pytest.fixture(autouse=True)
+def named_tokenizer(monkeypatch):
+    """The tokenizer and the model of the configuration: no folder holds them."""
+    named = type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
+    monkeypatch.setattr(estimator, "AutoTokenizer", named)
+    monkeypatch.setattr(estimator, "model_size", lambda path: None)
+
+
+def rollout(ids, prompt=(7, 8), *, sampled=None, reward=0.0, weight=1.0, idx=0, **facts):
+    return {"prompt": prompt, "ids": ids, "sampled": sampled or [1] * len(ids), "reward": reward, "weight": weight, "idx": idx,
+            "facts": facts}  # fmt: skip
+
+
+def of_rows(rows):
+    """Rows of `conformance.json` as rollouts. Prompts of a group begin alike and go on with what was said before."""
+    groups = {row["group"]: n for n, row in enumerate(rows)}
+    return [
+        rollout(row["ids"], [groups[row["group"]]], sampled=row["sampled"], idx=groups[row["group"]],
+                **{key: row[key] for key in ("answer", "paid", "anchor", "turns") if row.get(key) is not None})
+        for row in rows
+    ]  # fmt: skip
+
+
+def messages(one):
+    """The prompt and each run of sampled or other tokens as a message, as NeMo-RL has them when it asks for advantages."""
+    parts = [("user", one["prompt"], 0)]
+    for token, flag in zip(one["ids"], one["sampled"], strict=True):
+        role = "assistant" if flag else "environment"
+        if parts[-1][0] != role:
+            parts.append((role, [], flag))
+        parts[-1][1].append(token)
+    values = (
+        (role, torch.tensor(list(ids), dtype=torch.long), torch.full((len(ids),), flag), torch.zeros(len(ids)))
+        for role, ids, flag in parts
+    )
+    log = [
+        dict(zip(("role", "token_ids", "token_loss_mask", "generation_logprobs"), message, strict=True))
+        for message in values
+    ]
+    assert all(message.keys() == set(CONTRACT["message"]) for message in log)
+    return log
+
+
+def asked(cfg, rollouts, *, padding=3):
+    """What NeMo-RL asks the estimator with: the advantages, (rows, tokens), the tokens' mask and the rows' weights."""
+    logs = [messages(one) for one in rollouts]
+    width = max(len(one["prompt"]) + len(one["ids"]) for one in rollouts) + padding
+    token_mask = torch.zeros(len(rollouts), width)
+    for n, log in enumerate(logs):
+        flags = torch.cat([message["token_loss_mask"] for message in log])
+        token_mask[n, : len(flags)] = flags
+    sample_mask = torch.tensor([one["weight"] for one in rollouts])
+    longest = max(len(one["prompt"]) for one in rollouts)
+    prompts = torch.tensor([[*one["prompt"], *[0] * (longest - len(one["prompt"]))] for one in rollouts])
+    rewards = torch.tensor([one["reward"] for one in rollouts])
+    batch = {
+        "message_log": logs,
+        "length": torch.tensor([len(one["prompt"]) for one in rollouts]),
+        "idx": [one["idx"] for one in rollouts],
+        "extra_env_info": [one["facts"] for one in rollouts],
+        "loss_multiplier": sample_mask,
+        "total_reward": torch.zeros(len(rollouts) + 1),  # after dynamic sampling it has those of dropped rollouts, too
+    }
+    assert sorted(batch) == CONTRACT["repeated_batch"]
+    mask = token_mask * sample_mask[:, None]
+    more = dict.fromkeys(CONTRACT["compute_advantage"]["more"])
+    made = SpanEstimator(cfg)
+    adv_nt = made.compute_advantage(prompt_ids=prompts, rewards=rewards, mask=mask, repeated_batch=batch, **more)
+    assert adv_nt.shape == mask.shape
+    assert adv_nt.dtype == torch.float32
+    return adv_nt.double().tolist(), token_mask.tolist(), sample_mask.tolist(), made
+
+
+def losses(adv_nt, token_mask, sample_mask, *, size, token_level):
+    """NeMo-RL's loss of each mini-batch, where every token's surrogate is -A: the contract's sentence in loops."""
+    found = []
+    for start in range(0, len(adv_nt), size):
+        total = divisor = 0.0
+        for n in range(start, start + size):
+            inner = length = 0.0
+            for t in range(1, len(adv_nt[n])):  # the first token is predicted by none
+                inner += adv_nt[n][t] * token_mask[n][t]
+                length += token_mask[n][t]
+            total += sample_mask[n] * (inner if token_level else inner / (length + 1e-8))
+            divisor += sample_mask[n] * (length if token_level else 1.0)
+        found.append(-total / (divisor + 1e-8))
+    return found
+
+
+def of_tokens(rollouts, adv_nt, token_mask, sample_mask):
+    """The replies' advantages without the factor of a single mini-batch at token level: its tokens / its rows."""
+    tokens = sum(weight * sum(row[1:]) for row, weight in zip(token_mask, sample_mask, strict=True))
+    cut = [(len(one["prompt"]), len(one["ids"]), row) for one, row in zip(rollouts, adv_nt, strict=True)]
+    return [[value * len(rollouts) / tokens for value in row[first : first + length]] for first, length, row in cut]
+
+
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
+@pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
+def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
+    rollouts = of_rows(CASES["rollouts"][conformance.ROWS[name]])
+    cfg = config(tmp_path, CASES["recipes"][name], **{"policy.train_global_batch_size": len(rollouts)})
+    found = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
+    for row, expected in zip(found, CASES["advantages"][name], strict=True):
+        assert row == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a turn is paid for a confidence that it does not state
+@pytest.mark.parametrize("name", ["turns", "gigpo"])
+def test_a_conversation_is_credited_turn_by_turn(tmp_path, name):
+    rows, file = CASES["rollouts"]["turns"], CASES["advantages"][name]
+    kept = [(row, values) for row, values in zip(rows, file, strict=True) if row["group"] != "hb"]
+    rollouts = of_rows(conformance.sequences([row for row, _ in kept]))
+    cfg = config(tmp_path, CASES["recipes"][name], **{"policy.train_global_batch_size": len(rollouts)})
+    found = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
+    for row, expected in zip(found, conformance.of_sequences(*map(list, zip(*kept, strict=True))), strict=True):
+        assert row == pytest.approx(expected, abs=1e-6)
+
+
+def ragged():
+    """Rollouts of four tokens, of six with tool output, of two, left out of the loss, without a reply; two prompts.
+
+    RLOO: 1 and 0 and 1/2 of the first prompt get 3/4, -3/4 and 0; 0, 2 and a 1.5 left out of the second -7/4, 5/4, nothing.
+    What has no reply has no reward.
+    """
+    ids = [2, 11, 3, 1]
+    return [
+        rollout(ids, reward=1.0),
+        rollout([*ids, 9, 9], reward=0.0, sampled=[1, 1, 1, 0, 0, 1]),
+        rollout(ids[:2], (9,), reward=0.0),
+        rollout(ids, (9,), reward=2.0),
+        rollout(ids[:3], reward=0.5),
+        rollout([], reward=0.0),
+        rollout(ids, (9,), reward=1.5, weight=0.0),
+        rollout(ids, (9, 9), reward=1.0),  # alone with its prompt
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a reward of a rollout without a reply is none
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("token_level", [True, False])
+def test_nemo_rls_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, token_level, size):
+    changes = {"policy.train_global_batch_size": size, "loss_fn.token_level_loss": token_level}
+    adv_nt, token_mask, sample_mask, _ = asked(config(tmp_path, RLOO, **changes), ragged())
+    credit = [0.75, -0.75, -1.75, 1.25, 0.0, 0.0, 0.0, 0.0]
+    expected = [-sum(credit[s : s + size]) / size for s in range(0, 8, size)]
+    assert losses(adv_nt, token_mask, sample_mask, size=size, token_level=token_level) == pytest.approx(expected, abs=1e-6)
+    assert set(adv_nt[6]) == set(adv_nt[7]) == {0.0}
+    assert all(
+        value == 0
+        for row, flags in zip(adv_nt, token_mask, strict=True)
+        for value, m in zip(row, flags, strict=True)
+        if not m
+    )
+
+
+def test_prompts_of_the_same_words_and_other_images_are_two_groups(tmp_path):
+    cfg = config(tmp_path, RLOO)
+    pairs = [rollout([2, 11, 3], reward=reward, idx=idx) for idx, reward in ((0, 1.0), (1, 5.0), (0, 0.0), (1, 5.0))]
+    found = of_tokens(pairs, *asked(cfg, pairs)[:3])
+    assert [sum(row) for row in found] == pytest.approx([1.0, 0.0, -1.0, 0.0])
+
+
+def test_the_order_of_rollouts_and_the_padding_do_not_matter(tmp_path):
+    rollouts = of_rows(CASES["rollouts"]["flat"])
+    cfg = config(tmp_path, CASES["recipes"]["blocks"], **{"policy.train_global_batch_size": len(rollouts)})
+    expected = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
+    order = random.Random(3).sample(range(len(rollouts)), len(rollouts))
+    shuffled = [rollouts[n] for n in order]
+    found = of_tokens(shuffled, *asked(cfg, shuffled, padding=0)[:3])
+    assert [found[order.index(n)] for n in range(len(rollouts))] == expected
+
+
+def test_masking_is_deletion(tmp_path):
+    rows = CASES["rollouts"]["flat"]
+    cfg = config(tmp_path, CASES["recipes"]["blocks"], **{"policy.train_global_batch_size": len(rows)})
+    bare = [{**row, "ids": [i for i, m in zip(row["ids"], row["sampled"], strict=True) if m], "sampled": [1] * sum(row["sampled"])}
+            for row in rows]  # fmt: skip
+    found = of_tokens(of_rows(rows), *asked(cfg, of_rows(rows))[:3])
+    expected = of_tokens(of_rows(bare), *asked(cfg, of_rows(bare))[:3])
+    for row, values, other in zip(rows, found, expected, strict=True):
+        assert [value for value, m in zip(values, row["sampled"], strict=True) if m] == other
+
+
+def test_facts_of_the_environment_and_values_of_the_batch_are_columns(tmp_path):
+    recipe = RLOO.replace("{reward: environment, pays: all}", "{reward: 'test_nemo_rl:seen', pays: all}")
+    cfg = config(tmp_path, recipe)
+    pair = [rollout([2, 11, 3], facts={"gold": gold}) for gold in ("4", "5")]
+    made = asked(cfg, pair)[3]
+    assert made.last_metrics["credit/malformed"] == 0.0
+
+
+def seen(prompts, completions, completion_ids, **columns):
+    assert prompts == ["01", "01"]
+    assert completion_ids == [[2, 11, 3]] * 2
+    assert completions == ["<answer>4</answer>"] * 2
+    assert columns["facts.gold"] == ["4", "5"]
+    assert columns["environment"] == [0.0, 0.0]
+    assert columns["loss_multiplier"] == [1.0, 1.0]
+    assert not any(name.startswith(("total_reward", "extra_env_info")) for name in columns)
+    return [1.0, 0.0]
+
+
+REFUSED = {
+    "There is no recipe": (GRPO, {"grpo.adv_estimator.recipe": None}),
+    "grpo.advantage_clip_low is -5.0": (GRPO, {"grpo.advantage_clip_low": -5.0}),
+    "grpo.advantage_clip_high is 5.0": (GRPO, {"grpo.advantage_clip_high": 5.0}),
+    "grpo.invalid_tool_call_advantage is -5.0": (GRPO, {"grpo.invalid_tool_call_advantage": -5.0}),
+    "grpo.malformed_thinking_advantage is -5.0": (GRPO, {"grpo.malformed_thinking_advantage": -5.0}),
+    "loss_fn.use_kl_in_reward is True": (GRPO, {"loss_fn.use_kl_in_reward": True}),
+    "data_plane.enabled is True": (GRPO, {"data_plane.enabled": True}),
+    "normalize_rewards is False, and method 'grpo'": (GRPO, {"grpo.adv_estimator.normalize_rewards": False}),
+    "Method 'gae' needs values": (GRPO.replace("grpo", "gae"), {}),
+    "The recipe has a critic section": (GRPO + "critic: {gae_lambda_value: 0.5}\n", {}),
+    "laser": (GRPO + "laser: {token: <pad>, verdict: environment, reference: -1.0, self_rewarding_warmup: 1}\n", {}),
+}
+
+
+@pytest.mark.parametrize("match", REFUSED)
+def test_what_cannot_work_is_refused(tmp_path, match):
+    recipe, changes = REFUSED[match]
+    with pytest.raises(RecipeError, match=match):
+        check(config(tmp_path, recipe, **changes))
+
+
+def test_what_is_ignored_or_filtered_is_said(tmp_path):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert check(config(tmp_path, GRPO + "steps: 3\n", **{"grpo.use_dynamic_sampling": True})).method == "grpo"
+    sentences = " ".join(str(one.message) for one in told)
+    assert "also sets steps" in sentences
+    assert "grpo.use_dynamic_sampling drops groups by the environment's reward" in sentences
+
+
+def test_a_trainer_that_hands_over_no_messages_is_refused(tmp_path):
+    made = SpanEstimator(config(tmp_path, GRPO))
+    with pytest.raises(RecipeError, match="This trainer hands estimators no messages"):
+        made.compute_advantage(
+            torch.zeros(1, 1).long(), torch.zeros(1), torch.ones(1, 2), repeated_batch={"total_reward": 0}
+        )
+
+
+def test_attach_gives_the_name_to_nemo_rl_and_leaves_others_alone(tmp_path, monkeypatch):
+    grpo: object = ModuleType("nemo_rl.algorithms.grpo")
+    vars(grpo)["_create_advantage_estimator"] = lambda master_config: "its own"
+    for name in ("nemo_rl", "nemo_rl.algorithms"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    vars(sys.modules["nemo_rl.algorithms"])["grpo"] = grpo
+    attach()
+    create = vars(grpo)["_create_advantage_estimator"]
+    assert [*inspect.signature(create).parameters] == CONTRACT["factory"]["takes"]
+    assert isinstance(create(config(tmp_path, GRPO)), SpanEstimator)
+    assert create(SimpleNamespace(grpo=SimpleNamespace(adv_estimator=SimpleNamespace(name="gdpo")))) == "its own"
+    taken = [*inspect.signature(SpanEstimator.compute_advantage).parameters]
+    assert taken[1:5] == CONTRACT["compute_advantage"]["takes"]
