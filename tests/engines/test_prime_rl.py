@@ -1,0 +1,177 @@
+"""prime-rl's algorithm against its contract (`prime_rl_contract.json`, read and not run) and a slow loop of its loss."""
+
+import asyncio
+import inspect
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import conformance
+from spanwise.engines import prime_rl
+from spanwise.errors import RecipeError
+
+CONTRACT = json.loads((Path(__file__).parent / "prime_rl_contract.json").read_text())
+CASES = conformance.load()
+RLOO = "layout: {all: [answer]}\nmethod: rloo\nper: completion\nobjectives: [{reward: environment, pays: all}]\n"
+
+
+class Algorithm:
+    """The base class as the contract has it."""
+
+    action_loss_type = "rl"
+
+    def __init__(self, config, policy_pool):
+        self.policy_pool = policy_pool
+
+
+@pytest.fixture(autouse=True)
+def prime(monkeypatch):
+    """The modules of prime-rl that the door touches, each function one of our own; no prime-rl is installed."""
+
+    def assign_advantages(trace, values):
+        left = iter(values)
+        for node in trace.nodes:
+            node.advantages = [next(left) for flag in node.mask if flag]
+        assert next(left, None) is None
+
+    def iter_trainable_traces(episodes):
+        yield from (
+            (episode, trace) for episode in episodes for trace in episode.traces if any(any(n.mask) for n in trace.nodes)
+        )
+
+    functions = {"assign_advantages": assign_advantages, "iter_trainable_traces": iter_trainable_traces}
+    for path, takes in CONTRACT["calls"].items():
+        assert [*inspect.signature(functions[path.rpartition(".")[2]]).parameters] == takes
+    algo, base, orchestrator = (ModuleType(name) for name in ("algo", "base", "orchestrator"))
+    vars(algo).update(
+        Algorithm=Algorithm, assign_advantages=assign_advantages, ALGORITHM_CLASSES={"grpo": None, "opd": None}
+    )
+    vars(base)["iter_trainable_traces"], vars(orchestrator)["algo"] = iter_trainable_traces, algo
+    names = ("prime_rl", "prime_rl.orchestrator", "prime_rl.orchestrator.algo", "prime_rl.orchestrator.algo.base")
+    for name, module in zip(names, (ModuleType("prime_rl"), orchestrator, algo, base), strict=True):
+        monkeypatch.setitem(sys.modules, name, module)
+    named = type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
+    monkeypatch.setattr(prime_rl, "AutoTokenizer", named)
+    monkeypatch.setattr(prime_rl, "model_size", lambda path: None)
+    return algo
+
+
+def trace_of(rows):
+    """A trace: what was said before each turn as a node that nobody sampled, and the turn."""
+    nodes = []
+    for row in rows:
+        nodes += [
+            SimpleNamespace(token_ids=row["prompt"], mask=[False] * len(row["prompt"])),
+            SimpleNamespace(token_ids=row["ids"], mask=[bool(flag) for flag in row["sampled"]]),
+        ]
+    task = SimpleNamespace(data={"answer": rows[0].get("answer")})
+    fields = {"nodes": nodes, "info": None, "task": task, "reward": rows[-1].get("reward", 0.0)}
+    assert sorted(fields) == CONTRACT["trace"]
+    return SimpleNamespace(**fields)
+
+
+def scored(folder, prime, recipe, groups, *, tokens=1):
+    """The advantages of every node that a model sampled, after prime-rl scored group by group."""
+    (folder / "recipe.yaml").write_text(recipe)
+    prime_rl.attach(str(folder / "recipe.yaml"), tokens=tokens)
+    made = prime.ALGORITHM_CLASSES[CONTRACT["registry"]["key"]](
+        SimpleNamespace(length_penalty=None), SimpleNamespace(model_name="m")
+    )
+    assert made.action_loss_type == "rl"
+    assert [*inspect.signature(type(made).score_group).parameters] == CONTRACT["hook"]["takes"]
+    for traces in groups:
+        asyncio.run(made.score_group([SimpleNamespace(traces=[trace]) for trace in traces]))
+    return made
+
+
+def spread_out(node):
+    values = iter(node.advantages)
+    return [next(values) if flag else 0.0 for flag in node.mask]
+
+
+def grouped(rows):
+    """The traces of each group, and each row's node."""
+    rollouts: dict = {}
+    for n, row in enumerate(rows):
+        rollouts.setdefault((row["group"], row.get("rollout", n)), []).append(n)
+    groups: dict = {}
+    nodes = {}
+    for (group, _), numbers in rollouts.items():
+        trace = trace_of([rows[n] for n in numbers])
+        groups.setdefault(group, []).append(trace)
+        nodes |= dict(zip(numbers, trace.nodes[1::2], strict=True))
+    return list(groups.values()), nodes
+
+
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
+@pytest.mark.filterwarnings("ignore:Every advantage of the batch")  # a group of one, and a unanimous one
+@pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
+def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, prime, name):
+    groups, nodes = grouped(CASES["rollouts"][conformance.ROWS[name]])
+    scored(tmp_path, prime, CASES["recipes"][name], groups)
+    for n, expected in enumerate(CASES["advantages"][name]):
+        assert spread_out(nodes[n]) == pytest.approx(expected, abs=1e-6)
+
+
+def said(reward, *lengths):
+    turns = [{"prompt": [7, 8], "ids": [2, 11, 3, 1][:length], "sampled": [1] * length} for length in lengths]
+    turns[-1]["reward"] = reward
+    return trace_of(turns)
+
+
+@pytest.mark.filterwarnings("ignore:Every advantage of the batch")  # a group of one
+def test_prime_rls_loss_is_the_sum_over_tokens_with_one_divisor_for_the_step(tmp_path, prime):
+    """RLOO of 1 and 0: 1 and -1; of 0, 2, 1: -3/2, 3/2, 0. A rollout of two nodes has one vote, and one of a group nothing."""
+    groups = [[said(1.0, 4, 3), said(0.0, 4)], [said(0.0, 3), said(2.0, 2), said(1.0, 4)], [said(5.0, 4)]]
+    scored(tmp_path, prime, RLOO, groups, tokens=10)
+    sums = []
+    weighted = 0
+    for traces in groups:
+        for trace in traces:
+            total = 0.0
+            for node in trace.nodes:
+                for value in node.advantages:
+                    total += value
+                    weighted += value != 0
+            sums.append(total)
+    assert sums == pytest.approx([10.0, -10.0, -15.0, 15.0, 0.0, 0.0], abs=1e-5)
+    assert weighted == 4 + 3 + 4 + 3 + 2  # rl_scale, by which the trainer divides all of them alike
+
+
+def test_the_order_of_traces_does_not_matter(tmp_path, prime):
+    rows = [row for row in CASES["rollouts"]["flat"] if row["group"] == "g4"]
+    found = []
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+        groups, nodes = grouped([rows[n] for n in order])
+        scored(tmp_path, prime, CASES["recipes"]["blocks"], groups)
+        found.append([nodes[order.index(n)].advantages for n in range(4)])
+    assert found[0] == found[1]
+
+
+REFUSED = {
+    "which compares groups": RLOO.replace("rloo", "bae").replace("pays: all", "pays: all, baseline: batch"),
+    "per is 'batch'": RLOO.replace("completion", "batch"),
+    "'reinforce\\+\\+' whitens over the batch": RLOO.replace("rloo", "reinforce++"),
+    "has scope: turn": RLOO.replace("rloo", "bae").replace("pays: all", "pays: all, scope: turn"),
+    "'gigpo' compares turns by the state": RLOO.replace("rloo", "gigpo"),
+    "has a critic section": RLOO + "critic: {gae_lambda_value: 0.5}\n",
+    "Method 'gae' needs values": RLOO.replace("rloo", "gae"),
+}
+
+
+@pytest.mark.parametrize("match", REFUSED)
+def test_what_cannot_work_is_refused(tmp_path, match):
+    (tmp_path / "recipe.yaml").write_text(REFUSED[match])
+    with pytest.raises(RecipeError, match=match):
+        prime_rl.check(str(tmp_path / "recipe.yaml"), tokens=64)
+
+
+def test_a_length_penalty_and_no_tokens_are_refused(tmp_path, prime):
+    scored(tmp_path, prime, RLOO, [])
+    with pytest.raises(RecipeError, match="length_penalty changes a reward that pays no block"):
+        prime.ALGORITHM_CLASSES["grpo"](SimpleNamespace(length_penalty={}), SimpleNamespace(model_name="m"))
+    with pytest.raises(RecipeError, match="TOKENS is 0"):
+        prime_rl.check(str(tmp_path / "recipe.yaml"), tokens=0)
