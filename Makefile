@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds starts gpu fields invoices demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds starts gpu fields invoices demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-unsloth test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -81,6 +81,9 @@ test-skyrl: .venv-skyrl/stamp    ## the SkyRL adapter against SkyRL itself; need
 test-foreign: .venv-foreign/stamp  ## rewards of verifiers and inspect_ai called by us and by them; logs of Inspect and lm-eval, traces of verifiers 0.4; three minutes
 	.venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_rewards.py tests/foreign/foreign_logs.py
 	PYTHONPATH=.venv-foreign/traces:tests .venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_traces.py
+
+test-unsloth: .venv-unsloth/stamp  ## whole steps of Unsloth's trainer on CPU, through our door, in an environment of its own; three minutes
+	.venv-unsloth/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_unsloth.py
 
 test-vllm: .venv-vllm/stamp .venv-verl/stamp  ## a real vLLM on CPU: judges in TRL, verl and on a file; five minutes
 	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=default tests/served
@@ -163,6 +166,12 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	.venv-foreign/bin/python -m pip install -q --disable-pip-version-check --target .venv-foreign/traces "verifiers==0.4.0"
 	touch $@
 
+# What Unsloth needs on CPU: its own dependencies would bring a CUDA build of torch.
+.venv-unsloth/stamp: pyproject.toml constraints-unsloth.txt
+	$(PYTHON) -m venv .venv-unsloth
+	.venv-unsloth/bin/python -m pip install -q --disable-pip-version-check --no-deps -r constraints-unsloth.txt -e .
+	touch $@
+
 # vLLM's builds of torchvision, torchaudio and torchcodec do not fit the CPU torch that comes along.
 .venv-vllm/stamp: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
@@ -200,4 +209,4 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	touch $@
 
 clean:
-	rm -rf .venv .venv-verl .venv-skyrl runs docs/_build .pytest_cache .ruff_cache
+	rm -rf .venv .venv-verl .venv-skyrl .venv-unsloth runs docs/_build .pytest_cache .ruff_cache

@@ -119,10 +119,19 @@ class SpanGRPOConfig(GRPOConfig):
         return hidden({"trainer": super().to_dict()})["trainer"]
 
 
+def check_base(*, patched: bool) -> None:
+    """Refuse a `GRPOTrainer` that Unsloth has rewritten, unless the trainer is the one for it (`patched`)."""
+    if GRPOTrainer.__name__.startswith("Unsloth") and not patched:
+        raise RecipeError(
+            "Unsloth has replaced TRL's trainer, and its loss has completions in other columns. Use UnslothSpanGRPOTrainer of "
+            "spanwise.engines.unsloth."
+        )
+
+
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
     """Return the scheme if this trainer can use it with the critic and options; refuse it otherwise."""
     scheme_options = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
-    known = [*inspect.signature(GRPOTrainer).parameters, "scheme"]
+    known = [*_trl_arguments(), "scheme"]
     if scheme_options:
         raise RecipeError(f"Set {' and '.join(scheme_options)} in the scheme, not in the trainer. Write {_SCHEME}.")
     if not isinstance(scheme, Scheme):
@@ -146,6 +155,15 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
     if critic is not None:
         critic.check_scheme(scheme)
     return scheme
+
+
+def _trl_arguments() -> list[str]:
+    """List the arguments of TRL's trainer; a package that wraps it may take `**kwargs` in its name."""
+    for kind in GRPOTrainer.__mro__:
+        parameters = inspect.signature(kind.__init__).parameters
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return [name for name in parameters if name != "self"]
+    return []
 
 
 def check_args(args: Any) -> None:

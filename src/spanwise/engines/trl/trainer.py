@@ -109,6 +109,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         critic: CriticConfig | None = None,
         **options: Any,
     ) -> None:
+        config.check_base(patched=type(self).compute_loss is not SpanGRPOTrainer.compute_loss)
         scheme = config.check_scheme(scheme, critic, options)
         modes = scheme.modes if critic is None else (critic, *scheme.modes)
         scheme.check((*PROVIDES, *added_by(modes, "trl")), at_read=AT_READ)

@@ -1,0 +1,51 @@
+"""Set-ups of a script under Unsloth that its loss cannot serve."""
+
+import pytest
+
+from border.case import check
+from spanwise.engines import unsloth as door
+from spanwise.engines.trl import config as trl_config
+from spanwise.modes.critic.config import CriticConfig
+from spanwise.objective import Objective
+from spanwise.scheme import Scheme
+from trl_small import THIRD_PARTY, Layout, config, policy, prompts, scheme, scripted, tokenizer, trainer
+
+pytestmark = [*THIRD_PARTY, pytest.mark.usefixtures("unchecked_shapes")]
+CUTS = Scheme("bae", Layout({"segment[*]": "cuts:5"}, most=4), [Objective("environment", "segment[*]")])
+
+
+class UnslothGRPOTrainer(trl_config.GRPOTrainer):
+    """What Unsloth calls the trainer that it writes in the place of TRL's."""
+
+
+def script(folder, *, given=None, variables=(), imported=True, **options):
+    """A script with the door to Unsloth; `imported`: Unsloth is, first of all."""
+    usual = {"train_dataset": prompts(), "processing_class": tokenizer(), "rollout_func": scripted(), "scheme": scheme()}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables:
+            patch.setenv(name, value)
+        if imported:
+            patch.setattr(door, "GRPOTrainer", UnslothGRPOTrainer)
+        door.UnslothSpanGRPOTrainer(policy(), args=config(folder, **options), **{**usual, **(given or {})})
+
+
+def of_trl(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trl_config, "GRPOTrainer", UnslothGRPOTrainer)
+        trainer(folder)
+
+
+CASES = {
+    "trl or spanwise imported before unsloth": lambda folder: script(folder, imported=False),
+    "SpanGRPOTrainer of spanwise.engines.trl after `import unsloth`": of_trl,
+    "loss_type='dppo_tv' under Unsloth": lambda folder: script(folder, loss_type="dppo_tv"),
+    "beta=0.1 with the usual loss_type under Unsloth": lambda folder: script(folder, beta=0.1),
+    "importance_sampling_level='block' under Unsloth": lambda folder: script(folder, importance_sampling_level="block"),
+    "a layout that cuts by log-probabilities under Unsloth": lambda folder: script(folder, given={"scheme": CUTS}),
+    "a critic under Unsloth": lambda folder: script(folder, given={"critic": CriticConfig(learning_rate=1e-3)}),
+    "UNSLOTH_GRPO_LOSS_AGGREGATION=prompt": lambda folder: script(
+        folder, variables=[("UNSLOTH_GRPO_LOSS_AGGREGATION", "prompt")]
+    ),
+}
+
+test = check(__doc__, CASES)

@@ -1,0 +1,133 @@
+"""The parts of the door to Unsloth that need no Unsloth; its own trainer runs in tests/foreign/foreign_unsloth.py."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import trl_small as small
+from spanwise.engines import unsloth as door
+from spanwise.errors import RecipeError, SpanwiseError
+from spanwise.modes.critic.config import CriticConfig
+
+PAD = 0
+pytestmark = small.THIRD_PARTY
+
+
+def slow_packed(value_bt, prompts, completions, width):
+    """Row by row: the tokens of a row first, then its padding; the last `width` columns."""
+    rows = []
+    for values, prompt, completion in zip(value_bt, prompts, completions, strict=True):
+        pairs = [*((one, 0.0) for one in prompt), *zip(completion, values, strict=True)]
+        row = [value for one, value in pairs if one != PAD] + [value for one, value in pairs if one == PAD]
+        rows.append(row[len(row) - width :])
+    return rows
+
+
+ids = st.integers(1, 9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_table_moves_as_unsloth_packs_its_rows(data):
+    width_p, width_t, more = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
+    prompts, completions, values = [], [], []
+    for _ in range(data.draw(st.integers(1, 4))):
+        prompt, completion = (data.draw(st.lists(ids, min_size=1, max_size=width)) for width in (width_p, width_t))
+        prompts.append([PAD] * (width_p - len(prompt)) + prompt)
+        completions.append(completion + [PAD] * (width_t - len(completion)))
+        values.append([float(t + 1) if t < len(completion) else 0.0 for t in range(width_t)])
+    padding = max(prompt.count(PAD) for prompt in prompts)
+    inputs = {"prompt_ids": torch.tensor(prompts), "completion_ids": torch.tensor(completions)}
+    width = width_t + padding
+    if data.draw(st.booleans()) and padding + more <= width_p:  # the generation batch has a shorter prompt
+        width += more
+        inputs["old_per_token_logps"] = torch.zeros(len(prompts), width)
+    found = door.packed(torch.tensor(values), inputs, pad_id=PAD)
+    assert found.tolist() == slow_packed(values, prompts, completions, width)
+    for row, prompt in zip(found.tolist(), prompts, strict=True):  # where Unsloth's mask of completions begins
+        start = width - width_t - prompt.count(PAD)
+        assert row.index(1.0) == start
+
+
+def test_with_images_nothing_moves():
+    value_bt = torch.tensor([[1.0, 2.0]])
+    inputs = {"prompt_ids": torch.tensor([[PAD, 5]]), "completion_ids": torch.tensor([[8, 9]])}
+    for name in ("pixel_values", "pixel_values_videos"):
+        assert door.packed(value_bt, {**inputs, name: torch.zeros(1)}, pad_id=PAD) is value_bt
+
+
+class UnslothGRPOTrainer:
+    """What Unsloth calls the trainer that it writes."""
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    monkeypatch.setattr(door, "GRPOTrainer", UnslothGRPOTrainer)
+    for name in ("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "UNSLOTH_GRPO_LOSS_AGGREGATION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def args(tmp_path, **options):
+    return small.config(tmp_path, **options)
+
+
+@pytest.mark.usefixtures("replaced")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"loss_type": "dppo_tv"}, "Under Unsloth: There is no loss_type 'dppo_tv'"),
+        ({"beta": 0.1}, "Set loss_type to grpo or sapo, or beta to 0"),
+        ({"beta": 0.1, "loss_type": "bnpo"}, "does not average the KL"),
+        ({"importance_sampling_level": "block"}, "Leave it at 'token'"),
+    ],
+)
+def test_settings_that_its_loss_cannot_serve(tmp_path, options, sentence):
+    with pytest.raises(RecipeError, match=sentence):
+        door.check_use(args(tmp_path, **options), small.scheme())
+
+
+@pytest.mark.usefixtures("replaced")
+def test_what_it_can_serve(tmp_path, monkeypatch):
+    for loss_type in door.LOSS_TYPES:
+        door.check_use(args(tmp_path, loss_type=loss_type), small.scheme())
+    for loss_type in door.KL_LOSS_TYPES:
+        door.check_use(args(tmp_path, loss_type=loss_type, beta=0.1), small.scheme())
+    monkeypatch.setenv("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "0")
+    door.check_use(None, small.scheme())
+
+
+@pytest.mark.usefixtures("replaced")
+def test_schemes_modes_and_variables_that_its_loss_cannot_serve(tmp_path, monkeypatch):
+    layout = small.Layout({"segment[*]": "cuts:5"}, most=4)
+    cutting = small.Scheme("bae", layout, [small.Objective("environment", "segment[*]")])
+    with pytest.raises(RecipeError, match="reads log-probabilities"):
+        door.check_use(args(tmp_path), cutting)
+    with pytest.raises(RecipeError, match="'critic' was never run"):
+        door.check_use(args(tmp_path), small.scheme(), critic=CriticConfig(learning_rate=1e-3))
+    monkeypatch.setenv("UNSLOTH_GRPO_LOSS_AGGREGATION", "prompt")
+    with pytest.raises(RecipeError, match="UNSLOTH_GRPO_LOSS_AGGREGATION=prompt makes Unsloth weigh"):
+        door.check_use(args(tmp_path), small.scheme())
+
+
+def test_without_unsloth_it_says_what_comes_first(tmp_path):
+    with pytest.raises(RecipeError, match="Write `import unsloth` as the first line"):
+        door.UnslothSpanGRPOTrainer(small.policy(), args=args(tmp_path), scheme=small.scheme())
+
+
+EXPECTED = torch.tensor([[0.0, 0.0, -0.5, 1.0], [-0.25, 0.75, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_gradient_in_other_columns_is_refused(exact):
+    door.check_gradient(EXPECTED.clone(), EXPECTED, exact=exact)
+    for wrong in (EXPECTED.roll(1, dims=1), EXPECTED.mean(dim=1, keepdim=True).expand_as(EXPECTED), None):
+        with pytest.raises(SpanwiseError, match="Unsloth"):
+            door.check_gradient(wrong, EXPECTED, exact=exact)
+
+
+def test_only_the_size_may_differ_where_ratios_change_it():
+    half = EXPECTED / 2
+    door.check_gradient(half, EXPECTED, exact=False)
+    with pytest.raises(SpanwiseError, match=r"completion 0 .* column 2 the gradient is -0\.25 and must be -0\.5"):
+        door.check_gradient(half, EXPECTED, exact=True)

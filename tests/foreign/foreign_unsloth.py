@@ -1,0 +1,240 @@
+"""Whole steps of Unsloth's own GRPO trainer, on CPU, through our door: `make test-unsloth`.
+
+Unsloth's switch for its own tests lets it be imported without a GPU; its trainer is then written as on a GPU, from TRL's.
+"""
+
+import os
+
+os.environ |= {
+    "UNSLOTH_ALLOW_CPU": "1",
+    "UNSLOTH_DISABLE_STATISTICS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+os.environ |= {"UNSLOTH_MIXED_PRECISION": "bfloat16"}  # no autocast: gradients in float32
+os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", "runs/unsloth_compiled")
+
+from functools import partial
+
+import pytest
+import torch
+import unsloth  # noqa: F401 - before trl
+from unsloth.models.rl import _patch_trl_rl_trainers
+from unsloth.models.vision import FastBaseModel
+
+_patch_trl_rl_trainers("grpo_trainer")
+
+import trl_conformance_small as rollouts  # noqa: E402
+import trl_small as small  # noqa: E402
+from spanwise.engines import unsloth as door  # noqa: E402
+from spanwise.errors import RecipeError, SpanwiseError  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # their packages warn of themselves
+
+
+def model(dtype=torch.float32, **options):
+    """A small policy with the two methods that Unsloth's loader gives a model."""
+    policy = small.policy(dtype=dtype, **options)
+    policy.for_training, policy.for_inference = (
+        partial(one, policy) for one in (FastBaseModel.for_training, FastBaseModel.for_inference)
+    )
+    return policy
+
+
+@pytest.fixture(autouse=True)
+def different_prompts(monkeypatch):
+    """Prompts of 4 and 7 tokens: their padding lies on the left, and a micro-batch holds both."""
+    rows = [{"prompt": "2+2=", "answer": "4"}, {"prompt": "0001+2=", "answer": "3"}]
+    monkeypatch.setattr(small, "prompts", lambda count=2: small.Dataset.from_list([rows[i % 2] for i in range(count)]))
+
+
+def run_of(folder, *, extra=None, **options):
+    return small.trainer(folder, kind=door.UnslothSpanGRPOTrainer, extra={"model": model(), **(extra or {})}, **options)
+
+
+def paper(said=small.SAID, **options):
+    return small.paper_gradient(small.policy(dtype=torch.float32), said, **options)
+
+
+def same(found, expected):
+    return small.largest_difference(found, expected) < 5e-6
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+@pytest.mark.parametrize("loss_type", door.LOSS_TYPES)
+def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, rows):
+    run = run_of(tmp_path, loss_type=loss_type, per_device_train_batch_size=rows, gradient_accumulation_steps=8 // rows)
+    assert same(small.step(run), paper(loss_type=loss_type))
+    assert not run._canary_due
+
+
+@pytest.mark.parametrize("loss_type", door.LOSS_TYPES)
+def test_tokens_of_tools_are_not_trained(tmp_path, loss_type):
+    said, shape = small.SAID_WITH_TOOLS, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    run = run_of(tmp_path, said=said, tools=True, loss_type=loss_type, **shape)
+    assert same(small.step(run), paper(said, loss_type=loss_type))
+    assert not run._canary_due
+
+
+def kl_gradient(beta, said=small.SAID):
+    """Of beta times the mean over completions of the mean over trained tokens of r - log r - 1, r = reference / policy.
+
+    Each token times policy / old policy, which is 1 here and has a gradient; Unsloth cuts a token's divergence at 10.
+    """
+    asked, policy, total = small.questions(said), small.policy(dtype=torch.float32), 0.0
+    reference = [row.detach() for row in small.log_probs(small.policy(seed=1, dtype=torch.float32), said, asked)]
+    for one, row, other in zip(said, small.log_probs(policy, said, asked), reference, strict=True):
+        trained = [t for t, block in enumerate(one.blocks) if block >= 0]
+        for t in trained:
+            divergence = (other[t] - row[t]).exp() - (other[t] - row[t]) - 1
+            total = total + ((row[t] - row[t].detach()).exp() * divergence).clamp(max=10) / len(trained) / len(said)
+    (beta * total).backward()
+    return {name: value.grad for name, value in policy.named_parameters() if value.grad is not None}
+
+
+@pytest.mark.parametrize("loss_type", door.KL_LOSS_TYPES)
+def test_the_kl_is_the_token_mean_of_each_completion(tmp_path, loss_type):
+    beta, policy = 0.3, model()
+    small.beside_a_reference(tmp_path, dtype=torch.float32)
+    policy.config._name_or_path = str(tmp_path / "reference")
+    shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    run = run_of(tmp_path / "run", loss_type=loss_type, beta=beta, extra={"model": policy}, **shape)
+    reward, kl = paper(loss_type=loss_type), kl_gradient(beta)
+    assert same(small.step(run), {name: value + kl[name] for name, value in reward.items()})
+    assert run.beta == beta
+
+
+@pytest.mark.parametrize("loss_type", ["dr_grpo", "cispo", "sapo", "dapo"])
+def test_a_second_step_on_one_batch_is_clipped_like_the_paper(tmp_path, loss_type):
+    # Micro-batches of one prompt: their old log-probabilities are as wide as the longest prompt of the whole batch demands.
+    seen, rate, clip = small.EveryStep(), 0.05, 0.2
+    shape = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "num_iterations": 2, "max_steps": 2}
+    extra = {"callbacks": [seen]}
+    run = run_of(tmp_path, loss_type=loss_type, learning_rate=rate, epsilon=clip, extra=extra, **shape)
+    run.train()
+    first, second = seen.weights
+    moved = small.policy(dtype=torch.float32)
+    moved.load_state_dict(first, strict=False)
+    with torch.no_grad():
+        old = small.log_probs(small.policy(dtype=torch.float32), small.SAID, small.questions(small.SAID))
+    found = {name: (first[name] - second[name]) / rate for name in first}
+    expected = small.paper_gradient(moved, loss_type=loss_type, old=old, clip=clip)
+    assert small.largest_difference(found, expected) < 5e-5  # weights of float32, divided by the rate
+
+
+def pads_at_the_end(folder, **extra):
+    """Completions that end in the token that pads, as where a model has one token for both."""
+    tokenizer = small.tokenizer()
+    tokenizer.pad_token = "<eos>"
+    return run_of(folder, extra={"processing_class": tokenizer, **extra})
+
+
+def test_a_padding_token_at_the_end_is_in_no_block(tmp_path):
+    """Unsloth's loss leaves it out, so that a block's credit is shared among its other tokens."""
+    said = [small.replace(one, blocks=[*one.blocks[:-1], -1]) for one in small.SAID]
+    run = pads_at_the_end(tmp_path)
+    assert same(small.step(run), paper(said))
+    assert not run._canary_due
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_completion_with_a_padding_token_inside_is_left_out(tmp_path, tools):
+    said = list(small.SAID_WITH_TOOLS if tools else small.SAID)
+    said[2] = small.replace(said[2], pieces=[*said[2].pieces[:2], "<pad>", *said[2].pieces[3:]])
+    run = run_of(tmp_path, said=said, tools=tools, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    assert same(small.step(run), paper(said, unlearned=(2,)))
+
+
+def test_completions_that_were_cut_off_are_left_out(tmp_path):
+    said = [small.cut(one) if i in (0, 5) else one for i, one in enumerate(small.SAID)]
+    shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    run = run_of(tmp_path, said=said, mask_truncated_completions=True, **shape)
+    assert same(small.step(run), paper(said, unlearned=(0, 5)))
+
+
+CASES = {f"{recipe}-{group[0][0]['group']}": (recipe, group) for recipe, group in rollouts.CASES}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_advantages_are_those_of_the_definitions(tmp_path, monkeypatch, case):
+    class Watched(door.UnslothSpanGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            self.seen = super()._generate_and_score_completions(inputs)
+            return self.seen
+
+    monkeypatch.setattr(rollouts, "Watched", Watched)
+    recipe, group = CASES[case]
+    policy = model(words=len(rollouts.conformance.PIECES))
+    run = rollouts.trained(tmp_path, recipe, [row for row, _ in group], extra={"model": policy})
+    rollouts.assert_defined(run, group)
+
+
+def beside(value_bt, inputs, *, pad_id):
+    """What a table looks like to who does not know that rows move: as wide as it must be."""
+    width = door.packed(value_bt, inputs, pad_id=pad_id).shape[1]
+    return torch.nn.functional.pad(value_bt, (width - value_bt.shape[1], 0))
+
+
+def test_a_table_that_does_not_move_is_noticed(tmp_path, monkeypatch):
+    run = run_of(tmp_path)
+    monkeypatch.setattr(door._Packed, "compute_loss", moves_by(beside))
+    with pytest.raises(SpanwiseError, match=r"does not weigh the tokens of completion \d+ with their own advantages"):
+        run.train()
+
+
+def moves_by(move):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        moved = {**inputs, "advantages": move(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)}
+        return super(door._Packed, self).compute_loss(model, moved, return_outputs, num_items_in_batch)
+
+    return compute_loss
+
+
+def test_one_number_for_a_completion_is_noticed(tmp_path, monkeypatch):
+    def mean(value_bt, inputs, *, pad_id):
+        return value_bt.mean(dim=1)
+
+    run = run_of(tmp_path)
+    monkeypatch.setattr(door._Packed, "compute_loss", moves_by(mean))
+    with pytest.raises(SpanwiseError, match="does not weigh the tokens"):
+        run.train()
+
+
+def test_our_trainer_for_trl_says_where_the_door_is(tmp_path):
+    with pytest.raises(RecipeError, match=r"spanwise\.engines\.unsloth"):
+        small.trainer(tmp_path, extra={"model": model()})
+
+
+def test_an_evaluation_and_adapters(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    policy = get_peft_model(model(), LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"]))
+    policy.for_training, policy.for_inference = (
+        partial(one, policy) for one in (FastBaseModel.for_training, FastBaseModel.for_inference)
+    )
+    options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    run = run_of(tmp_path, extra={"model": policy, "eval_dataset": small.prompts()}, **options)
+    run.train()
+    assert not run._canary_due
+    assert any("eval_rewards/correct/mean" in line for line in run.state.log_history)
+
+
+def test_the_config_that_unsloth_has_put_in_the_place_of_trls(tmp_path):
+    given = small.config(tmp_path)
+    names = (
+        "num_generations",
+        "max_completion_length",
+        "max_steps",
+        "learning_rate",
+        "lr_scheduler_type",
+        "optim",
+        "use_cpu",
+    )
+    args = small.GRPOConfig(
+        str(tmp_path), loss_type="dr_grpo", beta=0.0, per_device_train_batch_size=8, max_grad_norm=0.0, shuffle_dataset=False,
+        report_to="none", save_strategy="no", bf16=False, **{name: getattr(given, name) for name in names},
+    )  # fmt: skip
+    assert "unsloth_grpo_mini_batch" in vars(args)
+    run = run_of(tmp_path, extra={"args": args})
+    assert same(small.step(run), paper())
+    assert not run._canary_due
