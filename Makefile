@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds starts gpu fields invoices demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-unsloth test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds starts gpu fields invoices demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-unsloth test-swift test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -84,6 +84,9 @@ test-foreign: .venv-foreign/stamp  ## rewards of verifiers and inspect_ai called
 
 test-unsloth: .venv-unsloth/stamp  ## whole steps of Unsloth's trainer on CPU, through our door, in an environment of its own; three minutes
 	.venv-unsloth/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_unsloth.py
+
+test-swift: .venv-swift/stamp    ## whole steps of ms-swift on CPU, through our door, in an environment of its own; two minutes
+	.venv-swift/bin/python -m pytest -q --noconftest -p no:cacheprovider -o filterwarnings=default tests/foreign/foreign_swift.py
 
 test-vllm: .venv-vllm/stamp .venv-verl/stamp  ## a real vLLM on CPU: judges in TRL, verl and on a file; five minutes
 	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=default tests/served
@@ -172,6 +175,12 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	.venv-unsloth/bin/python -m pip install -q --disable-pip-version-check --no-deps -r constraints-unsloth.txt -e .
 	touch $@
 
+.venv-swift/stamp: pyproject.toml
+	$(PYTHON) -m venv .venv-swift
+	.venv-swift/bin/python -m pip install -q --disable-pip-version-check "torch==2.13.0" "ms-swift==4.6.0" "transformers==5.19.0" \
+	  "trl==0.29.1" msgspec pytest pytest-timeout hypothesis beartype -e ".[cli]"
+	touch $@
+
 # vLLM's builds of torchvision, torchaudio and torchcodec do not fit the CPU torch that comes along.
 .venv-vllm/stamp: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
@@ -209,4 +218,4 @@ mutation: .venv/dev.stamp        ## mutation testing of credit/, segment/ and la
 	touch $@
 
 clean:
-	rm -rf .venv .venv-verl .venv-skyrl .venv-unsloth runs docs/_build .pytest_cache .ruff_cache
+	rm -rf .venv .venv-verl .venv-skyrl .venv-unsloth .venv-swift runs docs/_build .pytest_cache .ruff_cache

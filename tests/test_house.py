@@ -21,6 +21,7 @@ STARTED_FROM_OUTSIDE = {
     "spanwise", "spanwise.__main__", "spanwise.cli", "spanwise.commands.doctor.__main__",
     "spanwise.engines.nemo_rl.__main__", "spanwise.engines.prime_rl", "spanwise.engines.slime", "spanwise.engines.tinker",
     "spanwise.engines.tinker", "spanwise.engines.unsloth",
+    "spanwise.engines.swift", "spanwise.engines.tinker", "spanwise.engines.unsloth",
     "spanwise.engines.verl.legacy", "spanwise.engines.verl.plugin", "spanwise.engines.verl.reward",
     "spanwise.engines.verl.trainer",
 }  # fmt: skip
@@ -101,7 +102,7 @@ def test_no_function_has_the_name_of_a_room(trees):
 
 
 #: What needs an engine of its own.
-ELSEWHERE = ("verl", "skyrl")
+ELSEWHERE = ("verl", "skyrl", "swift")
 
 
 def test_what_benchmarks_examples_and_tests_import_is_there():

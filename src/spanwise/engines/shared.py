@@ -14,8 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -109,6 +110,32 @@ def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
         "leave scale: std out."
     )
     return {sentence: divides and value is not None and not value}
+
+
+def fold_factor(
+    mask_bt: Num[Tensor, "b t"] | Bool[Tensor, "b t"],
+    *,
+    loss_type: str,
+    max_completion_length: int,
+    num_items: Float[Tensor, ""] | Int[Tensor, ""] | float,
+    processes: int = 1,
+    steps_per_generation: int = 1,
+) -> Float[Tensor, "b 1"]:
+    """Compute the factor on a micro-batch's advantages that makes a TRL loss a mean over rows of a sum over tokens."""
+    # The loss divides by the result times the rows b of the micro-batch: by b n_i, sum of n_i, b max_completion_length, the
+    # generation batch's share of tokens, or b.
+    rows = mask_bt.shape[0]
+    tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
+    ones_b1 = torch.ones_like(tokens_b1)
+    if loss_type in ("grpo", "sapo"):
+        return tokens_b1
+    if loss_type == "bnpo":
+        return ones_b1 * mask_bt.sum().clamp(min=1) / rows
+    if loss_type == "dr_grpo":
+        return ones_b1 * max_completion_length
+    if loss_type in ("dapo", "cispo", "vespo"):
+        return ones_b1 * torch.as_tensor(num_items).clamp(min=1) / (processes * steps_per_generation * rows)
+    return ones_b1
 
 
 def model_size(path: str | None) -> int | None:

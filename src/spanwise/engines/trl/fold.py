@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
+from spanwise.engines.shared import fold_factor as fold_factor  # beside what else undoes TRL's loss
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
 
@@ -35,32 +36,6 @@ def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
     """Return 1 at the tokens that enter TRL's loss: the completion mask times the tool mask, if there is one."""
     tool_mask = inputs.get("tool_mask")
     return inputs["completion_mask"] if tool_mask is None else inputs["completion_mask"] * tool_mask
-
-
-def fold_factor(
-    mask_bt: Num[Tensor, "b t"] | Bool[Tensor, "b t"],
-    *,
-    loss_type: str,
-    max_completion_length: int,
-    num_items: Float[Tensor, ""] | Int[Tensor, ""] | float,
-    processes: int = 1,
-    steps_per_generation: int = 1,
-) -> Float[Tensor, "b 1"]:
-    """Compute the factor on a micro-batch's advantages that turns TRL's loss into a mean over rows of a sum over tokens."""
-    # TRL divides by the result times the rows b of the micro-batch: by b n_i, sum of n_i, b max_completion_length, the generation
-    # batch's share of tokens, or b.
-    rows = mask_bt.shape[0]
-    tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
-    ones_b1 = torch.ones_like(tokens_b1)
-    if loss_type in ("grpo", "sapo"):
-        return tokens_b1
-    if loss_type == "bnpo":
-        return ones_b1 * mask_bt.sum().clamp(min=1) / rows
-    if loss_type == "dr_grpo":
-        return ones_b1 * max_completion_length
-    if loss_type in ("dapo", "cispo", "vespo"):
-        return ones_b1 * torch.as_tensor(num_items).clamp(min=1) / (processes * steps_per_generation * rows)
-    return ones_b1
 
 
 def pooled_logps(

@@ -1,0 +1,185 @@
+"""ms-swift: `swift rlhf --rlhf_type grpo` with the credit of a recipe. Read and run with ms-swift 4.6.0."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from swift.rewards import ORM, orms  # pyright: ignore[reportMissingImports]
+from swift.rlhf_trainers import GRPOTrainer  # pyright: ignore[reportMissingImports]
+from swift.rlhf_trainers.utils import get_even_process_data  # pyright: ignore[reportMissingImports]
+from swift.trainers import TrainerFactory  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+from spanwise.batch import Batch
+from spanwise.engines.shared import fixed_faults, fold_factor, idle_fields
+from spanwise.errors import refuse, unknown
+from spanwise.modes import MODES
+from spanwise.recipe import load, scheme_at
+from spanwise.scheme import Scheme
+from spanwise.segment import Vocabulary
+from spanwise.step import Ranks, Step, wider
+
+__all__ = ["install"]
+
+#: The fields of `Batch` that ms-swift's rollouts fill in; old log-probabilities are there when completions are read.
+PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
+LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
+#: Those under which the KL, which ms-swift divides like the policy term, is a mean over the tokens of a completion.
+KL_LOSS_TYPES = ("grpo", "sapo")
+RATIO_LEVELS = ("token", "sequence_token")
+_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
+#: Options that would change the credit: their required value, and why.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "kl_in_reward": (False, "the option changes a reward that pays no block"),
+    "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
+    "off_policy_sequence_mask_delta": (None, "the option judges a completion by its mean advantage"),
+    "advantage_reweight": (None, "the option changes advantages by a teacher"),
+    "sdar_loss_coef": (0.0, "the option needs a teacher"),
+    "use_liger_kernel": (False, "its loss takes one advantage per completion"),
+    "padding_free": (False, "the rows of a batch then have no columns of their own"),
+    "sequence_parallel_size": (1, "the tokens of a completion then lie on several processes"),
+}
+
+
+def install(recipe: str | Path) -> None:
+    """Let `swift rlhf --rlhf_type grpo` train by a recipe; call it in a file for `--external_plugins`.
+
+    Args:
+        recipe: a YAML file with a layout.
+
+    Example:
+        In `plugin.py`, for `swift rlhf --rlhf_type grpo --external_plugins plugin.py --reward_funcs spanwise ...`::
+
+            from spanwise.engines.swift import install
+            install("recipe.yaml")
+    """
+    SwiftSpanTrainer.recipe = Path(recipe).absolute()
+    orms["spanwise"] = NoReward
+    TrainerFactory.TRAINER_MAPPING["grpo"] = f"{__name__}.{SwiftSpanTrainer.__name__}"
+
+
+class NoReward(ORM):
+    """The reward function `spanwise`: none, for a run whose rewards are all in the recipe; ms-swift asks for one at least."""
+
+    def __call__(self, completions: Sequence[str], **columns: Any) -> list[float]:
+        """Return a 0 for each completion."""
+        return [0.0] * len(completions)
+
+
+def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
+    """Load the recipe's scheme; refuse settings of ms-swift that cannot work with it."""
+    scheme, loss_type, beta = scheme_at(recipe, longest=longest), settings["loss_type"], settings["beta"]
+    level, modes = settings["importance_sampling_level"], [name for name in MODES if getattr(load(recipe), name, None)]
+    refuse(
+        {
+            f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
+            f"Under ms-swift: {unknown('importance_sampling_level', level, RATIO_LEVELS)}": level not in RATIO_LEVELS,
+            f"beta is {beta}, and under loss_type '{loss_type}' ms-swift does not average the KL over the tokens of each "
+            f"completion. Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0.": beta
+            and loss_type not in KL_LOSS_TYPES,
+            "ms-swift's teacher would change the advantages. Leave its options (teacher_model, ...) out.": settings[
+                "teacher"
+            ],
+            "Samples of one prompt come in changing numbers (a rollout server with several turns). Use single turns, or SkyRL.": (
+                settings["dynamic_num_samples"]
+            ),
+            f"The recipe has {', '.join(modes)}, which ms-swift has no place for. Leave it out, or train with TRL.": modes,
+            **fixed_faults(_FIXED, settings.get),
+        }
+    )
+    scheme.check(PROVIDES)
+    scheme.check_forgets("ms-swift")
+    scheme.check_loads("ms-swift")
+    if remark := idle_fields(recipe, engine="ms-swift"):
+        warnings.warn(remark, UserWarning, stacklevel=2)
+    return scheme
+
+
+class SwiftSpanTrainer(GRPOTrainer):
+    """ms-swift's `GRPOTrainer`, with a recipe's credit for every span in the place of its advantages."""
+
+    recipe: Path
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        template = self.template
+        settings = {
+            **vars(self.args),
+            "teacher": self._has_teacher_explicit(),
+            "dynamic_num_samples": self.dynamic_num_samples,
+        }
+        settings |= {"padding_free": template.padding_free, "sequence_parallel_size": template.sequence_parallel_size}
+        scheme = check(self.recipe, settings, longest=self.max_completion_length)
+        ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
+        distributed = self.accelerator.num_processes > 1
+        self.step = Step(scheme, Vocabulary.of(template.tokenizer, self.model), ranks=ranks if distributed else None)
+
+    def _postprocess_batch(self, samples: Sequence[Any], batch_encoded_inputs: Sequence[Any]) -> None:
+        """Replace the advantages of ms-swift by those of the recipe, in the columns of each micro-batch."""
+        super()._postprocess_batch(samples, batch_encoded_inputs)
+        ordered = [sample for chunk in self.split_by_mini_batches(samples) for sample in chunk]
+        training, parts = self.model.training, [(one["grpo_batch"], one["model_inputs"]) for one in batch_encoded_inputs]
+        rows = [_row(part, ids_bl, n) for part, inputs in parts for n, ids_bl in enumerate(inputs["input_ids"])]
+        refuse({_TEACHER: any(part.teacher_per_token_logps is not None for part, _ in parts)})
+        width = max(len(row["ids"]) for row in rows)
+        logp_nt = torch.stack([wider(row["logp"][None].float(), width)[0] for row in rows]).cpu()
+        size = self.num_generations if training else self.num_generations_eval
+        group_n = (self.accelerator.process_index * len(rows) + torch.arange(len(rows))) // size
+        ids, sampled = ([row[name] for row in rows] for name in ("ids", "sampled"))
+        own = self.step.read(Batch.jagged(ids, group_n, sampled=sampled, columns=self._columns(ordered), logp_nt=logp_nt))
+        mask_nt = torch.tensor([[*row["sampled"], *[0] * (width - len(row["ids"]))] for row in rows]).bool()
+        if self.overlong_filter:
+            mask_nt &= ~torch.cat([part.truncated_mask for part, _ in parts]).cpu()[:, None]
+        result = self.step.finish(own, mask_nt=mask_nt, learn=training, number=self.state.global_step)
+        advantage_rows = iter(own.put(result.advantages_nt, width=width))
+        places = iter(row["place"] for row in rows)
+        for part, _ in parts:
+            part.advantages = torch.zeros_like(part.completion_mask, dtype=torch.float32)
+            for advantage_t in part.advantages:
+                place = next(places)
+                advantage_t[place] = next(advantage_rows)[: place.stop - place.start].to(advantage_t)
+        for name, value in result.metrics.items():
+            self._metrics["train" if training else "eval"][name].append(value)
+        for sentence in result.warnings if self.accelerator.is_main_process else ():
+            warnings.warn(sentence, UserWarning, stacklevel=2)
+
+    def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
+        """Return what rewards read: the dataset's columns, the prompts, and ms-swift's rewards, whose sum is `environment`."""
+        reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
+        total_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
+        names = dict.fromkeys(name for sample in samples for name in sample.extra)
+        columns = {name: [sample.extra.get(name) for sample in samples] for name in names}
+        columns |= {"prompts": [sample.messages[:-1] for sample in samples], "environment": total_n.tolist()}
+        return columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
+
+    def _compute_loss_and_metrics(self, model: Any, model_inputs: Any, grpo_batch: Any) -> Any:
+        """Compute ms-swift's loss, with its normaliser undone in the advantages."""
+        mask_bt = grpo_batch.completion_mask
+        if self.overlong_filter:
+            mask_bt = mask_bt & ~grpo_batch.truncated_mask[:, None]
+        factor_b1 = fold_factor(
+            mask_bt,
+            loss_type=self.loss_type,
+            max_completion_length=self.max_completion_length,
+            num_items=grpo_batch.num_items_in_batch,
+            processes=self.accelerator.num_processes,
+            steps_per_generation=self.current_gradient_accumulation_steps if self.model.training else 1,
+        )
+        moved = replace(grpo_batch, advantages=grpo_batch.advantages * factor_b1)
+        return super()._compute_loss_and_metrics(model, model_inputs, moved)
+
+
+def _row(part: Any, ids_l: Tensor, n: int) -> dict[str, Any]:
+    """Cut a completion out of a micro-batch: from its first trained token to its last."""
+    mask_t = part.completion_mask[n].bool()
+    place_k = mask_t.nonzero()[:, 0].tolist() or [0, -1]
+    place = slice(place_k[0], place_k[-1] + 1)
+    ids_t = ids_l[-len(mask_t) :]
+    logp_t = part.old_per_token_logps[n, place]
+    return {"ids": ids_t[place].tolist(), "sampled": mask_t[place].int().tolist(), "logp": logp_t, "place": place}
