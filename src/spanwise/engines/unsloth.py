@@ -144,7 +144,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
         if self._canary_due and self.model.training and not (self.args.beta or self.args.entropy_coef):
             self._canary_due = False
             saved = getattr(loss.grad_fn, "saved_tensors", ())  # Unsloth computes the gradient together with the loss
-            value_bt = inputs["advantages"] * fold.loss_mask(inputs)
+            value_bt = inputs["advantages"]
             slope_bt = fold.surrogate_slope(torch.zeros_like(value_bt), {"advantages": value_bt}, self.args)
             scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
             scale /= len(value_bt) * self.current_gradient_accumulation_steps
