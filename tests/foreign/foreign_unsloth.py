@@ -229,7 +229,8 @@ def test_the_config_that_unsloth_has_put_in_the_place_of_trls(tmp_path):
     )
     args = small.GRPOConfig(
         str(tmp_path), loss_type="dr_grpo", beta=0.0, per_device_train_batch_size=8, max_grad_norm=0.0, shuffle_dataset=False,
-        report_to="none", save_strategy="no", bf16=False, weight_decay=0.0, gradient_accumulation_steps=1, **{name: getattr(given, name) for name in names},
+        report_to="none", save_strategy="no", bf16=False, weight_decay=0.0, gradient_accumulation_steps=1,
+        **{name: getattr(given, name) for name in names},
     )  # fmt: skip
     assert hasattr(args, "unsloth_grpo_mini_batch")
     run = run_of(tmp_path, extra={"args": args})
