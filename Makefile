@@ -83,7 +83,7 @@ test-foreign: .venv-foreign/stamp  ## rewards of verifiers and inspect_ai called
 	PYTHONPATH=.venv-foreign/traces:tests .venv-foreign/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_traces.py
 
 test-unsloth: .venv-unsloth/stamp  ## whole steps of Unsloth's trainer on CPU, through our door, in an environment of its own; three minutes
-	.venv-unsloth/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_unsloth.py
+	PYTHONPATH=tests .venv-unsloth/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_unsloth.py
 
 test-swift: .venv-swift/stamp    ## whole steps of ms-swift on CPU, through our door, in an environment of its own; two minutes
 	.venv-swift/bin/python -m pytest -q --noconftest -p no:cacheprovider -o filterwarnings=default tests/foreign/foreign_swift.py
