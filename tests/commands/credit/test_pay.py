@@ -54,6 +54,15 @@ def test_without_tags_a_name_is_the_whole_completion(tmp_path):
     assert credit_nk[:, 0].tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
 
 
+@pytest.mark.parametrize("block", ["answer", "completion"])
+def test_the_block_of_the_only_tag_has_the_name_of_the_tag_or_completion(block, tmp_path):
+    """Both hold the thought before it, as with several tags."""
+    texts = [f"so <answer>{n}</answer>" for n in "abc"]
+    names, credit_nk = credit_of(file(tmp_path, texts), f"{block}=passed")
+    assert names == (block,)
+    assert credit_nk[:, 0].tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+
+
 def test_a_column_pays_under_a_name_of_its_own_in_a_recipe(tmp_path):
     objectives = [{"reward": "passed", "name": "right", "pays": ["draft"]}, {"reward": "style", "pays": ["final"]}]
     fields = {"layout": {"draft": ["draft"], "final": ["final"]}, "objectives": objectives}

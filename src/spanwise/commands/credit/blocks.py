@@ -86,8 +86,8 @@ def paid_blocks(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict
         return fields
     asked = list(dict.fromkeys(block for block, _ in pairs))
     tags, _ = usual_tags(SampledTexts(table))
-    if not tags and len(asked) == 1:
-        return {**fields, "layout": {asked[0]: []}}
+    if len(asked) == 1 and list(tags) in ([], asked):  # a layout of one tag alone calls its block `completion`
+        return {**fields, "layout": {asked[0]: list(tags)}}
     layout = layout_of(tags) if tags else None
     for block in asked:
         if layout is None:
