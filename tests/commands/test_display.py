@@ -16,7 +16,15 @@ from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import figures_tables, summary
 from spanwise.commands.methods.methods import _table as methods_table
 from spanwise.commands.methods.methods import show_methods
-from spanwise.commands.shared.display import figure_table, gain_table, interval_table, pull_note, text_plot, vote_table
+from spanwise.commands.shared.display import (
+    figure_table,
+    gain_table,
+    interval_table,
+    large_files_shown,
+    pull_note,
+    text_plot,
+    vote_table,
+)
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.commands.why.why import _counts, _one, reasons
@@ -24,6 +32,7 @@ from spanwise.credit import METHODS
 from spanwise.layout import Layout
 from spanwise.measure import Interval, compare_arms, curve_difference, voting
 from spanwise.registry import register
+from spanwise.rollouts import read_rollouts
 from spanwise.scheme import Scheme
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
@@ -197,3 +206,19 @@ def test_a_plug_in_without_a_source_is_not_taken_from_the_paper(capsys):
     assert f"Taken from {__name__}, which is no part of spanwise." in " ".join(capsys.readouterr().out.split())
     show_methods("grpo")
     assert "Taken from the paper, which leaves ddof open" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path, monkeypatch):
+    file, text = tmp_path / "a.jsonl", io.StringIO()
+    file.write_text("".join('{"prompt": "p", "completion": "one two"}\n' for _ in range(4000)))
+    console = Console(file=text, width=80)
+    with large_files_shown(console):
+        assert len(read_rollouts(file)) == 4000
+    assert text.getvalue() == ""
+    monkeypatch.setattr("spanwise.commands.shared.display._LARGE", 1000)
+    with large_files_shown(console):
+        read_rollouts(file)
+    shown = text.getvalue()
+    assert "reading 50/100" in shown
+    read_rollouts(file)
+    assert text.getvalue() == shown  # nothing is shown afterwards

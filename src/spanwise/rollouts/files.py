@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ Parsed = TypeVar("Parsed")
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
 _LARGEST = 2**31 - 1
 _LEAST = 2**20
+#: Told what is being done, how much of it is done, and of how much; a command shows a progress bar.
+REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
 
 @contextmanager
@@ -101,10 +104,14 @@ def parsed(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) 
 
 def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
     """Yield every JSON record with its file and its place in the file, "Line 3" or "Entry 3"; skip blank lines."""
+    done, total, report = 0, sum(file.stat().st_size for file in files if file.is_file()), REPORT.get()
     for file in files:
         with readable(file), file.open("rb") as stream:
             is_array = _first_sign(stream.peek(200)) == b"["
             for number, entry in enumerate(_loaded(file, "A list", stream.read()) if is_array else stream, start=1):
+                done += 0 if is_array else len(entry)
+                if number % 1000 == 0 and not is_array:
+                    report("reading", done, total)
                 place = f"{'Entry' if is_array else 'Line'} {number}"
                 if not is_array and not entry.strip():
                     continue

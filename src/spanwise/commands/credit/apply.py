@@ -24,6 +24,7 @@ from spanwise.layout import Layout
 from spanwise.objective import families
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
+from spanwise.rollouts.files import REPORT
 from spanwise.rollouts.rows import charged
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.rollouts.table import Ragged, at, fitting_runs
@@ -263,6 +264,7 @@ def read_file(
         spans_of[layout] = []
     readings: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
+        REPORT.get()("finding blocks", int(table.tokens.offsets[last]), len(table.tokens.values))
         rows = slice(first, last)
         places = table.tokens.places(rows)
         ids_nt, mask_nt = at(places, table.tokens.values, 0), at(places, table.trainable, False)

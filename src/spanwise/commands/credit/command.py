@@ -35,7 +35,8 @@ def command(
         write: a method: write traces of verifiers and prime-rl again, with its advantage beside each sampled token.
     """
     from spanwise.commands.credit.credit import credit as run
-    from spanwise.commands.shared.display import quiet
+    from spanwise.commands.shared.display import large_files_shown, quiet
 
     quiet()
-    run(rollouts, output=output, rows=rows, write=write, console=Console(), **how.parsed())
+    with large_files_shown(console := Console()):
+        run(rollouts, output=output, rows=rows, write=write, console=console, **how.parsed())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import torch
@@ -19,9 +20,12 @@ from spanwise.fidelity import ScoreName, fixed_point
 from spanwise.measure import Curve, Interval
 from spanwise.measure.intervals import bounds_text
 from spanwise.objective import families
+from spanwise.rollouts.files import REPORT
 from spanwise.scheme import Scheme
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
+#: From how many bytes or tokens on a file has a progress line.
+_LARGE = 20_000_000
 
 
 class Live:
@@ -54,6 +58,28 @@ class Live:
     def close(self) -> None:
         """Remove the moving line."""
         self._progress.stop()
+
+
+@contextmanager
+def large_files_shown(console: Console) -> Iterator[None]:
+    """Show a progress line while large files are read and their blocks found."""
+    bars: dict[str, Live] = {}
+    percents: dict[str, int] = {}
+
+    def show(work: str, done: int, total: int) -> None:
+        if total >= _LARGE and percents.get(work) != (percent := 100 * done // total):
+            if work not in bars:
+                bars[work] = Live(console, work, 100)
+            percents[work] = percent
+            bars[work].step(percent, {})
+
+    token = REPORT.set(show)
+    try:
+        yield
+    finally:
+        REPORT.reset(token)
+        for bar in bars.values():
+            bar.close()
 
 
 def quiet() -> None:

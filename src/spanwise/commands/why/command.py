@@ -29,9 +29,10 @@ def command(
         completion: show this completion token by token, counted from 0 in the order of the file.
         examples: the number of example rows for each reason.
     """
-    from spanwise.commands.shared.display import quiet
+    from spanwise.commands.shared.display import large_files_shown, quiet
     from spanwise.commands.why.why import why as run
 
     quiet()
     check_sizes(examples=examples)
-    run(rollouts, completion=completion, examples=examples, console=Console(), **how.parsed())
+    with large_files_shown(console := Console()):
+        run(rollouts, completion=completion, examples=examples, console=console, **how.parsed())
