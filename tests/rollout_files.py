@@ -6,6 +6,7 @@ from io import StringIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from rich.console import Console
 
 from spanwise.types import Status
@@ -31,6 +32,21 @@ def write_lines(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def records(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def check_written_by_hand(source, written):
+    """`verifiers_branches` with leave-one-out of a right and a wrong rollout, shared by 20 sampled tokens; all else as before."""
+    for old, new, sign in zip(records(source), records(written), (1.0, -1.0), strict=True):
+        nodes = new["traces"][0]["nodes"]
+        assert [len(nodes[i]["advantages"]) for i in (1, 3, 6)] == [2, 9, 9]
+        assert all(value == pytest.approx(sign / 20) for i in (1, 3, 6) for value in nodes[i]["advantages"])
+        for i in (1, 3, 6):
+            nodes[i]["advantages"] = old["traces"][0]["nodes"][i]["advantages"]
+        assert new == old
 
 
 def verl_rows():

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from spanwise.batch import Batch
 from spanwise.credit import Trajectory, Turn
-from spanwise.engines.shared import columns_of, idle_fields, model_size
+from spanwise.engines.shared import columns_of, idle_fields, model_size, say
 from spanwise.errors import RecipeError, refuse
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
@@ -51,8 +50,7 @@ def check(recipe: str, *, tokens: int) -> Scheme:
     scheme.check_forgets("prime-rl")
     scheme.check_loads("prime-rl")
     scheme.check({"group_n", "ids_nt", "mask_nt", "columns", "steps"})
-    if sentence := idle_fields(recipe, engine="prime-rl"):
-        warnings.warn(sentence, UserWarning, stacklevel=2)
+    say(idle_fields(recipe, engine="prime-rl"))
     return scheme
 
 
@@ -64,11 +62,10 @@ async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> li
     trajectories = [Trajectory(n, 0, own, {}) for n, own in enumerate(turns)]
     batch, _ = turn_batch(trajectories, columns=columns)
     if all(len(own) == 1 for own in nodes):
-        batch = _whole(batch)
+        batch = replace(batch, steps=None)  # rows are whole rollouts, so methods over tokens can run
     own = await step.read_waiting(batch, asyncio.to_thread)
     result = step.finish(own)
-    for sentence in result.warnings:
-        warnings.warn(sentence, UserWarning, stacklevel=2)
+    say(*result.warnings)
     assert batch.ids_nt is not None
     rows = iter((own.put(result.advantages_nt, width=batch.ids_nt.shape[1]) * tokens).tolist())
     return [[value for node in of_trace for value in compress(next(rows), node.mask)] for of_trace in nodes]
@@ -102,11 +99,6 @@ def attach(recipe: str, *, tokens: int) -> None:
                 algo.assign_advantages(trace, values)
 
     algo.ALGORITHM_CLASSES["grpo"] = SpanAlgorithm
-
-
-def _whole(batch: Batch) -> Batch:
-    """Return rows that are whole rollouts, so that methods over tokens can run."""
-    return Batch(batch.group_n, batch.ids_nt, batch.mask_nt, columns=batch.columns)
 
 
 def _facts(trace: Any) -> dict[str, Any]:

@@ -56,6 +56,12 @@ def idle_fields(path: str | Path, *, engine: str) -> str:
     return f"The recipe also sets {', '.join(sorted(names))}, but {engine}'s own configuration decides; these fields are ignored."
 
 
+def say(*sentences: str) -> None:
+    """Warn with each sentence that is not empty."""
+    for sentence in filter(None, sentences):
+        warnings.warn(sentence, UserWarning, stacklevel=3)
+
+
 def fixed_faults(required: Mapping[str, tuple[Any, str]], get_setting: Callable[[str], Any]) -> dict[str, bool]:
     """Map a sentence about each engine option to whether the option differs from its required value."""
     values = {name: get_setting(name) for name in required}

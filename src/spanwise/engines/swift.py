@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,8 @@ from swift.trainers import TrainerFactory  # pyright: ignore[reportMissingImport
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.engines.shared import fixed_faults, fold_factor, idle_fields
+from spanwise.engines.shared import fixed_faults, fold_factor, idle_fields, say
 from spanwise.errors import refuse, unknown
-from spanwise.modes import MODES
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
@@ -75,7 +73,7 @@ class NoReward(ORM):
 def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
     """Load the recipe's scheme; refuse settings of ms-swift that cannot work with it."""
     scheme, loss_type, beta = scheme_at(recipe, longest=longest), settings["loss_type"], settings["beta"]
-    level, modes = settings["importance_sampling_level"], [name for name in MODES if getattr(load(recipe), name, None)]
+    level, modes = settings["importance_sampling_level"], load(recipe).modes
     refuse(
         {
             f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
@@ -96,8 +94,7 @@ def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
     scheme.check(PROVIDES)
     scheme.check_forgets("ms-swift")
     scheme.check_loads("ms-swift")
-    if remark := idle_fields(recipe, engine="ms-swift"):
-        warnings.warn(remark, UserWarning, stacklevel=2)
+    say(idle_fields(recipe, engine="ms-swift"))
     return scheme
 
 
@@ -146,8 +143,7 @@ class SwiftSpanTrainer(GRPOTrainer):
                 advantage_t[place] = next(advantage_rows)[: place.stop - place.start].to(advantage_t)
         for name, value in result.metrics.items():
             self._metrics["train" if training else "eval"][name].append(value)
-        for sentence in result.warnings if self.accelerator.is_main_process else ():
-            warnings.warn(sentence, UserWarning, stacklevel=2)
+        say(*result.warnings if self.accelerator.is_main_process else ())
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
         """Return what rewards read: the dataset's columns, the prompts, and ms-swift's rewards, whose sum is `environment`."""

@@ -134,6 +134,8 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
         SpanwiseError: the gradient of the first micro-batch is not that of the advantages (`canary`).
     """
 
+    _moves_columns = True
+
     def __init__(self, model: Any, *, args: Any = None, scheme: Any = None, **options: Any) -> None:
         check_use(args, scheme, critic=options.get("critic"))
         super().__init__(model, args=args, scheme=scheme, **options)

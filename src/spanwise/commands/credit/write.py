@@ -78,7 +78,11 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
 def write_traces_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
     """Write the traces of a file or folder again, under the same names, with the advantages of a method at their tokens."""
     table, arm = result.table, next(arm for arm in result.applied if arm.name == method)
-    rows = (arm.advantages(table, n, n + 1).tolist() for n in range(len(table)))
+    rows = (
+        row.tolist()
+        for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME)
+        for row in np.split(arm.advantages(table, first, last), np.cumsum(table.tokens.lengths[first : last - 1]))
+    )
     scheme = result.arms.schemes.get(method)
     shared = "" if scheme is None else f" (per: {scheme.per}, so that a loss adds up tokens)"
     for file in rollout_files(table.path):

@@ -63,22 +63,26 @@ class Live:
 @contextmanager
 def large_files_shown(console: Console) -> Iterator[None]:
     """Show a progress line while large files are read and their blocks found."""
-    bars: dict[str, Live] = {}
-    percents: dict[str, int] = {}
+    bar: Live | None = None
+    shown = ("", 0)
 
     def show(work: str, done: int, total: int) -> None:
-        if total >= _LARGE and percents.get(work) != (percent := 100 * done // total):
-            if work not in bars:
-                bars[work] = Live(console, work, 100)
-            percents[work] = percent
-            bars[work].step(percent, {})
+        nonlocal bar, shown
+        if total < _LARGE or (work, percent := 100 * done // total) == shown:
+            return
+        if bar is None or work != shown[0]:
+            if bar is not None:
+                bar.close()
+            bar = Live(console, work, 100)
+        shown = (work, percent)
+        bar.step(percent, {})
 
     token = REPORT.set(show)
     try:
         yield
     finally:
         REPORT.reset(token)
-        for bar in bars.values():
+        if bar is not None:
             bar.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from transformers import AutoTokenizer
 
 from spanwise.batch import Batch
 from spanwise.engines.nemo_rl.settings import check, get_setting
-from spanwise.engines.shared import columns_of, model_size
+from spanwise.engines.shared import columns_of, model_size, say
 from spanwise.errors import RecipeError
 from spanwise.segment import Vocabulary
 from spanwise.step import Step
@@ -60,8 +59,7 @@ class SpanEstimator:
         own = self.step.read(batch)
         result = self.step.finish(own, mask_nt=(padded_nt.gather(1, place_nt) > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in result.metrics.items() if value == value}
-        for sentence in result.warnings:
-            warnings.warn(sentence, UserWarning, stacklevel=2)
+        say(*result.warnings)
         adv_nt = torch.zeros_like(padded_nt).scatter(1, place_nt, own.put(result.advantages_nt, width=width))
         # NeMo-RL counts a rollout without a reply, too; the mask has nothing of it.
         multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()

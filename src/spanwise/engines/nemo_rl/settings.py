@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from spanwise.engines.shared import deviation_fault, fixed_faults, idle_fields
+from spanwise.engines.shared import deviation_fault, fixed_faults, idle_fields, say
 from spanwise.errors import refuse
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
@@ -46,8 +45,7 @@ def check(master_config: Any) -> Scheme:
         "grpo.use_dynamic_sampling drops groups by the environment's reward, though the blocks of such a group may differ."
     )
     filters = get_setting(master_config, "grpo.use_dynamic_sampling")
-    for sentence in filter(None, [idle_fields(recipe, engine="NeMo-RL"), remark if filters else ""]):
-        warnings.warn(sentence, UserWarning, stacklevel=2)
+    say(idle_fields(recipe, engine="NeMo-RL"), remark if filters else "")
     return scheme
 
 

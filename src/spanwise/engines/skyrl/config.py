@@ -1,6 +1,5 @@
 """Check SkyRL's configuration for a recipe, and add the options of spanwise to it."""
 
-import warnings
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from operator import attrgetter
@@ -11,7 +10,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimator  # pyr
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.shared import Discounts, RunRecord, deviation_fault, fixed_faults, idle_fields
+from spanwise.engines.shared import Discounts, RunRecord, deviation_fault, fixed_faults, idle_fields, say
 from spanwise.engines.windows import untested
 from spanwise.errors import refuse, unknown
 from spanwise.mode import added_by, part_class
@@ -165,9 +164,3 @@ def _group_faults(cfg: Any, scheme: Scheme, *, release: str) -> dict[str, Any]:
 def critic_of(cfg: Any) -> CriticConfig:
     """Return the `critic` section of the recipe."""
     return load(cfg.trainer.algorithm.spanwise.recipe).modes.get("critic") or CriticConfig()
-
-
-def say(sentence: str) -> None:
-    """Warn with a sentence if it is not empty."""
-    if sentence:
-        warnings.warn(sentence, UserWarning, stacklevel=3)

@@ -14,8 +14,8 @@ from transformers import GenerationConfig
 
 from spanwise.batch import Batch
 from spanwise.credit.trajectories.turns import Turns
-from spanwise.engines.shared import RunRecord, columns_of, model_size, prompt_texts
-from spanwise.engines.skyrl.config import OPTION, check, critic_of, reads_turns, say
+from spanwise.engines.shared import RunRecord, columns_of, model_size, prompt_texts, say
+from spanwise.engines.skyrl.config import OPTION, check, critic_of, reads_turns
 from spanwise.engines.skyrl.estimators import register, register_loss
 from spanwise.engines.skyrl.rows import SampledRows
 from spanwise.mode import parts_of

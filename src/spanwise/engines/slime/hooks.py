@@ -5,7 +5,6 @@ slime is imported inside the functions that call it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
@@ -15,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from spanwise.engines.shared import model_size
+from spanwise.engines.shared import model_size, say
 from spanwise.engines.slime.samples import batch_of, own_reward
 from spanwise.engines.slime.settings import HOOKS, check
 from spanwise.errors import AlignmentError, refuse
@@ -60,8 +59,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
     _log(args, result.metrics)
-    for sentence in result.warnings:
-        warnings.warn(sentence, UserWarning, stacklevel=2)
+    say(*result.warnings)
     rows = zip(adv_nt, factor_n, samples, strict=True)
     raw_rewards = [nan if (value := own_reward(args, sample)) is None else float(value) for sample in samples]
     return raw_rewards, [adv_t[: sample.response_length] * factor for adv_t, factor, sample in rows]

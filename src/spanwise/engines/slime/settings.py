@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from spanwise.engines.shared import Discounts, deviation_fault, fixed_faults, idle_fields
+from spanwise.engines.shared import Discounts, deviation_fault, fixed_faults, idle_fields, say
 from spanwise.errors import refuse
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
@@ -82,6 +81,5 @@ def check(args: Any) -> Scheme:
         sentences.append(
             f"{filter_path} keeps or drops groups by slime's own reward, though the blocks of a dropped group may differ."
         )
-    for sentence in filter(None, sentences):
-        warnings.warn(sentence, UserWarning, stacklevel=2)
+    say(*sentences)
     return scheme

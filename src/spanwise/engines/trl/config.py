@@ -119,9 +119,9 @@ class SpanGRPOConfig(GRPOConfig):
         return hidden({"trainer": super().to_dict()})["trainer"]
 
 
-def check_base(*, patched: bool) -> None:
-    """Refuse a `GRPOTrainer` that Unsloth has rewritten, unless the trainer is the one for it (`patched`)."""
-    if GRPOTrainer.__name__.startswith("Unsloth") and not patched:
+def check_base(*, moves_columns: bool) -> None:
+    """Refuse a `GRPOTrainer` that Unsloth has rewritten, unless the trainer moves advantages to its columns."""
+    if GRPOTrainer.__name__.startswith("Unsloth") and not moves_columns:
         raise RecipeError(
             "Unsloth has replaced TRL's trainer, and its loss has completions in other columns. Use UnslothSpanGRPOTrainer of "
             "spanwise.engines.unsloth."

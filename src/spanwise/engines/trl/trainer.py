@@ -95,6 +95,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     num_generations: Any
     num_generations_eval: Any
     settings: Mapping[str, Any] | None
+    _moves_columns = False  # whether advantages go to the columns of Unsloth's loss
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         critic: CriticConfig | None = None,
         **options: Any,
     ) -> None:
-        config.check_base(patched=type(self).compute_loss is not SpanGRPOTrainer.compute_loss)
+        config.check_base(moves_columns=self._moves_columns)
         scheme = config.check_scheme(scheme, critic, options)
         modes = scheme.modes if critic is None else (critic, *scheme.modes)
         scheme.check((*PROVIDES, *added_by(modes, "trl")), at_read=AT_READ)
