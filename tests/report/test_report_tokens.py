@@ -137,12 +137,12 @@ def test_hostile_completions_do_not_change_the_markup():
 
 
 def test_the_script_builds_text_nodes_only():
-    scripts = [(STATIC / f"{name}.js").read_text() for name in ("courses", "why", "list", "tokens")]
+    scripts = [(STATIC / f"{name}.js").read_text() for name in ("courses", "why", "list", "steps", "tokens")]
     forbidden = r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|eval|Function\(|setAttribute\(.on|fetch|http"
     for script in scripts:
         assert not re.search(forbidden, script)
         assert len(script.splitlines()) < 310
-    for name in (f"{asset}.{end}" for asset in ("courses", "why", "list", "tokens") for end in ("js", "css")):
+    for name in (f"{asset}.{end}" for asset in ("courses", "why", "list", "steps", "tokens") for end in ("js", "css")):
         assert "</" not in (STATIC / name).read_text()
 
 

@@ -29,12 +29,12 @@ body { margin: 8px; background: var(--background); color: var(--text); }
 """
 STATIC = Path(code.__file__).parent / "static"
 SCRIPT, STYLE = (
-    "\n".join((STATIC / f"{name}.{end}").read_text() for name in ("courses", "why", "list", "tokens"))
+    "\n".join((STATIC / f"{name}.{end}").read_text() for name in ("courses", "why", "list", "steps", "tokens"))
     for end in ("js", "css")
 )
 
 
-def page(*rows, methods=("a", "b"), outcome="correct"):
+def page(*rows, methods=("a", "b"), outcome="correct", by_step=False):
     """A page with nothing but the view."""
 
     def allowed(text):
@@ -45,7 +45,7 @@ def page(*rows, methods=("a", "b"), outcome="correct"):
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name="viewport" content="width=device-width"><title>untouched</title><link rel="icon" href="data:,">'
-        f"<style>{style}</style></head><body>{token_view(TokenView(methods, rows, outcome))}"
+        f"<style>{style}</style></head><body>{token_view(TokenView(methods, rows, outcome, by_step=by_step))}"
         f"<script>{SCRIPT}</script></body></html>"
     )
 
@@ -67,8 +67,8 @@ THIRD = row(["cut", " Needle"], [0.1, 0.1], [0.0, 0.0], prompt="other", fault="t
             rewards={"correct": None, "brier": None}, statuses={"correct": "timeout", "brier": "absent"})  # fmt: skip
 
 
-def opened(browser, *rows, methods=("a", "b"), outcome="correct", **how):
-    browser.show(page(*rows, methods=methods, outcome=outcome), **how)
+def opened(browser, *rows, methods=("a", "b"), outcome="correct", by_step=False, **how):
+    browser.show(page(*rows, methods=methods, outcome=outcome, by_step=by_step), **how)
     browser.wait("return document.querySelector('.token-app:not([hidden])')")
     browser.run("document.querySelector('.token-more').open = true")
     if len(methods) > 1:
@@ -477,3 +477,39 @@ def test_damaged_data_is_one_sentence(browser):
     browser.show(page(FIRST).replace('{"deflate":"', '{"deflate":"AAAA'))
     browser.wait("return document.querySelector('.token-message').textContent")
     assert text(browser, ".token-message").startswith("The completions cannot be shown (")
+
+
+def test_a_slider_goes_through_the_steps_of_one_prompt(browser):
+    def at_step(step, *rewards):
+        return [row(["x"], [r], [-r], rewards={"correct": r}, statuses={"correct": "ok"}, step=step) for r in rewards]
+
+    # Written in another order than that of the steps, as a folder's files may be.
+    rows = [*at_step(20, 1.0, 0.0, 0.5), *at_step(0, 0.0, 0.0), *at_step(40, 1.0, 1.0, 1.0)]
+    opened(browser, *rows, by_step=True)
+
+    def slide(value):
+        browser.run(
+            "const s = document.querySelector('.token-slider input'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))",
+            value,
+        )
+
+    def seen():
+        facts = [fact.text for fact in browser.driver.find_elements(By.CSS_SELECTOR, ".token-facts li")]
+        return text(browser, ".token-slider output"), text(browser, ".token-count"), facts[0]
+
+    assert seen() == ("0 · mean reward correct 0", "1 of 2", "step 0")
+    slide(1)
+    assert seen() == ("20 · mean reward correct 0.5", "1 of 3", "step 20")
+    browser.driver.find_element(By.CSS_SELECTOR, "[data-go=last]").click()
+    slide(2)  # the third completion of the next step
+    assert seen() == ("40 · mean reward correct 1", "3 of 3", "step 40")
+    slide(0)  # which has no third
+    assert seen() == ("0 · mean reward correct 0", "2 of 2", "step 0")
+    browser.run("location.hash = '#token-3'")
+    browser.wait("return document.querySelector('.token-count').innerText === '3 of 3'")
+    assert seen() == ("20 · mean reward correct 0.5", "3 of 3", "step 20")
+    browser.driver.find_element(By.CSS_SELECTOR, ".token-slider input").send_keys(Keys.ARROW_RIGHT)
+    assert seen()[0] == "40 · mean reward correct 1"
+    opened(browser, *rows)
+    assert not browser.driver.find_element(By.CSS_SELECTOR, ".token-slider").is_displayed()
+    assert_untouched(browser)

@@ -31,7 +31,7 @@ Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
 
 #: Styles and scripts of the token view.
-_OF_TOKENS = ("courses", "why", "list", "tokens")
+_OF_TOKENS = ("courses", "why", "list", "steps", "tokens")
 ABSENT = "not measured"
 #: The citation of CITATION.cff, without an address, as the page holds none.
 CITE = (

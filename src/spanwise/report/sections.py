@@ -138,10 +138,10 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
     return section("Credit by block", filled_in, legend=methods, panels=panels)
 
 
-def tokens_section(view: TokenView | None, *, note: str = "") -> Section:
+def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str = "") -> Section:
     """Build the token view, if there are completions to show; `note` adds a sentence."""
     body = token_view(view) if view is not None and view.completions else None
-    return section("Tokens", {"note": note}, body=body)
+    return section(title, {"note": note}, body=body)
 
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:

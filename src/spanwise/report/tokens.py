@@ -39,6 +39,7 @@ class TokenView:
         rules: method -> how it credits, as far as that is known.
         own: the method of the user's recipe, which stands on the right; None: the second one.
         total: completions that there are, of which these are some; None: these are all.
+        by_step: show the completions of one step at a time, and a slider over the steps.
 
     Example:
         >>> row = TokenRow("1+1=", ["2"], {"grpo": [0.5]}, {"answer": [(0, 1)]}, {"correct": 1.0}, {"correct": "ok"}, "")
@@ -53,6 +54,7 @@ class TokenView:
     rules: Mapping[str, Rule] = field(default_factory=dict)
     own: str | None = None
     total: int | None = None
+    by_step: bool = False
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -110,6 +112,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         "outcome": objectives.index(judged[0]) if judged else None,
         "prompts": _coded([[row.prompt] for row in rows]),
         "steps": [row.step for row in rows],
+        "by_step": view.by_step,
         "scores": [_own_score(row.score) for row in rows],
         "faults": _coded([[row.fault] for row in rows]),
         "spans": [

@@ -47,6 +47,7 @@ def train_report(
     votes: Mapping[str, Mapping[str, Curve]] | None = None,
     credit: Mapping[str, Mapping[str, Tensor]] | None = None,
     view: TokenView | None = None,
+    one_prompt: TokenView | None = None,
     unmeasured: Mapping[str, str] | None = None,
     command: str = "",
 ) -> str:
@@ -63,6 +64,7 @@ def train_report(
         credit: method -> block -> credit of each completion of the view (n,), NaN where it has no such block, and `stop`,
             NaN where it is 0. The first method is the one that was trained with.
         view: completions for the token view, under the same methods.
+        one_prompt: completions of one prompt at several steps.
         unmeasured: figures that this run cannot have, and why; the mean rewards take their place.
         command: how to train it again.
 
@@ -117,6 +119,7 @@ def train_report(
         parts.credit_section(list(credit), credit, of=f"these rollouts{step_note}"),
         batch_section("Optimiser", batches),
         parts.tokens_section(view, note=f"{note} would have given the same tokens." if others else ""),
+        parts.tokens_section(one_prompt, title="One prompt, step by step"),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),

@@ -22,9 +22,13 @@ from spanwise.objective import HIDDEN
 from spanwise.rollouts.schema import write_rollouts
 
 #: The files that only a finished run has.
+#: The folders of rollout files: training batches, and completions of one held-out prompt.
+TRAINING, ONE_PROMPT = "rollouts", "one_prompt"
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
 #: All files and folders that a run writes.
-WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "model", "tokenizer", "critic", "laser.json", *RESULTS)
+WRITES = (
+    "recipe.yaml", "metrics.jsonl", TRAINING, ONE_PROMPT, "checkpoints", "model", "tokenizer", "critic", "laser.json", *RESULTS,
+)  # fmt: skip
 
 #: The recipe sections that may hold a secret: settings of libraries and of the user's own functions.
 _OPEN = ("trainer", "objectives")
@@ -145,7 +149,7 @@ class RunFolder:
                     shutil.rmtree(place)
                 else:
                     place.unlink(missing_ok=True)
-            for file in (self.path / "rollouts").glob("step_*.parquet"):
+            for file in (file for kind in (TRAINING, ONE_PROMPT) for file in (self.path / kind).glob("step_*.parquet")):
                 if (number := file.stem.removeprefix("step_")).isdecimal() and int(number) > (step or 0):
                     file.unlink()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -160,9 +164,9 @@ class RunFolder:
         """Write `summary.json` atomically; a run with this file has ended."""
         write_text(self.path / "summary.json", json.dumps(hidden(dict(summary)), indent=2) + "\n")
 
-    def write_rollouts(self, parts: Sequence[pa.Table], *, step: int) -> None:
-        """Write one generation batch, one part per process, to `rollouts/step_<step>.parquet` (`rollouts.schema`)."""
-        write_rollouts(self.path / "rollouts" / f"step_{step:06d}.parquet", parts)
+    def write_rollouts(self, parts: Sequence[pa.Table], *, step: int, kind: str = TRAINING) -> None:
+        """Write one batch, one part per process, to `<kind>/step_<step>.parquet` (`rollouts.schema`)."""
+        write_rollouts(self.path / kind / f"step_{step:06d}.parquet", parts)
 
 
 def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:

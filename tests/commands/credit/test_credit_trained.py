@@ -12,7 +12,7 @@ import torch
 import trl_small
 from rollout_files import LAYOUT, quiet, texts
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.report.report import last_rollouts
+from spanwise.commands.report.report import recorded_view
 from spanwise.commands.train.train import train
 from spanwise.layout import Layout
 from spanwise.recipe import load, resolved, scheme_of
@@ -124,8 +124,9 @@ def test_a_file_of_a_run_is_known_by_its_folder(scripted):
 
 @pytest.mark.parametrize(("variant", "trained"), [("blended", "bae"), ("rlcr", "rlcr")])
 def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripted):
-    view, credit = last_rollouts(scripted(variant), {"method": trained})
-    rows = pq.read_table(scripted(variant) / "rollouts" / "step_000002.parquet").to_pylist()
+    files = [scripted(variant) / "rollouts" / "step_000002.parquet"]
+    view, credit = recorded_view(scripted(variant), {"method": trained}, files)
+    rows = pq.read_table(files[0]).to_pylist()
     assert view.methods == (trained, "grpo")
     assert [row.tokens for row in view.completions] == [
         trl_small.tokenizer().convert_ids_to_tokens(row["completion_ids"]) for row in rows
@@ -152,7 +153,8 @@ def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(scri
     shutil.copytree(scripted("blended"), tmp_path / "run")
     for file in (tmp_path / "run" / "model").glob("*"):
         file.unlink()
-    view, credit = last_rollouts(tmp_path / "run", {"method": "bae"})
+    files = sorted((tmp_path / "run" / "rollouts").iterdir())[-1:]
+    view, credit = recorded_view(tmp_path / "run", {"method": "bae"}, files)
     assert view.methods == ("bae",)
     assert list(credit) == ["bae"]
 

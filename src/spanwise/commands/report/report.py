@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.page import credit_page, credited_view, several, shown_credit
+from spanwise.commands.credit.page import choose_rows, credit_page, credited_view, several, shown_credit
 from spanwise.commands.credit.write import credited_parts, outcome_of
 from spanwise.commands.shared.folder import EXPORT, FIDELITY, MOST, again_command, read_fields, write_page
 from spanwise.commands.shared.samples import FILE, Samples, ended_runs, read_samples, unmeasured
@@ -23,6 +24,7 @@ from spanwise.recipe import SCRIPT, load
 from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.files import records
+from spanwise.rollouts.folder import ONE_PROMPT, TRAINING
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.rows import read_rows
 
@@ -51,7 +53,8 @@ def train_page(folder: Path) -> str:
     """Build the report of a run folder."""
     samples = read_samples(folder) if (folder / FILE).is_file() else None
     recipe = read_fields(folder / "recipe.yaml")
-    view, credit = last_rollouts(folder, recipe)
+    batches, one_prompt = (sorted((folder / kind).glob("step_*.parquet")) for kind in (TRAINING, ONE_PROMPT))
+    view, credit = recorded_view(folder, recipe, batches[-1:])
     return train_report(
         recipe={name: value for name, value in recipe.items() if (name, value) != ("task", SCRIPT)},
         metrics=[line for _, _, line in records([folder / "metrics.jsonl"])],
@@ -61,6 +64,7 @@ def train_page(folder: Path) -> str:
         votes={block: _votes(samples, block) for block in samples.correct} if samples else None,
         credit=credit,
         view=view,
+        one_prompt=recorded_view(folder, recipe, one_prompt)[0],
         unmeasured=_unmeasured(folder),
         command="" if recipe.get("task") == SCRIPT else again_command("train", folder / "recipe.yaml", folder=folder),
     )
@@ -154,34 +158,36 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
     return samples.votes(block, budgets=budgets, resamples=resamples) if len(budgets) > 1 else {}
 
 
-def last_rollouts(folder: Path, recipe: Mapping[str, Any]) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Return the newest batch of recorded completions, with the credit of the run's method and of `grpo` (or `bae`)."""
-    files = sorted((folder / "rollouts").glob("step_*.parquet"))
+def recorded_view(
+    folder: Path, recipe: Mapping[str, Any], files: Sequence[Path]
+) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
+    """Return recorded completions of a run, with the credit of the run's method and of `grpo` (or `bae`)."""
     if not files:
         return None, {}
-    table, paying = read_rows(files[-1]), {}
+    table, paying = pa.concat_tables(map(read_rows, files), promote_options="default"), {}
     methods = schema.methods_in(table.column_names)
     entries = recipe.get("objectives") or ()
     judges = [(entry.get("options") or {}).get("of") for entry in entries]
     judges += [name for entry in entries for name in several(entry.get("given"))]
     if len(methods) == 1:
-        table, paying = _beside(table, files[-1], "bae" if methods[0] == "grpo" else "grpo")
+        place = files[0] if len(files) == 1 else files[0].parent
+        table, paying = _beside(table, place, "bae" if methods[0] == "grpo" else "grpo")
     if methods:
         of_run = {"objectives": entries, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         paying = {methods[0]: of_run, **paying}
-    credit, first_rows = shown_credit(table, paying), table.slice(0, MOST)
+    rows = choose_rows(schema.numbers(table, schema.STEP).long(), MOST)
     view = credited_view(
-        table, first_rows, range(len(first_rows)), paying=paying,
+        table, table.take(rows), rows, paying=paying,
         outcome=outcome_of(schema.behind(table.column_names, "reward"), judges),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
-    return view, credit
+    return replace(view, by_step=len(files) > 1), shown_credit(table, paying)
 
 
-def _beside(table: pa.Table, file: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
+def _beside(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
     """Add another method's credit to the rollouts, if they record enough for it."""
     try:
-        result = credit_rollouts(file, methods=[method])
+        result = credit_rollouts(place, methods=[method])
     except SpanwiseError:
         return table, {}
     if not result.table.has_ids:  # the tokens of the page are not those of the file

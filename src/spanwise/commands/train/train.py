@@ -33,7 +33,7 @@ from spanwise.objective import HIDDEN, hidden_names
 from spanwise.recipe import EMBEDDED, Recipe, answer_layout, resolved, scheme_of
 from spanwise.report import unmeasured_sentences
 from spanwise.rollouts import Rollouts
-from spanwise.rollouts.folder import RunFolder, metrics_until
+from spanwise.rollouts.folder import ONE_PROMPT, RunFolder, metrics_until
 from spanwise.tasks import Task, task_shape
 from spanwise.types import Scores, join_rows
 
@@ -277,6 +277,7 @@ class Recorder(BatchCallback):
         if self.trainer.accelerator.is_main_process:
             samples.write(self.folder.path)
             self.folder.add_metrics({"step": steps, "final": final, **intervals})
+            self._keep_one_prompt(steps)
         first, training = self.evaluations[0], max(self.step_seconds, 1e-9)
         return {
             **{name: getattr(self.recipe, name) for name in ("method", "seed", "steps")},
@@ -311,10 +312,17 @@ class Recorder(BatchCallback):
         if not self.trainer.accelerator.is_main_process:
             return
         self.folder.add_metrics({"step": step, "evaluation": values, **_intervals(samples)})
+        self._keep_one_prompt(step)
         wrong = alarms({name: value for name, value in values.items() if name not in self.absent}).values()
         for why in dict.fromkeys(why for why in wrong if step and why not in self._warned):
             say(self.console, f"Warning: step {step}: {why} ({SHOWN_BY[why]} {values[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
         self._warned |= set(wrong)
+
+    def _keep_one_prompt(self, step: int) -> None:
+        """Write a group of completions of the first held-out prompt, which the report shows step by step."""
+        if self.keep_rollouts and self.trainer.accelerator.num_processes == 1:
+            rollouts = self.trainer.sample_rollouts([self.task.evaluation[0]])
+            self.folder.write_rollouts([rollouts.recorded(step=step)], step=step, kind=ONE_PROMPT)
 
     def _measure(self, samples: int) -> Samples:
         """Evaluate the policy; read its scores only once the trainer knows their reference."""

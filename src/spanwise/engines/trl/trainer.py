@@ -6,7 +6,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -163,7 +163,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         is_distributed = self.accelerator.num_processes > 1
         ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local])) if is_distributed else None
-        self.step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
+        self.step: Step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
         self.parts = parts_of(modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic
         self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
@@ -354,6 +354,30 @@ class SpanGRPOTrainer(GRPOTrainer):
         for sentence in (*first_sentences, *result.warnings) if self.accelerator.is_main_process else ():
             warnings.warn(sentence, UserWarning, stacklevel=2)
         return output
+
+    def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
+        """Sample a group of completions for each dataset row and credit them, and leave the training as if this had not happened.
+
+        Only a run of one process can do this.
+        """
+        training, rollouts, step, logs = self.model.training, self.last_rollouts, self.step, self._logs
+        self.step, self._logs = (
+            Step(self.scheme, step.vocabulary),
+            copy.deepcopy(logs),
+        )  # warnings belong to training batches
+        self.model.eval()
+        try:
+            with torch.random.fork_rng(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.manual_seed(0)
+                self._generate_and_score_completions([row for row in prompts for _ in range(self.num_generations_eval)])
+            sampled_rollouts = self.last_rollouts
+            assert sampled_rollouts is not None, "completions were sampled"
+            return sampled_rollouts
+        finally:
+            self.model.train(training)
+            self.last_rollouts, self.step, self._logs = rollouts, step, logs
+            self._metrics["eval"].clear()
 
     @torch.no_grad()
     def _sampled_logps(self, rows: Sequences, output: dict[str, Any]) -> Tensor:

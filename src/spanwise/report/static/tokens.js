@@ -41,6 +41,10 @@
     const courses = window.spanwiseCourses({ view, data, make, show, plain, count, inspect: (t) => inspect(t) });
     const extras = Object.fromEntries([...courses.columns, ...(data.probabilities ? [["probability", data.probabilities]] : [])]);
     const hints = window.spanwiseHints({ view, box: find(".token-details"), make, show, glossary: data.glossary });
+    const steps = window.spanwiseSteps({ view, data, show, plain, moved: (place = at) => {
+      select(false, place);
+      mark();
+    } });
     let listed = everyone, at = 0, shown = null, waiting = [], pinned = null;
     const credit = (side) => data.advantages[control[side].value], name = (side) => data.methods[control[side].value];
     const kind = () => control.colour.value, column = (side) => extras[kind()] ?? credit(side);
@@ -55,11 +59,11 @@
       absent: (n) => statuses(n).includes("absent"), failed: (n) => statuses(n).some((status) => FAILED.has(status)),
       ...Object.fromEntries(["left", "right"].map((side) => [side, (n) => numbers(credit(side), n).every((x) => !x)])),
     };
-    const select = (keep = true) => {
+    const select = (keep = true, place = 0) => { // keep the completion, or go to a place in the list
       const words = control.search.value.toLowerCase(), outcome = { right: 1, wrong: 0 }[control.outcome.value], current = listed[at];
-      listed = list.sorted(everyone.filter((n) => fits[control.status.value](n) && list.fits(n)
+      listed = list.sorted(steps.members().filter((n) => fits[control.status.value](n) && list.fits(n)
         && (outcome === undefined || data.rewards[n][data.outcome] === outcome) && (!words || text(n).includes(words))));
-      at = keep ? Math.max(0, listed.indexOf(current)) : 0;
+      at = keep ? Math.max(0, listed.indexOf(current)) : Math.max(0, Math.min(place, listed.length - 1));
       draw();
     };
     const sort = (order) => {
@@ -148,9 +152,9 @@
       if (waiting.length) more.observe(end); // asks again whether the end is near
     }, { rootMargin: "1000px" });
     const draw = () => {
-      const n = listed[at], focused = panes.contains(document.activeElement), whole = listed.length === total;
+      const n = listed[at], focused = panes.contains(document.activeElement), members = steps.members().length, whole = listed.length === members;
       find(".token-count").textContent = !listed.length ? "No completion fits." : whole && control.order.value === "file"
-        ? `${n + 1} of ${total}` : `${at + 1} of ${listed.length}${whole ? "" : " that fit"}: completion ${n + 1} of ${total}`;
+        ? `${at + 1} of ${members}` : `${at + 1} of ${listed.length}${whole ? "" : " that fit"}: completion ${n + 1} of ${total}`;
       find(".token-body").hidden = find(".token-headline").hidden = !listed.length;
       list.draw(listed, n);
       panes.replaceChildren();
@@ -204,18 +208,20 @@
       token.focus({ preventScroll: true });
     };
     // ---- moving ----
+    const mark = () => owner && listed.length && history.replaceState(null, "", `#token-${listed[at] + 1}`);
     const go = (to) => {
       const next = Math.min(Math.max(to, 0), listed.length - 1);
       if (next < 0 || next === at) return;
       at = next;
       draw();
-      if (owner) history.replaceState(null, "", `#token-${listed[at] + 1}`);
+      mark();
     };
     const moves = {
       first: () => go(0), previous: () => go(at - 1), next: () => go(at + 1), last: () => go(listed.length - 1),
       leave: () => panes.focus({ preventScroll: true }), reset: () => { control.status.value = control.outcome.value = control.search.value = ""; list.clear(); select(); },
     };
     const open = (n) => {
+      steps.open(n);
       if (!listed.includes(n)) moves.reset();
       go(listed.indexOf(n));
     };
@@ -282,7 +288,7 @@
       sides: () => [Number(control.left.value), Number(control.right.value)] });
     const why = window.spanwiseWhy({ view, data, make, show, decode, count, hints, open: visit,
       outcomes: data.outcome === null ? [] : ["outcome"], rewards: (n) => data.rewards[n].map((reward, m) => reward === null ? statuses(n)[m] || "none" : plain(Number(reward))) });
-    control.order.value = data.methods.length > 1 ? "differ" : "file";
+    control.order.value = data.methods.length > 1 && !steps.any ? "differ" : "file";
     find(".token-app").hidden = false;
     [label, () => sort(control.order.value), () => select(false), follow].forEach((step) => step());
   };
