@@ -3,6 +3,8 @@
     python benchmarks/invoices.py [--arms by_field,sum,grpo,gdpo] [--seeds 0,1,2,3,4] [--output runs/invoices]
     python benchmarks/invoices.py --tune               # one run of each arm and rate on seed 100, by its training batches
     python benchmarks/invoices.py --table [--charts docs/images]       # trains nothing: the runs that are there
+    python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --group 4 --output runs/invoices-g4     # other groups
+    python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --width 64 --output runs/invoices-w64   # another size of policy
 
     by_field   each field's reward minus the group's mean pays the field's own value; keys, end and number of items pay the form
     sum        the rewards added up, minus the group's mean (`dr_grpo`); the same as each with a baseline of its own, broadcast
@@ -17,6 +19,7 @@ What is there already is not run again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -33,24 +36,27 @@ from spanwise.commands.shared.task import load_model
 from spanwise.commands.train.train import train
 from spanwise.measure import mean_interval
 from spanwise.recipe import load
+from spanwise.tasks.embedded import STARTS, Embedded
 from spanwise.tasks.invoices import INVOICES, LONGEST, MEASURED
 
 METHODS = {"by_field": "bae", "sum": "dr_grpo", "grpo": "grpo", "gdpo": "gdpo"}
 TUNING_SEED = 100
 GOALS = (0.6, 0.8)
 STEPS, PROMPTS, GROUP = 48, 8, 8
+#: Completions of a step, whatever the size of a group.
+BATCH = PROMPTS * GROUP
 HELD_OUT = 256
 
 
-def run_of(arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = True) -> dict[str, Any]:
+def run_of(arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = True, group: int = GROUP) -> dict[str, Any]:
     """Train an arm, or read what it left."""
     place = folder / f"{arm}-{rate:g}-{seed}"
     figures = place.parent / f"{place.name}.figures"
     if not figures.is_file():
         fields = {
             "task": "invoices", "method": METHODS[arm], "learning_rate": rate, "seed": seed, "output": str(place), "steps": STEPS,
-            "prompts": PROMPTS, "group_size": GROUP, "warmup_steps": 0, "entropy": 0.0, "entropy_target": None, "eval_every": 0,
-            "eval_prompts": 8, "eval_samples": 1, "keep_rollouts": 0, "save_every": 0,
+            "prompts": BATCH // group, "group_size": group, "warmup_steps": 0, "entropy": 0.0, "entropy_target": None,
+            "eval_every": 0, "eval_prompts": 8, "eval_samples": 1, "keep_rollouts": 0, "save_every": 0,
         }  # fmt: skip
         recipe = load(None, fields)
         summary = train(recipe, console=Console(quiet=True), overwrite=True)
@@ -113,7 +119,7 @@ def curve(run: Mapping[str, Any]) -> list[float]:
 def completions_to(run: Mapping[str, Any], goal: float) -> float:
     """Completions until the curve reached a goal; infinity: never."""
     step = next((step for step, value in enumerate(curve(run), start=1) if value >= goal), math.inf)
-    return step * PROMPTS * GROUP
+    return step * BATCH
 
 
 def written(values: Sequence[float], form: str = "{:.3f}") -> str:
@@ -153,7 +159,7 @@ def draw(runs: Sequence[Mapping[str, Any]], place: Path) -> None:
 
     arms = ("by_field", "sum")
     points = [
-        {"arm": run["arm"], "seed": run["seed"], "completions": step * PROMPTS * GROUP, "right": value}
+        {"arm": run["arm"], "seed": run["seed"], "completions": step * BATCH, "right": value}
         for run in runs if run["arm"] in arms for step, value in enumerate(curve(run), start=1)
     ]  # fmt: skip
     ends = [
@@ -185,6 +191,11 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--rates", default="1.5e-4,3e-4,1e-3", help="learning rates of the tuning")
     parser.add_argument("--output", default="runs/invoices")
+    parser.add_argument("--rate", type=float, help="one learning rate for all arms, instead of the best of the tuning")
+    parser.add_argument("--group", type=int, default=GROUP, help="completions of a letter; a step has 64 in any case")
+    parser.add_argument(
+        "--width", type=int, default=128, help="of the policy; 64, 128 and 256 are .2, .7 and 2.5 M parameters"
+    )
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--charts", help="folder for the curves as PNG")
@@ -194,6 +205,8 @@ def main() -> None:
     folder = Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     arms, start = options.arms.split(","), folder / "start.json"
+    if options.width != 128:
+        STARTS["invoices"] = resized(STARTS["invoices"], options.width)
     if options.tune:
         rates = map(float, options.rates.split(","))
         show([run_of(arm, TUNING_SEED, rate, folder, held_out=False) for rate in rates for arm in arms], None)
@@ -201,7 +214,7 @@ def main() -> None:
     if not options.table:
         for seed in map(int, options.seeds.split(",")):
             for arm in arms:
-                run_of(arm, seed, best_rate(arm, folder), folder)
+                run_of(arm, seed, options.rate or best_rate(arm, folder), folder, group=options.group)
         if not start.is_file():
             from spanwise.tasks import warm_start
 
@@ -211,6 +224,11 @@ def main() -> None:
     show(runs, json.loads(start.read_text()))
     if options.charts:
         draw(runs, Path(options.charts))
+
+
+def resized(task: Embedded, width: int) -> Embedded:
+    """Return the task with a policy of another width, which is warm-started the same way."""
+    return dataclasses.replace(task, course=dataclasses.replace(task.course, shape={"width": width}, key={"width": width}))
 
 
 def best_rate(arm: str, folder: Path) -> float:

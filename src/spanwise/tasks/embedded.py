@@ -84,16 +84,16 @@ def build_invoice_tokenizer() -> Any:
     return _fast_tokenizer(tokenizer)
 
 
-def build_reader(tokenizer: Any, seed: int) -> Any:
+def build_reader(tokenizer: Any, seed: int, *, width: int = 128) -> Any:
     """Build the model of the letters: attention, and short convolutions, which make copying easy; 0.7 million parameters."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     ids = tokenizer.get_vocab()
     config = Lfm2Config(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=4, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3, block_auto_adjust_ff_dim=False,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0}, max_position_embeddings=512, tie_word_embeddings=True,
-        pad_token_id=ids[PAD], eos_token_id=ids[END], bos_token_id=None,
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=4, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3,
+        block_auto_adjust_ff_dim=False, rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=ids[PAD], eos_token_id=ids[END], bos_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -272,7 +272,7 @@ def _invoice_course() -> Course:
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
 #: The places 4 and 5 belong to another warm start (benchmarks/agent_start.py).
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
-STARTS: Mapping[Start, Embedded] = {
+STARTS: dict[Start, Embedded] = {
     "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),
     "hard": Embedded("digits-hard", digits.DIGITS_LAYOUT, 32, digits.DIGITS, _HARD),
     "twice": Embedded("digits-twice", digits.TWICE_LAYOUT, 32, digits.DIGITS, _TWICE),
