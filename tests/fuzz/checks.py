@@ -18,7 +18,7 @@ from spanwise.report import TokenView, token_view
 from spanwise.rollouts import Rollouts, read_rollouts, write_rollouts
 from spanwise.rollouts.cells import clean
 from spanwise.rollouts.rows import read_rows, token_rows
-from spanwise.rollouts.table import pieces
+from spanwise.rollouts.table import split_pieces
 from spanwise.score import parse_confidence
 from spanwise.score.answers import LONGEST
 from spanwise.segment import find_blocks
@@ -192,7 +192,7 @@ def by_oracle(cell, row, data, reading, n):
 def others(blocks):
     """Whoever else reads a text: the cutter of texts without ids, messages, tags of a file, confidences."""
     text = whole_text(blocks)
-    assert "".join(pieces(text)) == text
+    assert "".join(split_pieces(text)) == text
     assert clean(text) == text
     usual_tags([text])
     for inside in (text, *(held for block in blocks.values() if block for held in block.values() if held)):

@@ -14,8 +14,8 @@ from spanwise.measure import voting
 from spanwise.report import TokenView
 from spanwise.report.tokens import payload
 from spanwise.rollouts.cells import clean, completion_parts
-from spanwise.rollouts.rows import TokenRow, shown_prompt, token_text
-from spanwise.rollouts.table import cut_text, recorded
+from spanwise.rollouts.rows import TokenRow, display_prompt, token_text
+from spanwise.rollouts.table import parse_rewards, tokenize
 from spanwise.score import MathVerifier, Verdict, json_schema, judge, parse_confidence, score_all
 from spanwise.score.rewards import format_, second_attempt
 from spanwise.segment import census, find_blocks
@@ -199,11 +199,11 @@ READERS = {
     "read, credit, advantages": credited,
     "census": lambda text: census([text], ["answer"]).sentence,
     "usual tags of a file": lambda text: usual_tags([text]),
-    "words of a file": lambda text: cut_text([[(text, True)]]),
+    "words of a file": lambda text: tokenize([[(text, True)]]),
     "messages": lambda text: completion_parts([{"role": "assistant", "content": text}, text]),
     "clean": lambda text: clean(text + "\ud800"),
-    "cells of a file": lambda text: recorded({"score": [text, 1.0]}),
-    "shown prompt": lambda text: (shown_prompt(text), shown_prompt("[{" + text), shown_prompt('[{"a":' + text)),
+    "cells of a file": lambda text: parse_rewards({"score": [text, 1.0]}),
+    "shown prompt": lambda text: (display_prompt(text), display_prompt("[{" + text), display_prompt('[{"a":' + text)),
     "votes": voted,
     "token view": shown,
     "agent's reply": lambda text: Episode("7+3*4=").reply(text),

@@ -16,7 +16,7 @@ from report_pages import token_row as row
 from rollouts_cases import trained_batch
 from spanwise.errors import AlignmentError, DataError
 from spanwise.report import TokenView, token_view
-from spanwise.rollouts.rows import TokenRow, shown_prompt, token_rows, token_text
+from spanwise.rollouts.rows import TokenRow, display_prompt, token_rows, token_text
 from spanwise.segment import Vocabulary
 from tokenizers_small import byte_level
 
@@ -275,4 +275,4 @@ def test_as_many_words_as_code_points_can_be_told_apart():
 
 @pytest.mark.parametrize("prompt", ["[{not json", '[{"role": "user"}]', '[{"a":' + "[" * 100_000], ids=len)
 def test_a_prompt_that_is_no_conversation_is_shown_as_it_is(prompt):
-    assert shown_prompt(prompt) == prompt
+    assert display_prompt(prompt) == prompt

@@ -16,7 +16,7 @@ from spanwise.report.tokens import payload
 from spanwise.report.why import equation, explained, shown
 from spanwise.rollouts import CreditPart
 from spanwise.rollouts.rows import TokenRow, token_rows
-from spanwise.rollouts.schema import behind
+from spanwise.rollouts.schema import family_names
 
 NAN = math.nan
 
@@ -188,7 +188,7 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
                 assert not one["warning"]
                 columns = [f"credit/{method}/{name}"]
                 if name == "completion":  # one number, the same in every block that is there
-                    columns = [f"credit/{method}/{block}" for block in behind(table.column_names, "credit", method)]
+                    columns = [f"credit/{method}/{block}" for block in family_names(table.column_names, "credit", method)]
                 (credit_n,) = {table[key][n].as_py() for key in columns if not key.endswith("/stop")} - {None}
                 assert float(one["credit"].replace("−", "-")) == pytest.approx(credit_n, rel=5.1e-4)
                 added = sum(float(term["credit"].replace("−", "-")) for term in one["terms"])

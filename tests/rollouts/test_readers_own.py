@@ -15,7 +15,7 @@ from rollouts_cases import TEXTS, Case, cases, completion
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts, schema, write_rollouts
-from spanwise.rollouts.rows import read_numbers, read_rows, recorded_credit, token_rows
+from spanwise.rollouts.rows import read_credit, read_numbers, read_rows, token_rows
 from spanwise.rollouts.table import load_tokenizer
 from spanwise.types import Fault, Status
 
@@ -84,7 +84,7 @@ def test_what_is_written_is_shown(case, tokenizer, place):
     """Numbers of every row, and all of the rows that are asked for, whatever parts they lie in."""
     write_rollouts(place, case.parts(), pieces=case.pieces)
     table, rows = read_numbers(place), case.rows
-    credit = recorded_credit(table)
+    credit = read_credit(table)
     assert list(credit) == list(case.methods)
     for method in case.methods:
         for block in case.blocks:
@@ -94,7 +94,7 @@ def test_what_is_written_is_shown(case, tokenizer, place):
         assert ("stop" in credit[method]) == any(stop == stop for stop in stops)
         assert found is None or same(stops, found.tolist())
     for name in case.objectives:
-        assert same([row["reward"][name] for row in rows], schema.numbers(table, f"reward/{name}").tolist())
+        assert same([row["reward"][name] for row in rows], schema.float_column(table, f"reward/{name}").tolist())
     chosen = list(range(0, len(rows), 2))
     for n, shown in zip(chosen, token_rows(read_rows(place, chosen), None), strict=True):
         row = rows[n]
@@ -278,7 +278,7 @@ def test_only_what_is_asked_for_is_read(tmp_path):
     rows = [completion(range(6), prompt=str(n)) for n in range(6)]
     write_rollouts(file, Case(rows, cuts=[2, 4]).parts())
     spoilt(file, part=1, column="completion_ids.list.element")
-    assert recorded_credit(read_numbers(file))["bae"]["solution"].tolist() == [0.5] * 6
+    assert read_credit(read_numbers(file))["bae"]["solution"].tolist() == [0.5] * 6
     assert [row.prompt for row in token_rows(read_rows(file, [0, 1, 5]), None)] == ["0", "1", "5"]
     with pytest.raises(DataError, match=r"a.parquet' is not readable as parquet; it is damaged or cut off \("):
         read_rows(file, [2])
@@ -292,5 +292,5 @@ def test_files_that_cannot_be_shown_are_one_sentence(read, tmp_path):
     with pytest.raises(DataError, match="cannot be read: No such file or directory"):
         read(tmp_path / "none.parquet")
     pq.write_table(pa.table({"prompt": ["p"], "advantages": [[0.5]]}), tmp_path / "old.parquet")
-    with pytest.raises(DataError, match="names no method"):
+    with pytest.raises(DataError, match="without the name of a method"):
         read(tmp_path / "old.parquet")

@@ -102,9 +102,9 @@ def test_names_come_back_out_of_columns(method, block):
     names = [column("advantages", method), column("credit", method, block), column("credit", f"{method}x", block)]
     names += [column(family, block) for family in ("start", "end", "reward", "status")]
     assert schema.methods_in(names) == [method, f"{method}x"]
-    assert schema.behind(names, "credit", method) == [block]
-    assert schema.behind(names, "end") == schema.behind(names, "reward") == [block]
-    assert schema.made_by(method, names) == names[:2]
+    assert schema.family_names(names, "credit", method) == [block]
+    assert schema.family_names(names, "end") == schema.family_names(names, "reward") == [block]
+    assert schema.method_columns(method, names) == names[:2]
 
 
 def test_a_method_that_columns_cannot_hold_is_refused():
@@ -131,8 +131,8 @@ def test_a_file_says_its_version_and_one_made_by_hand_needs_none(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "columns", "names"),
     [
-        ({"spanwise.rollouts": "2"}, {}, "a.parquet' has version 2 .* reads 1"),
-        (None, {"credit/solution": [0.5], "advantages": [[0.5]]}, "a column 'advantages' that names no method"),
+        ({"spanwise.rollouts": "2"}, {}, "a.parquet' has version 2 .* reads version 1"),
+        (None, {"credit/solution": [0.5], "advantages": [[0.5]]}, "a column 'advantages' without the name of a method"),
     ],
 )
 def test_other_versions_are_refused(metadata, columns, names, tmp_path):

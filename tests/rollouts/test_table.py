@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spanwise.rollouts import read_rollouts, rollout_table, write_rollouts
-from spanwise.rollouts.table import at
+from spanwise.rollouts.table import gather
 
 LENGTHS = (3, 0, 2, 4)
 
@@ -42,5 +42,5 @@ def test_some_rows_side_by_side_are_padded(first, last, tmp_path):
     for rows in (slice(first, last), list(range(first, last))):
         places = whole.tokens.places(np.array(rows, dtype=np.int64) if isinstance(rows, list) else rows)
         assert places.tolist() == [[*row, *[-1] * (width - len(row))] for row in spoken]
-        logp_nt = at(places, whole.token_values["logprobs"], 9.0)
+        logp_nt = gather(places, whole.token_values["logprobs"], 9.0)
         assert logp_nt.tolist() == [[*(-n / 8 for n in row), *[9.0] * (width - len(row))] for row in spoken]

@@ -7,7 +7,7 @@ import trl_small
 from rollout_files import texts, write_lines
 from spanwise.layout import Layout
 from spanwise.rollouts import read_rollouts
-from spanwise.rollouts.table import AT_ONCE, at, cut_text
+from spanwise.rollouts.table import AT_ONCE, gather, tokenize
 from spanwise.segment import find_blocks
 
 HOSTILE = [
@@ -23,7 +23,7 @@ def test_pieces_keep_every_byte_and_cut_at_tags(tmp_path):
     assert tagged == ["é", "\u2028日本", " ", "<answer>", "½", "</answer>", "\r\n"]
     places = table.tokens.places(slice(2, 3))
     spans, text = find_blocks(
-        at(places, table.tokens.values, 0), torch.from_numpy(places >= 0), layout=Layout({"before": [], "x": ["answer"]}),
+        gather(places, table.tokens.values, 0), torch.from_numpy(places >= 0), layout=Layout({"before": [], "x": ["answer"]}),
         vocabulary=table.vocabulary,
     )  # fmt: skip
     assert text[0]["before"][""] == "\n\n"
@@ -51,10 +51,10 @@ def test_completions_encoded_some_at_a_time_are_each_encoded_as_alone(tmp_path):
         [] if n in seams and n % 2 else [("<answer>", True), ("4" * (n % 5), n % 3 > 0), ("</answer>", True)]
         for n in range(2 * AT_ONCE + 1)
     ]
-    cut = cut_text(completions, tmp_path / "model")
-    assert len(cut.tokens) == len(completions)
+    cut = tokenize(completions, tmp_path / "model")
+    assert len(cut.ids) == len(completions)
     for n, parts in enumerate(completions):
         alone = [(one, sampled) for text, sampled in parts for one in backend.encode(text, add_special_tokens=False).ids]
-        assert cut.tokens.slice(n, n + 1).tolist() == [one for one, _ in alone]
-        assert cut.tokens.with_values(cut.trainable).slice(n, n + 1).tolist() == [sampled for _, sampled in alone]
-    assert not cut_text([], tmp_path / "model").trainable.size
+        assert cut.ids.slice(n, n + 1).tolist() == [one for one, _ in alone]
+        assert cut.ids.with_values(cut.trainable).slice(n, n + 1).tolist() == [sampled for _, sampled in alone]
+    assert not tokenize([], tmp_path / "model").trainable.size

@@ -14,7 +14,7 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import bars
 from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.tokens import TokenView
-from spanwise.rollouts.rows import credit_figures
+from spanwise.rollouts.rows import summarise_credit
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.types import Status
 
@@ -104,7 +104,7 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
 
 
 def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[parts.Row]:
-    labelled = {f"{method}: {block}": credit_figures(n) for method in methods for block, n in credit[method].items()}
+    labelled = {f"{method}: {block}": summarise_credit(n) for method in methods for block, n in credit[method].items()}
     return [
         {"method and block": name} | {_FIGURES[key]: figures[key] for key in _FIGURES} for name, figures in labelled.items()
     ]

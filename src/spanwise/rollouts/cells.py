@@ -1,4 +1,4 @@
-"""Parse the cells of tables and JSON records: numbers and lists stored as text, chat messages, required fields."""
+"""Parse table cells and JSON records: numbers and lists stored as text, chat messages, required fields."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ import numpy as np
 
 from spanwise.errors import DataError
 
-#: How pandas, R, SQL and spreadsheets write a missing number.
+#: The texts that pandas, R, SQL and spreadsheets write for a missing number.
 NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
-_TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 #: Matches a text that is a number.
 NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity|nan|NaN)\s*")
 
 
-def typed(values: Sequence[Any]) -> list[Any]:
-    """Convert a column of texts to numbers or booleans if every text is one; return any other column unchanged.
-
-    In a column of numbers `NOTHING` is None.
-    """
+def parse_numbers(values: Sequence[Any]) -> list[Any]:
+    """Convert a column of texts to numbers or booleans if every text is one, `NOTHING` to None; return other columns unchanged."""
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
     texts = [value for value in values if isinstance(value, str)]
-    numeric = [text for text in texts if text.strip() not in NOTHING]
-    others = [value for value in values if not isinstance(value, str) and value is not None]
-    if not texts or not (numeric or others) or not all(isinstance(value, (bool, int, float)) for value in others):
+    filled_texts = [text for text in texts if text.strip() not in NOTHING]
+    other_values = [value for value in values if not isinstance(value, str) and value is not None]
+    if (
+        not texts
+        or not (filled_texts or other_values)
+        or not all(isinstance(value, (bool, int, float)) for value in other_values)
+    ):
         return values
-    if numeric and all(text in _TRUTH for text in numeric):
-        value_of_text = _TRUTH
-    elif all(map(NUMBER.fullmatch, numeric)):
-        value_of_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in numeric}
+    if filled_texts and all(text in _BOOLEANS for text in filled_texts):
+        value_of_text = _BOOLEANS
+    elif all(map(NUMBER.fullmatch, filled_texts)):
+        value_of_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in filled_texts}
     else:
         return values
     return [value_of_text.get(value) if isinstance(value, str) else value for value in values]
 
 
-def empty(value: Any) -> bool:
-    """Return whether a cell is null or NaN, which pandas writes for null; an empty text is not empty."""
+def is_empty(value: Any) -> bool:
+    """Return whether a cell is null or NaN, which pandas writes for null; an empty text counts as content."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def spelled_out(text: Any) -> Any:
+def parse_literal(text: Any) -> Any:
     """Parse a text that holds a list or an object, as JSON or as Python prints it; return any other text unchanged."""
     if not isinstance(text, str) or text.lstrip()[:1] not in ("[", "{"):
         return text
@@ -73,7 +74,7 @@ def is_chat(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(is_message, value))
 
 
-def is_talk(value: Any) -> bool:
+def is_chat_or_message(value: Any) -> bool:
     """Return whether a value is a chat or a single chat message."""
     return is_chat(value) or is_message(value)
 
@@ -83,24 +84,24 @@ def is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def spelled(values: Iterable[Any], fits: Callable[[Any], bool]) -> Iterable[Any]:
+def parse_literals(values: Iterable[Any], fits: Callable[[Any], bool]) -> Iterable[Any]:
     """Parse the texts of a column if `fits` accepts every parsed value; otherwise return the column unchanged."""
-    parsed_values = (fits(spelled_out(value)) for value in values if isinstance(value, str))
-    return map(spelled_out, values) if next(parsed_values, False) and all(parsed_values) else values
+    fits_text = (fits(parse_literal(value)) for value in values if isinstance(value, str))
+    return map(parse_literal, values) if next(fits_text, False) and all(fits_text) else values
 
 
-def chats(values: Iterable[Any]) -> list[Any]:
+def parse_chats(values: Iterable[Any]) -> list[Any]:
     """Parse the texts of a column as chats if every text is one; otherwise return the column unchanged."""
-    return list(spelled(values, is_talk))
+    return list(parse_literals(values, is_chat_or_message))
 
 
-def as_text(value: Any) -> str | None:
+def answer_text(value: Any) -> str | None:
     """Return a gold answer as text: JSON for a list or an object, None for an empty cell.
 
-    >>> as_text(4), as_text({"city": "Rome"}), as_text(float("nan")), as_text("04")
+    >>> answer_text(4), answer_text({"city": "Rome"}), answer_text(float("nan")), answer_text("04")
     ('4', '{"city": "Rome"}', None, '04')
     """
-    if empty(value):
+    if is_empty(value):
         return None
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False, default=object_text)
@@ -108,11 +109,11 @@ def as_text(value: Any) -> str | None:
 
 
 def object_text(value: Any) -> str:
-    """Return an object that JSON does not know as text, without its place in memory, so that equal images read equal."""
+    """Convert an object that JSON cannot hold to text without its memory address, so that equal images give equal texts."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
-#: The parts of a completion in order: each a text, and whether the model wrote that text.
+#: The texts of a completion in order, each with True if the model wrote the text.
 Parts = Sequence[tuple[str, bool]]
 
 
@@ -121,10 +122,10 @@ def clean(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def spoken(content: Any) -> str:
+def content_text(content: Any) -> str:
     """Return the text of a message's content: a string, a list of parts, or None.
 
-    >>> spoken([{"type": "text", "text": "Hi"}, {"type": "image"}])
+    >>> content_text([{"type": "text", "text": "Hi"}, {"type": "image"}])
     'Hi'
     """
     if isinstance(content, str):
@@ -132,26 +133,26 @@ def spoken(content: Any) -> str:
     if isinstance(content, Mapping):
         content = content.get("content")
     if isinstance(content, (list, tuple, np.ndarray)):
-        return "".join(spoken(item.get("text") or "" if isinstance(item, Mapping) else item) for item in content)
+        return "".join(content_text(item.get("text") or "" if isinstance(item, Mapping) else item) for item in content)
     return "" if content is None else clean(str(content))
 
 
-def said(message: Any) -> str:
-    """Return the reasoning, the content and the tool calls of a message as text, one below the other.
-
-    A call is read as verifiers keeps it (`name`, `arguments`) and as chat templates do (the two inside `function`).
-    """
+def message_text(message: Any) -> str:
+    """Return the reasoning, the content and the tool calls of a message as text, one below the other."""
     if not isinstance(message, Mapping):
-        return spoken(message)
-    calls = message.get("tool_calls")
-    calls = calls if isinstance(calls, (list, tuple, np.ndarray)) else [] if calls is None else [calls]
-    parts = [spoken(message.get("reasoning_content")), spoken(message), *map(_called, calls)]
-    return "\n".join(message_part for message_part in parts if message_part)
+        return content_text(message)
+    tool_calls = message.get("tool_calls")
+    if not isinstance(tool_calls, (list, tuple, np.ndarray)):
+        tool_calls = [] if tool_calls is None else [tool_calls]
+    return "\n".join(
+        filter(None, [content_text(message.get("reasoning_content")), content_text(message), *map(_call_text, tool_calls)])
+    )
 
 
-def _called(call: Any) -> str:
+def _call_text(call: Any) -> str:
+    """Write a tool call as `name(arguments)`; both may lie in the call, as in verifiers, or in its `function`, as in chats."""
     if not isinstance(call, Mapping):
-        return spoken(call)
+        return content_text(call)
     function = call.get("function")
     function = function if isinstance(function, Mapping) else call
     arguments = function.get("arguments")
@@ -161,10 +162,12 @@ def _called(call: Any) -> str:
 
 
 def prompt_text(prompt: Any) -> str:
-    """Return a prompt as text; a chat becomes one line per message, each with the role of its message."""
+    """Return a prompt as text; each message of a chat becomes a line that begins with its role."""
     if isinstance(prompt, (list, tuple, np.ndarray)):
-        return "\n".join(f"[{m['role']}] {said(m)}" if isinstance(m, Mapping) and "role" in m else spoken(m) for m in prompt)
-    return spoken(prompt)
+        return "\n".join(
+            f"[{m['role']}] {message_text(m)}" if isinstance(m, Mapping) and "role" in m else content_text(m) for m in prompt
+        )
+    return content_text(prompt)
 
 
 def prompt_fault(prompt: Any, *, template: bool) -> str | None:
@@ -184,33 +187,33 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
 
 
 def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
-    """Split a conversation into the prompt and what the model did after the last user message; None if it did nothing.
+    """Split a chat after its last user message into prompt and completion; the completion is None if the model did nothing.
 
     >>> roles = ("system", "user", "assistant", "user", "assistant", "tool", "assistant")
     >>> prompt, completion = split_chat([{"role": role, "content": ""} for role in roles])
     >>> len(prompt), [message["role"] for message in completion]
     (4, ['assistant', 'tool', 'assistant'])
     """
-    asked = max((n for n, message in enumerate(chat) if message["role"] == "user"), default=-1)
-    turns = [n for n, message in enumerate(chat) if message["role"] == "assistant" and n > asked]
-    return (chat[: turns[0]], chat[turns[0] :]) if turns else (chat, None)
+    last_question = max((n for n, message in enumerate(chat) if message["role"] == "user"), default=-1)
+    first_reply = next((n for n, m in enumerate(chat) if m["role"] == "assistant" and n > last_question), None)
+    return (chat, None) if first_reply is None else (chat[:first_reply], chat[first_reply:])
 
 
 def completion_parts(completion: Any) -> Parts:
-    """Split a completion, a string or a list of messages, into texts with whether the model wrote each."""
+    """Split a completion (a string or a list of messages) into texts, each with True if the model wrote the text."""
     if isinstance(completion, (list, tuple)):
-        return [(said(m), not isinstance(m, dict) or m.get("role", "assistant") == "assistant") for m in completion]
-    return [(spoken(completion), True)]
+        return [(message_text(m), not isinstance(m, dict) or m.get("role", "assistant") == "assistant") for m in completion]
+    return [(content_text(completion), True)]
 
 
 class FieldError(DataError):
     """A record breaks its format; the reader of the file adds the file's name and the line to the message."""
 
 
-def whole(value: Any, key: str) -> int:
-    """Return the whole number under a key of a record, 0 if the record has no such key.
+def whole_number(value: Any, key: str) -> int:
+    """Check that the value of a field is a whole number and return it as an int; None becomes 0.
 
-    >>> whole(None, "step"), whole(3.0, "step")
+    >>> whole_number(None, "step"), whole_number(3.0, "step")
     (0, 3)
     """
     if value is None:
@@ -218,36 +221,36 @@ def whole(value: Any, key: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise FieldError(f"has {_shown(value)} as '{key}', which must be a whole number")
+        raise FieldError(f"has {_short_repr(value)} as '{key}', which must be a whole number")
     return int(value)
 
 
-def mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object under a key of a record, an empty one if the record has no such key."""
+def object_field(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the object in a field of a record; an empty object if the record lacks the field."""
     value = record.get(key)
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise FieldError(f"has {_shown(value)} as '{key}', which must be an object")
+        raise FieldError(f"has {_short_repr(value)} as '{key}', which must be an object")
     return value
 
 
-def listed(record: Mapping[str, Any], key: str, kind: type | tuple[type, ...], words: str) -> list[Any]:
-    """Return the list under a key of a record, all entries of one type; an empty list if the record has no such key."""
+def list_field(record: Mapping[str, Any], key: str, entry_type: type | tuple[type, ...], words: str) -> list[Any]:
+    """Return the list in a field of a record, after a check of its entries' type; an empty list if the record lacks the field."""
     value = record.get(key)
     if value is None:
         return []
     if not isinstance(value, list):
-        raise FieldError(f"has {_shown(value)} as '{key}', which must be a list of {words}")
+        raise FieldError(f"has {_short_repr(value)} as '{key}', which must be a list of {words}")
     for entry in value:
-        if not isinstance(entry, kind):
-            raise FieldError(f"has {_shown(entry)} in '{key}', which must be a list of {words}")
+        if not isinstance(entry, entry_type):
+            raise FieldError(f"has {_short_repr(entry)} in '{key}', which must be a list of {words}")
     return value
 
 
 @contextmanager
 def at_place(place: str) -> Iterator[None]:
-    """Read a record in a `with` block; an error names the record's place in the file."""
+    """Add the place of a record in its file to every error in a `with` block that reads the record."""
     try:
         yield
     except FieldError as error:
@@ -256,12 +259,12 @@ def at_place(place: str) -> Iterator[None]:
         raise DataError(f"{place} is nested too deeply to be read; remove the deeply nested field.") from None
 
 
-def steps_of(path: Path, values: Iterable[Any]) -> list[int]:
+def read_steps(path: Path, values: Iterable[Any]) -> list[int]:
     """Return the training step of every row, 0 if a row has none."""
     steps: list[int] = []
     for n, value in enumerate(values):
         with at_place(f"Row {n} of '{path}'"):
-            steps.append(whole(value, "step"))
+            steps.append(whole_number(value, "step"))
     return steps
 
 
@@ -271,10 +274,10 @@ def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in column_names}
 
 
-def lacks(key: str, record: Mapping[str, Any]) -> FieldError:
-    """Return the error text for a record without a required field."""
+def missing_field(key: str, record: Mapping[str, Any]) -> FieldError:
+    """Return the error for a record without a required field."""
     return FieldError(f"has no '{key}'; it has {', '.join(map(str, record)) or 'nothing'}")
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     return "null" if value is None else reprlib.repr(value)

@@ -1,4 +1,4 @@
-"""Read parquet, CSV, TSV and JSON files; a file that cannot be read is reported in one sentence."""
+"""Read parquet, CSV, TSV and JSON files, and report an unreadable file in one sentence."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from spanwise.rollouts.cells import at_place, by_column
 Parsed = TypeVar("Parsed")
 #: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
-_LARGEST = 2**31 - 1
-_LEAST = 2**20
-#: Told what is being done, how much of it is done, and of how much; a command shows a progress bar.
+#: The sizes, in bytes, between which Arrow may read a text table as one block.
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
+#: The function that long work calls with its name, the amount done and the total; a command sets one that shows a progress bar.
 REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Read a file in a `with` block; an error of the operating system or of Arrow becomes one sentence."""
+    """Turn errors of the operating system or of Arrow, in a `with` block that reads a file, into one sentence."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -52,7 +52,7 @@ def check_names(file: Path, names: Sequence[str]) -> None:
         raise DataError(f"'{file}' has several columns called '{repeated_name}'; give each column its own name.")
 
 
-def joined(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
+def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
     """Concatenate the tables of several files."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
@@ -61,30 +61,30 @@ def joined(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
 
 
 def read_delimited(file: Path) -> pa.Table:
-    """Read the columns of a CSV or TSV file as texts.
+    """Read the columns of a CSV or TSV file as texts, where an empty cell is null and two quotes are an empty text.
 
-    A cell with nothing in it is null; an empty text in quotes is an empty text. Cells may hold line breaks inside of quotes. Of a
-    CSV file whose heading has no comma, `;` or a tab may stand between cells, as spreadsheets write them.
+    Cells in quotes may hold line breaks. If the heading of a CSV file has no comma, `;` or a tab stands between cells.
     """
     with readable(file), file.open("rb") as stream:
-        start, size = stream.read(_LEAST), file.stat().st_size
-    if not start.strip():
+        beginning, file_size = stream.read(_SMALLEST_BLOCK), file.stat().st_size
+    if not beginning.strip():
         raise DataError(f"'{file}' is empty.")
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"'{file}' is UTF-16; save it as CSV in UTF-8.")
-    heading = next(line for line in start.decode("utf-8-sig", "replace").splitlines() if line.strip())
+    heading = next(line for line in beginning.decode("utf-8-sig", "replace").splitlines() if line.strip())
     delimiters = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")
     names_by_delimiter = {sign: next(csv.reader([heading], delimiter=sign)) for sign in delimiters}
-    sign = next((sign for sign in delimiters if len(names_by_delimiter[sign]) > 1), delimiters[0])
-    check_names(file, names_by_delimiter[sign])
-    as_text = arrow_csv.ConvertOptions(
-        column_types=dict.fromkeys(names_by_delimiter[sign], pa.large_string()),
+    delimiter = next((sign for sign in delimiters if len(names_by_delimiter[sign]) > 1), delimiters[0])
+    check_names(file, names_by_delimiter[delimiter])
+    convert_options = arrow_csv.ConvertOptions(
+        column_types=dict.fromkeys(names_by_delimiter[delimiter], pa.large_string()),
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""],
     )  # fmt: skip
     # Arrow reads the file as one block, so that no row is split between two blocks.
-    how = arrow_csv.ReadOptions(block_size=min(max(size + 1, _LEAST), _LARGEST))
+    read_options = arrow_csv.ReadOptions(block_size=min(max(file_size + 1, _SMALLEST_BLOCK), _LARGEST_BLOCK))
+    parse_options = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     try:
-        return arrow_csv.read_csv(file, how, arrow_csv.ParseOptions(delimiter=sign, newlines_in_values=True), as_text)
+        return arrow_csv.read_csv(file, read_options, parse_options, convert_options)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         reason = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")[:200]
     if "utf8" in reason.lower() or "utf-8" in reason.lower():
@@ -94,28 +94,28 @@ def read_delimited(file: Path) -> pa.Table:
     raise DataError(f"'{file}' cannot be read as CSV: {reason}.")
 
 
-def parsed(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
-    """Apply `parse` to every record; an error names the file and the line of the record."""
-    for file, place, record in records(files):
+def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
+    """Yield `parse(record)` for every record of the files; an error names the file and the line of the record."""
+    for file, place, record in read_records(files):
         with at_place(f"{place} of '{file}'"):
-            result = parse(record)
-        yield result
+            parsed_record = parse(record)
+        yield parsed_record
 
 
-def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Yield every JSON record with its file and its place in the file, "Line 3" or "Entry 3"; skip blank lines."""
-    done, total, report = 0, sum(file.stat().st_size for file in files if file.is_file()), REPORT.get()
+def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """Yield every JSON record with its file and its place there, "Line 3" or "Entry 3"; skip blank lines."""
+    bytes_read, total_bytes, report = 0, sum(file.stat().st_size for file in files if file.is_file()), REPORT.get()
     for file in files:
         with readable(file), file.open("rb") as stream:
-            is_array = _first_sign(stream.peek(200)) == b"["
-            for number, entry in enumerate(_loaded(file, "A list", stream.read()) if is_array else stream, start=1):
-                done += 0 if is_array else len(entry)
+            is_array = _first_character(stream.peek(200)) == b"["
+            for number, entry in enumerate(_parse_json(file, "A list", stream.read()) if is_array else stream, start=1):
+                bytes_read += 0 if is_array else len(entry)
                 if number % 1000 == 0 and not is_array:
-                    report("reading", done, total)
+                    report("reading", bytes_read, total_bytes)
                 place = f"{'Entry' if is_array else 'Line'} {number}"
                 if not is_array and not entry.strip():
                     continue
-                record = entry if is_array else _loaded(file, place, entry)
+                record = entry if is_array else _parse_json(file, place, entry)
                 if not isinstance(record, dict):
                     requirement = "entry of the array must be a" if is_array else "line must hold one"
                     raise DataError(f"{place} of '{file}' holds a {type(record).__name__}; each {requirement} JSON object.")
@@ -123,8 +123,8 @@ def records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Again:
-    """A column that is read from its files at every iteration, because its texts may not fit into memory."""
+class RereadColumn:
+    """A column that every iteration reads from its files again, because its texts may not fit into memory."""
 
     files: Sequence[Path]
     name: str
@@ -134,33 +134,35 @@ class Again:
         return self.size
 
     def __iter__(self) -> Iterator[Any]:
-        return (record.get(self.name) for _, _, record in records(self.files))
+        return (record.get(self.name) for _, _, record in read_records(self.files))
 
 
-def record_columns(files: Sequence[Path], long: Collection[str | None]) -> dict[str, list[Any] | Again]:
-    """Turn the records of files into columns; equal texts are stored once, `long` columns are not stored but read again."""
+def record_columns(files: Sequence[Path], long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:
+    """Turn the records of files into columns that store equal texts once; `long` columns are read again at every use."""
     shared_texts: dict[str, str] = {}
 
-    def kept(name: str, value: Any) -> Any:
+    def intern(name: str, value: Any) -> Any:
         return None if name in long else shared_texts.setdefault(value, value) if isinstance(value, str) else value
 
-    rows = [{name: kept(name, value) for name, value in record.items()} for _, _, record in records(files)]
-    return {name: Again(files, name, len(rows)) if name in long else column for name, column in by_column(rows).items()}
+    rows = [{name: intern(name, value) for name, value in record.items()} for _, _, record in read_records(files)]
+    return {
+        name: RereadColumn(files, name, len(rows)) if name in long else column for name, column in by_column(rows).items()
+    }
 
 
 def holds_json(file: Path) -> bool:
-    """Return whether a file is JSON, judged by its name or its first character."""
+    """Return whether a file is JSON by its name or its first character."""
     with file.open("rb") as stream:
-        return file.suffix.lower() in (".jsonl", ".json") or _first_sign(stream.peek(200)) in (b"[", b"{")
+        return file.suffix.lower() in (".jsonl", ".json") or _first_character(stream.peek(200)) in (b"[", b"{")
 
 
-def _first_sign(start: bytes) -> bytes:
-    """Return the first character of a file: "[" opens a JSON array, "{" a file with one record per line."""
+def _first_character(start: bytes) -> bytes:
+    """Return the first character of a text after a byte order mark and white space."""
     return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
 
 
-def _loaded(file: Path, place: str, text: bytes) -> Any:
-    """Parse the JSON text of a file or of one line."""
+def _parse_json(file: Path, place: str, text: bytes) -> Any:
+    """Parse the JSON text of a file or a line; an error names the place."""
     try:
         with at_place(f"{place} of '{file}'"):
             return json.loads(text)

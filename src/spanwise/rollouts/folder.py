@@ -21,9 +21,9 @@ from spanwise.errors import DataError
 from spanwise.objective import HIDDEN
 from spanwise.rollouts.schema import write_rollouts
 
-#: The files that only a finished run has.
 #: The folders of rollout files: training batches, and completions of one held-out prompt.
 TRAINING, ONE_PROMPT = "rollouts", "one_prompt"
+#: The files that only a finished run has.
 RESULTS = ("summary.json", "evaluation.parquet", "report.html")
 #: All files and folders that a run writes.
 WRITES = (
@@ -31,56 +31,58 @@ WRITES = (
 )  # fmt: skip
 
 #: The recipe sections that may hold a secret: settings of libraries and of the user's own functions.
-_OPEN = ("trainer", "objectives")
-#: Matches the names of settings that hold a secret, such as api_key.
+_SECRET_SECTIONS = ("trainer", "objectives")
+#: Matches the name of a setting that holds a secret, such as api_key.
 _SECRET = re.compile(r"secret|passw|passphrase|credential|(api|access|auth|private|account|hub|hf)_?key|_token$")
-_TOKENIZER = re.compile(
+#: Matches the name of a special token, such as pad_token, which is no secret.
+_SPECIAL_TOKEN = re.compile(
     r"(^|_)(pad|eos|bos|unk|sep|cls|mask|stop|start|end|begin|special|image|video|audio|think|tool)_token$"
 )
 
 
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
-    """Replace every secret in the settings by a stand-in before they are written; the stand-in None drops the setting.
-
-    A secret is a text below `trainer` or `objectives` whose name says so, such as `hub_token`, `api_key` or `password`.
+    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by a stand-in; the stand-in None drops the setting.
 
     >>> hidden({"trainer": {"hub_token": "hf_1", "pad_token": "<pad>"}, "laser": {"token": "<unk>"}})
     {'trainer': {'hub_token': '<hidden>', 'pad_token': '<pad>'}, 'laser': {'token': '<unk>'}}
     """
     if isinstance(value, Mapping):
-        secrets = {name for name, field in value.items() if within and field and _is_secret(str(name), field, within)}
+        secret_names = {name for name, field in value.items() if within and field and _is_secret(str(name), field, within)}
         return {
-            name: stand_in if name in secrets else hidden(field, stand_in, within=within or (name if name in _OPEN else ""))
+            name: stand_in
+            if name in secret_names
+            else hidden(field, stand_in, within=within or (name if name in _SECRET_SECTIONS else ""))
             for name, field in value.items()
-            if name not in secrets or stand_in is not None
+            if name not in secret_names or stand_in is not None
         }
     return [hidden(entry, stand_in, within=within) for entry in value] if isinstance(value, list) else value
 
 
 def _is_secret(name: str, value: Any, within: str) -> bool:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower()
-    has_secret_name = _SECRET.search(words) is not None and _TOKENIZER.search(words) is None
-    return isinstance(value, str) and (has_secret_name or (within, words) == ("trainer", "token"))
+    """Return whether a setting in the section `within` is a text whose name says that it is secret."""
+    snake_name = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower()
+    has_secret_name = _SECRET.search(snake_name) is not None and _SPECIAL_TOKEN.search(snake_name) is None
+    return isinstance(value, str) and (has_secret_name or (within, snake_name) == ("trainer", "token"))
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a run has begun in a folder."""
+    """Return whether a folder holds a run, finished or not."""
     return (path / "recipe.yaml").is_file() and (path / "metrics.jsonl").is_file()
 
 
 def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[str] = WRITES) -> None:
-    """Refuse a folder if a new run would overwrite files in it; `overwrite` allows this only if the files are a run's."""
+    """Refuse a folder if a new run would overwrite files in it; with `overwrite`, a folder with a run is allowed."""
     folder = Path(path)
     if is_run(folder) and not overwrite:
         raise DataError(
-            f"'{path}' holds a run already. Leave out the output for a new folder, give another one, go on with that run by "
-            f"--resume last, or replace it by --overwrite."
+            f"'{path}' holds a run already. Leave out --output for a new folder, give another one, resume that run with "
+            "--resume last, or replace it with --overwrite."
         )
-    files = [name for name in writes if not is_run(folder) and is_filled(folder / name)]
-    if files:
+    foreign_files = [name for name in writes if not is_run(folder) and is_filled(folder / name)]
+    if foreign_files:
         raise DataError(
-            f"'{path}' holds {', '.join(files)}, which a run would write over and which no run of spanwise wrote. Give another "
-            f"--output, or move {'it' if len(files) == 1 else 'them'} away."
+            f"'{path}' holds {', '.join(foreign_files)}, which no run of spanwise wrote and which a run would overwrite. Give "
+            f"another --output, or move {'it' if len(foreign_files) == 1 else 'them'} away."
         )
 
 
@@ -91,7 +93,7 @@ def is_filled(path: Path) -> bool:
 
 @contextmanager
 def sole_writer(path: str | Path) -> Iterator[None]:
-    """Lock a folder for this process, the first rank of several, during a `with` block; remove the folder if it stays empty."""
+    """Lock a folder for this process during a `with` block; remove the folder if the block leaves it new and empty."""
     if not is_first_rank():
         yield
         return
@@ -106,7 +108,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
         raise DataError(
             f"Another process is writing into '{path}'; wait until it ends, end it, or give another --output."
         ) from None
-    except (OSError, NotImplementedError):  # the file system has no locks; RunFolder reports a folder that cannot be written
+    except (OSError, NotImplementedError):  # the file system has no locks
         pass
     try:
         yield
@@ -119,7 +121,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
 
 
 def is_first_rank() -> bool:
-    """Return whether this process is the rank that writes files."""
+    """Return whether this process is rank 0, the only rank that writes files."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -135,20 +137,20 @@ class RunFolder:
         self.path, self.writes = Path(path), tuple(writes)
 
     def write_recipe(self, recipe: Mapping[str, Any]) -> None:
-        """Write the resolved recipe without secrets and without `output`, because the folder may be moved."""
+        """Write the resolved recipe without secrets, and without `output`, because a user may move the folder."""
         settings = {name: value for name, value in recipe.items() if name != "output"}
         write_text(self.path / "recipe.yaml", yaml.safe_dump(hidden(settings), sort_keys=False, allow_unicode=True))
 
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        """Begin a run, or resume one at `step` with its metrics so far; remove the other files of an earlier run."""
+        """Begin a run, or resume a run at `step` with its metrics until then; remove all later files of an earlier run."""
         with writing(self.path, f"The output folder '{self.path}'"):
-            for place in (self.path / name for name in self.writes if step is None or name in RESULTS):
-                if place.is_dir() and not place.is_symlink():
-                    shutil.rmtree(place)
+            for path in (self.path / name for name in self.writes if step is None or name in RESULTS):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
                 else:
-                    place.unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
             for file in (file for kind in (TRAINING, ONE_PROMPT) for file in (self.path / kind).glob("step_*.parquet")):
                 if (number := file.stem.removeprefix("step_")).isdecimal() and int(number) > (step or 0):
                     file.unlink()
@@ -161,32 +163,29 @@ class RunFolder:
         add_line(self.path / "metrics.jsonl", json.dumps(dict(line)))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json` atomically; a run with this file has ended."""
+        """Write `summary.json` at once; a run with this file has ended."""
         write_text(self.path / "summary.json", json.dumps(hidden(dict(summary)), indent=2) + "\n")
 
     def write_rollouts(self, parts: Sequence[pa.Table], *, step: int, kind: str = TRAINING) -> None:
-        """Write one batch, one part per process, to `<kind>/step_<step>.parquet` (`rollouts.schema`)."""
+        """Write a batch, whose parts come from several processes, to `<kind>/step_<step>.parquet`."""
         write_rollouts(self.path / kind / f"step_{step:06d}.parquet", parts)
 
 
 def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
-    """Return the lines of a run's `metrics.jsonl` up to a step, without the final evaluation; none if there is no file.
-
-    A line that is damaged, or cut off by an interruption, is left out, with a warning that counts them.
-    """
+    """Return the lines in a run's `metrics.jsonl` up to a step, without the final evaluation; warn about damaged lines."""
     file = run / "metrics.jsonl"
-    texts, lines, bad = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
+    texts, lines, damaged_count = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
     for text in texts:
         try:
             line = json.loads(text)
             is_later = line["step"] > step or "final" in line
         except (ValueError, TypeError, KeyError):
-            bad += 1
+            damaged_count += 1
             continue
         if is_later:
             break
         lines.append(line)
-    if bad:
-        reason = f"{bad} of {len(texts)} lines of '{file}'"
-        warnings.warn(f"{reason} cannot be read and {'is' if bad == 1 else 'are'} left out.", UserWarning, stacklevel=2)
+    if damaged_count:
+        problem = f"{damaged_count} of {len(texts)} lines of '{file}' cannot be read"
+        warnings.warn(f"{problem} and {'is' if damaged_count == 1 else 'are'} left out.", UserWarning, stacklevel=2)
     return lines

@@ -1,4 +1,4 @@
-"""Read rollout files; `read_rollouts` recognises the format from the content."""
+"""Read rollout files of every known format, which `read_rollouts` recognises by their content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.cells import clean
-from spanwise.rollouts.files import SUFFIXES, check_names, holds_json, readable, records
+from spanwise.rollouts.files import SUFFIXES, check_names, holds_json, read_records, readable
 from spanwise.rollouts.readers.evals import LM_EVAL_REQUIRED, is_inspect, read_inspect, read_lm_eval
 from spanwise.rollouts.readers.own import read_own
 from spanwise.rollouts.readers.plain import FORMATS, read_plain
@@ -20,16 +20,17 @@ from spanwise.rollouts.readers.slime import read_slime
 from spanwise.rollouts.readers.trainers import VERL_REQUIRED, read_verifiers, read_verl
 from spanwise.rollouts.table import RolloutTable
 
-#: Error texts for file formats that hold rollouts and cannot be read, by suffix.
+#: Error texts for file types that spanwise cannot read, by suffix.
 _REFUSED = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "is compressed; unpack it first."),
     **dict.fromkeys((".xls", ".xlsx", ".ods"), "is a spreadsheet; save it as CSV in UTF-8."),
 }
+#: Where rollout files lie in a folder; the first pattern with a file is taken.
 _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
     "*.eval", "samples_*.jsonl", "rollout_data/[0-9]*.pt", "[0-9]*.pt",
 )  # fmt: skip
-#: Fields that only verifiers writes beside `prompt` and `completion`.
+#: Fields that verifiers before 1.0 writes beside `prompt` and `completion`, and no other program.
 _VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
 
 
@@ -64,40 +65,42 @@ def read_rollouts(
         >>> table.group_n.tolist(), table.rewards["reward"].value_n.tolist(), table.columns["answer"]
         ([0, 0, 1], [1.0, 0.0, nan], ['4', '4', '6'])
     """
-    place = Path(path)
-    files = rollout_files(place)
-    for file in (place, *files):
-        if str(file) != clean(str(file)):  # no message, table or page can print the name
+    root = Path(path)
+    files = rollout_files(root)
+    for file in (root, *files):
+        if str(file) != clean(str(file)):  # no message, table or page could print such a name
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix.lower() in _REFUSED and file.is_file():
             raise DataError(f"'{file}' {_REFUSED[file.suffix.lower()]}")
     read_table = partial(read_plain, columns=columns)
-    readers = {_reader(file, files, columns) or read_table for file in files}
+    readers = {_choose_reader(file, files, columns) or read_table for file in files}
     if len(readers) > 1:
         raise DataError(f"The folder '{files[0].parent}' holds files of more than one format; give one of its files.")
-    with readable(files[0] if len(files) == 1 else place):
-        table = readers.pop()(place, files, tokenizer)
+    with readable(files[0] if len(files) == 1 else root):
+        table = readers.pop()(root, files, tokenizer)
     if len(table) == 0:
         raise DataError(f"'{path}' holds no completions. {table.note}".strip())
     return table
 
 
-def rollout_files(place: Path) -> list[Path]:
+def rollout_files(path: Path) -> list[Path]:
     """Return the rollout files of a path in numeric order, 2.jsonl before 10.jsonl."""
-    if place.is_file():
-        return [place]
-    if not place.is_dir():
-        raise DataError(f"There is no file or folder '{place}'.")
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"There is no file or folder '{path}'.")
     for pattern in _PLACES:
-        files = [file for file in place.glob(pattern) if file.is_file()]
+        files = [file for file in path.glob(pattern) if file.is_file()]
         if files:
             return sorted(files, key=lambda file: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", file.name)])
-    hint = " The run has kept none so far; train with --set keep_rollouts=1." if (place / "recipe.yaml").is_file() else ""
-    raise DataError(f"The folder '{place}' holds no rollouts (no {', '.join(_PLACES)}).{hint}")
+    hint = " The run has kept none so far; train with --set keep_rollouts=1." if (path / "recipe.yaml").is_file() else ""
+    raise DataError(f"The folder '{path}' holds no rollouts (no {', '.join(_PLACES)}).{hint}")
 
 
-def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None) -> Callable[..., RolloutTable] | None:
-    """Return the reader of a file's format; None for a plain table, and if the user names its columns."""
+def _choose_reader(
+    file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
+) -> Callable[..., RolloutTable] | None:
+    """Return the function that reads a file's format; None for a table, by its content or because the user names its columns."""
     if file.suffix.lower() in SUFFIXES:
         return None
     reader, format_name = None, ""
@@ -107,7 +110,7 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
         elif is_inspect(file):
             reader, format_name = read_inspect, "a log of Inspect"
         elif holds_json(file):
-            file, _, record = next(records(files), (file, "", None))
+            file, _, record = next(read_records(files), (file, "", None))
             if record is None:
                 raise DataError(f"'{file}' holds no completions.")
             names = {*record}
@@ -125,7 +128,7 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
             check_names(file, arrow_schema.names)
             names = {*arrow_schema.names}
             if {schema.PROMPT, schema.TRAINABLE} <= names and names & {schema.IDS, schema.TOKENS}:
-                schema.check(file, arrow_schema)
+                schema.check_version(file, arrow_schema)
                 reader, format_name = read_own, "spanwise's own rollouts"
     if columns and format_name:
         raise DataError(f"'{file}' holds {format_name}, whose columns have fixed names; leave out --columns.")
@@ -133,11 +136,11 @@ def _reader(file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
 
 
 def _check_parquet(file: Path) -> None:
-    """Refuse a text file such as CSV by its kind, before Arrow calls it damaged parquet."""
+    """Refuse a text file such as CSV as what it is, before Arrow calls it damaged parquet."""
     with file.open("rb") as stream:
-        start = stream.read(200)
-    line = "".join(start.decode(errors="surrogateescape").splitlines()[:1])[:60]  # escapes cannot be printed
-    if line and line.isprintable() and not start.startswith(b"PAR1"):
+        beginning = stream.read(200)
+    first_line = "".join(beginning.decode(errors="surrogateescape").splitlines()[:1])[:60]  # surrogates are not printable
+    if first_line and first_line.isprintable() and not beginning.startswith(b"PAR1"):
         problem = f"is text, which is no rollout format. Known here: {FORMATS}"
-        problem = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in line or "\t" in line else problem
-        raise DataError(f"'{file}' {problem} (it begins {line!r}).")
+        problem = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in first_line or "\t" in first_line else problem
+        raise DataError(f"'{file}' {problem} (it begins {first_line!r}).")

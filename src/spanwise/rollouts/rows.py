@@ -26,54 +26,51 @@ from spanwise.rollouts.table import load_tokenizer
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
 
-#: What a method credits that gives a completion one number.
+#: The name of the only credited unit if a method gives the whole completion one number.
 COMPLETION = "completion"
 
 
 def read_numbers(file: Path) -> pa.Table:
     """Read the columns with one number per completion, such as credit, rewards, spans and steps."""
     with readable(file):
-        parquet_file = _opened(file)
-        number_fields = (x for x in parquet_file.schema_arrow if pa.types.is_integer(x.type) or pa.types.is_floating(x.type))
-        return parquet_file.read(columns=[x.name for x in number_fields])
+        parquet_file = _open_parquet(file)
+        fields = parquet_file.schema_arrow
+        number_names = [x.name for x in fields if pa.types.is_integer(x.type) or pa.types.is_floating(x.type)]
+        return parquet_file.read(columns=number_names)
 
 
 def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
-    """Read all columns of all completions, or of the completions with the ascending row numbers `rows`."""
+    """Read all columns of a rollout file, for all completions or for those with the ascending row numbers `rows`."""
     with readable(file):
-        parquet_file = _opened(file)
+        parquet_file = _open_parquet(file)
         if rows is None:
             return parquet_file.read()
-        row_numbers, end, parts = np.asarray(rows, dtype=np.int64), 0, [parquet_file.schema_arrow.empty_table()]
+        row_numbers, group_end, tables = np.asarray(rows, dtype=np.int64), 0, [parquet_file.schema_arrow.empty_table()]
         for group in range(parquet_file.num_row_groups):
-            start, end = end, end + parquet_file.metadata.row_group(group).num_rows
-            group_rows = row_numbers[(row_numbers >= start) & (row_numbers < end)] - start
-            parts += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
-        return pa.concat_tables(parts)
+            group_start, group_end = group_end, group_end + parquet_file.metadata.row_group(group).num_rows
+            group_rows = row_numbers[(row_numbers >= group_start) & (row_numbers < group_end)] - group_start
+            tables += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
+        return pa.concat_tables(tables)
 
 
-def _opened(file: Path) -> pq.ParquetFile:
+def _open_parquet(file: Path) -> pq.ParquetFile:
     parquet_file = pq.ParquetFile(file)
-    schema.check(file, parquet_file.schema_arrow)
+    schema.check_version(file, parquet_file.schema_arrow)
     return parquet_file
 
 
-def recorded_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
-    """Return the recorded credit as method -> block -> credit of each completion, with NaN if a block is absent.
-
-    Under `stop` that of leaving out every paid block, where anybody has any: NaN where it is 0.
-    """
+def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
+    """Return a file's credit as method -> block (or `stop`) -> credit of each completion, with NaN if a block is absent."""
     credit = {}
     for method in schema.methods_in(table.column_names):
-        blocks = schema.behind(table.column_names, "credit", method)
-        by_block = {block: schema.numbers(table, schema.column("credit", method, block)) for block in blocks}
-        stop_n = by_block.pop(schema.STOP, torch.zeros(0))
-        credit[method] = by_block | charged(stop_n)
+        blocks = schema.family_names(table.column_names, "credit", method)
+        by_block = {block: schema.float_column(table, schema.column("credit", method, block)) for block in blocks}
+        credit[method] = by_block | stop_credit(by_block.pop(schema.STOP, torch.zeros(0)))
     return credit
 
 
 def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
-    """Return what a method of this kind credits: the blocks, or once the `completion`, where all its blocks get the same.
+    """Return the credit by block, or once for the `completion` if the method's kind is so and all blocks get the same credit.
 
     >>> same = {"a": torch.tensor([0.5, torch.nan]), "b": torch.tensor([0.5, -0.5])}
     >>> credited_units(same, "completion")["completion"].tolist(), list(credited_units(same, "block"))
@@ -89,19 +86,21 @@ def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> di
     return {COMPLETION: mean_n, **{name: by_block[name] for name in by_block.keys() - blocks.keys()}}
 
 
-def charged(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit for omitting every paid block as `stop`, with NaN for 0; an empty mapping if all are 0."""
+def stop_credit(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
+    """Return the credit for leaving out every paid block under the name `stop`, with NaN for 0; nothing if all are 0."""
     return {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
 
 
-def credit_figures(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
+def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
     """Summarise the credit of a block: count, mean absolute value, share of exactly 0, lowest and highest value."""
     known_n = credit_n[~credit_n.isnan()].double()
-    names = ("mean_abs", "zero_share", "lowest", "highest")
     if not len(known_n):
-        return {"completions": 0, **dict.fromkeys(names)}
-    values = (known_n.abs().mean(), (known_n == 0).double().mean(), known_n.min(), known_n.max())
-    return {"completions": len(known_n), **dict(zip(names, map(float, values), strict=True))}
+        return {"completions": 0, "mean_abs": None, "zero_share": None, "lowest": None, "highest": None}
+    lowest, highest = map(float, known_n.aminmax())
+    mean_abs, zero_share = float(known_n.abs().mean()), float((known_n == 0).double().mean())
+    return {
+        "completions": len(known_n), "mean_abs": mean_abs, "zero_share": zero_share, "lowest": lowest, "highest": highest,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -165,41 +164,45 @@ def token_rows(
     opens: Callable[[np.ndarray, np.ndarray], list[int]] | None = None,
     own: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> list[TokenRow]:
-    """Turn the completions of a table into rows for the token view; an id stands for a token that the vocabulary lacks.
+    """Turn a table's completions into rows for the token view; a token that the vocabulary lacks is shown by its id.
 
     Args:
-        opens: gives the tokens that open a segment, from their log-probabilities and which of them are trained; asked for every
-            stream of values.
-        own: method -> `own_shares` of these completions, where scores of their own are mixed into the credit.
+        opens: called for every stream of values with log-probabilities and flags of trained tokens; returns the tokens that open
+            a segment.
+        own: method -> share and score (`TokenRow.own`) of each completion, where self-rewarding scores are mixed into credit.
     """
     names = table.column_names
     schema.column_of(table, schema.PROMPT)
     source, methods = schema.TOKENS if schema.TOKENS in names else schema.IDS, schema.methods_in(names)
     per_token = schema.token_columns(names)
-    columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
-    block = [schema.BLOCK] if schema.BLOCK in names else []
-    token_columns = [schema.TRAINABLE, *per_token, *columns.values(), *block]
+    advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
+    block_column = [schema.BLOCK] if schema.BLOCK in names else []
+    token_columns = [schema.TRAINABLE, *per_token, *advantage_columns.values(), *block_column]
     edges = schema.token_edges(table, [source, *token_columns], "the rollouts")
-    flat = {name: schema.flat(table[name], np.float64) for name in token_columns}
+    flat_columns = {name: schema.flat_values(table[name], np.float64) for name in token_columns}
     texts = _texts(table[source], edges, vocabulary)
-    plain_rows = table.select([method.name for method in table.schema if not pa.types.is_list(method.type)]).to_pylist()
-    blocks, objectives = schema.behind(names, "end"), schema.behind(names, "reward")
+    plain_rows = table.select([x.name for x in table.schema if not pa.types.is_list(x.type)]).to_pylist()
+    blocks, objectives = schema.family_names(names, "end"), schema.family_names(names, "reward")
     credit_blocks = {
-        method: [name for name in schema.behind(names, "credit", method) if name != schema.STOP] for method in methods
+        method: [name for name in schema.family_names(names, "credit", method) if name != schema.STOP] for method in methods
     }
-    parts = {method: table[name].to_pylist() for method in methods if (name := schema.column("parts", method)) in names}
+    part_columns = {method: name for method in methods if (name := schema.column("parts", method)) in names}
+    part_lists = {method: table[name].to_pylist() for method, name in part_columns.items()}
     rows = []
-    for n, (row, text, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
-        here = {name: values[first:last] for name, values in flat.items()}
-        trained_t, logp = here[schema.TRAINABLE].astype(np.bool_), here.get(schema.LOGP)
-        values = {name.partition("/")[2]: here[name] for name in per_token if name != schema.LOGP}
+    for n, (row, token_texts, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
+        row_columns = {name: values[first:last] for name, values in flat_columns.items()}
+        trained_t, logp = row_columns[schema.TRAINABLE].astype(np.bool_), row_columns.get(schema.LOGP)
+        values = {name.partition("/")[2]: row_columns[name] for name in per_token if name != schema.LOGP}
         find = None if logp is None or opens is None else partial(opens, logp)
         rows.append(
             TokenRow(
-                prompt=shown_prompt(row[schema.PROMPT]),
-                tokens=text,
-                advantages={method: np.where(trained_t, here[name], np.nan).tolist() for method, name in columns.items()},
-                spans=_pieces(row, blocks, here.get(schema.BLOCK)),
+                prompt=display_prompt(row[schema.PROMPT]),
+                tokens=token_texts,
+                advantages={
+                    method: np.where(trained_t, row_columns[name], np.nan).tolist()
+                    for method, name in advantage_columns.items()
+                },
+                spans=_pieces(row, blocks, row_columns.get(schema.BLOCK)),
                 rewards={name: row[schema.column("reward", name)] for name in objectives},
                 statuses={name: row[schema.column("status", name)] for name in objectives},
                 fault=", ".join(fault.name.lower() for fault in Fault(row.get(schema.FAULT) or 0) if fault.name),
@@ -213,7 +216,7 @@ def token_rows(
                 },
                 score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
                 own={method: shares[n] for method, shares in (own or {}).items()},
-                parts={method: [_part(entry) for entry in by_row[n] or ()] for method, by_row in parts.items()},
+                parts={method: [_part(entry) for entry in by_row[n] or ()] for method, by_row in part_lists.items()},
                 answer=None if row.get(schema.ANSWER) is None else str(row[schema.ANSWER]),
                 stated={name: row.get(schema.column("stated", name)) for name in objectives},
                 group=row.get(schema.GROUP),
@@ -224,13 +227,13 @@ def token_rows(
 
 
 def _part(entry: dict[str, Any]) -> CreditPart:
-    """Build a part from its entry; an entry without baseline and reason gets the reason of a completion that stands alone."""
+    """Build a part from its entry in a file; in old files without reasons, a part of 0 without a baseline was a singleton's."""
     stands_alone = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
     return CreditPart(**{"reason": "singleton" if stands_alone else "", **entry})
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
-    """Map each block to its pieces: the runs of its tokens if the file has a block per token, else its span."""
+    """Map each block to its token intervals: the runs of its tokens if the file names a block per token, else its span."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]
@@ -242,35 +245,36 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
 
 
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:
-    """Return the token texts of each completion; ids in place of texts if one id is unknown."""
+    """Return the token texts of each completion; if the vocabulary lacks one of them, a completion shows its ids instead."""
     encoded = column.combine_chunks().flatten().dictionary_encode()
-    entries, places = encoded.dictionary.to_pylist(), encoded.indices.to_pylist()
+    distinct_tokens, token_indices = encoded.dictionary.to_pylist(), encoded.indices.to_pylist()
     pieces = () if vocabulary is None else vocabulary.pieces
-    texts_of_entry: list[str | None] = []
-    for entry in entries:
-        piece = (pieces[entry] if 0 <= entry < len(pieces) else None) if isinstance(entry, int) else entry
-        texts_of_entry.append(token_text(piece) if isinstance(piece, bytes) else piece)
+    distinct_texts: list[str | None] = []
+    for token in distinct_tokens:
+        piece = (pieces[token] if 0 <= token < len(pieces) else None) if isinstance(token, int) else token
+        distinct_texts.append(token_text(piece) if isinstance(piece, bytes) else piece)
     texts = []
     for first, last in pairwise(edges.tolist()):
-        token_texts = [texts_of_entry[place] for place in places[first:last]]
-        texts.append([f"⟨{entries[place]}⟩" for place in places[first:last]] if None in token_texts else token_texts)
+        indices = token_indices[first:last]
+        token_texts = [distinct_texts[index] for index in indices]
+        texts.append([f"⟨{distinct_tokens[index]}⟩" for index in indices] if None in token_texts else token_texts)
     return texts
 
 
 def token_text(piece: bytes) -> str:
-    """Decode a single token; a byte that is not a complete character becomes a lone surrogate."""
+    """Decode the bytes of a token; each byte of an incomplete character becomes a lone surrogate."""
     return piece.decode(errors="surrogateescape")
 
 
 def read_vocabulary(tokenizer: Path | None) -> Vocabulary | None:
-    """Read the vocabulary of a folder's tokenizer; None if there is no readable tokenizer."""
+    """Read the vocabulary of the tokenizer in a folder; None if the folder has no readable tokenizer."""
     try:
         return None if tokenizer is None else load_tokenizer(tokenizer)[1]
     except SpanwiseError:
         return None
 
 
-def shown_prompt(text: str) -> str:
+def display_prompt(text: str) -> str:
     """Return a prompt as text for display; a chat stored as JSON becomes one line per message."""
     try:
         messages = json.loads(text) if text.startswith("[{") else None

@@ -61,17 +61,17 @@ STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt"
 TRAINABLE, TEXT, FAULT, STOP, BLOCK, SCORE = "trainable", "text", "fault", "stop", "block", "self_reward"
 ANSWER, VALUES, LOGP = "answer", "values", "logprobs"
 
-#: The method name for advantages that a trainer recorded.
+#: The method name under which a file holds the advantages that its trainer recorded.
 RECORDED = "recorded"
 
-#: The version of the rollout format, stored in the file's metadata.
+#: The version of the rollout format; every file holds it in its metadata.
 VERSION = "1"
 _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 
 
 @dataclass(frozen=True)
 class CreditPart:
-    """The credit of one objective: `part = weight * (worth - baseline) / divisor`; an entry of `parts/<method>`.
+    """The credit that one objective gives a completion: `part = weight * (worth - baseline) / divisor`.
 
     Attributes:
         objective: its name; several joined by " + " whose sum is compared.
@@ -97,8 +97,9 @@ class CreditPart:
     reason: str = ""
 
 
-_KINDS = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
-PART = pa.struct([(one.name, _KINDS[str(one.type)]) for one in fields(CreditPart)])
+_ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
+#: The type of an entry of `parts/<method>`.
+PART = pa.struct([(part_field.name, _ARROW_TYPES[str(part_field.type)]) for part_field in fields(CreditPart)])
 _NUMBERS = pa.list_(pa.float32())
 #: The type of every column; a family of columns is listed by its prefix.
 COLUMNS = {
@@ -112,7 +113,7 @@ COLUMNS = {
 
 
 def column(family: str, *names: str) -> str:
-    """Return the column name of a family for a block, an objective or a method, or for a method and a block."""
+    """Join a family such as `reward` and the name of a block, an objective or a method into a column name."""
     assert f"{family}/" in COLUMNS, f"no column is called {family}/..."
     if family in ("credit", "advantages", "parts") and "/" in names[0]:
         raise SpanwiseError(
@@ -121,19 +122,19 @@ def column(family: str, *names: str) -> str:
     return "/".join((family, *names))
 
 
-def behind(names: Iterable[str], *family: str) -> list[str]:
-    """Return the names in the columns of a family: blocks for `end`, objectives for `reward`, blocks for `credit` and a method."""
-    start = f"{column(*family)}/"
-    return [name.removeprefix(start) for name in names if name.startswith(start)]
+def family_names(names: Iterable[str], *family: str) -> list[str]:
+    """Return the blocks or objectives that a family of columns is written for, such as the objectives of `reward/<objective>`."""
+    prefix = f"{column(*family)}/"
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
 def value_columns(streams: Sequence[str]) -> list[str]:
-    """Return the columns of a critic's values."""
+    """Return the names of the columns for a critic's values, one per stream; a single stream has no name."""
     return [VALUES] if len(streams) < 2 else [column(VALUES, stream) for stream in streams]
 
 
 def token_columns(names: Iterable[str]) -> list[str]:
-    """Return the columns with one number per token.
+    """Select the columns with one number per token: a critic's values first, log-probabilities last.
 
     >>> token_columns(["values/correct", "logprobs", "values/brier", "prompt"])
     ['values/correct', 'values/brier', 'logprobs']
@@ -143,15 +144,15 @@ def token_columns(names: Iterable[str]) -> list[str]:
 
 
 def methods_in(names: Iterable[str]) -> list[str]:
-    """Return the methods that the columns of a file name."""
-    parts = (name.split("/") for name in names)
-    return list(dict.fromkeys(path[1] for path in parts if path[0] in ("credit", "advantages") and len(path) > 1))
+    """Return the methods whose credit or advantages a file holds."""
+    split_names = (name.split("/") for name in names)
+    return list(dict.fromkeys(path[1] for path in split_names if path[0] in ("credit", "advantages") and len(path) > 1))
 
 
-def made_by(method: str, names: Iterable[str]) -> list[str]:
-    """Return the columns that a method made."""
-    columns = (column("advantages", method), column("parts", method))
-    return [name for name in names if name in columns or name.startswith(column("credit", method, ""))]
+def method_columns(method: str, names: Iterable[str]) -> list[str]:
+    """Select the columns with the credit and the advantages of a method."""
+    token_and_part_columns = (column("advantages", method), column("parts", method))
+    return [name for name in names if name in token_and_part_columns or name.startswith(column("credit", method, ""))]
 
 
 def type_of(name: str) -> pa.DataType | None:
@@ -161,7 +162,7 @@ def type_of(name: str) -> pa.DataType | None:
 
 
 def metadata(tokenizer: Path | None = None) -> dict[bytes, bytes]:
-    """Return a file's metadata: the version of its format, and the folder of its tokenizer."""
+    """Return the metadata to write into a file: the version of the format, and the folder of the tokenizer."""
     entries = {_VERSION_KEY: VERSION.encode()}
     return entries if tokenizer is None else {**entries, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
 
@@ -172,18 +173,18 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
     return Path(name.decode()) if name and Path(name.decode()).exists() else None
 
 
-def check(file: Path, schema: pa.Schema) -> None:
-    """Refuse a file of another version; a file without a version is judged by its columns."""
+def check_version(file: Path, schema: pa.Schema) -> None:
+    """Refuse a rollout file of another format version, and one without a version that has a column of old files."""
     version = (schema.metadata or {}).get(_VERSION_KEY)
     if version not in (None, VERSION.encode()):
         raise DataError(
-            f"'{file}' has version {version.decode(errors='replace')} of the rollout format and this spanwise reads {VERSION}; "
-            "write it again, or read it with the spanwise that wrote it."
+            f"'{file}' has version {version.decode(errors='replace')} of the rollout format, but this spanwise reads version "
+            f"{VERSION}. Write the file again, or read it with the spanwise that wrote it."
         )
     if version is None and "advantages" in schema.names:
         raise DataError(
-            f"'{file}' has a column 'advantages' that names no method, as spanwise wrote before its rollout format had a version; "
-            "write it again, or call the column 'advantages/<method>'."
+            f"'{file}' has a column 'advantages' without the name of a method; only early releases of spanwise wrote this. "
+            "Write the file again, or rename the column to 'advantages/<method>'."
         )
 
 
@@ -207,21 +208,21 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
     edges = pa.array(offsets, pa.int32())
     arrays: dict[str, pa.Array] = {}
     for name, values in columns.items():
-        kind = type_of(name)
+        column_type = type_of(name)
         if values is None or isinstance(values, pa.Array):
             array = values
         elif name in (PROMPT, ANSWER):
             texts = (x if x is None or isinstance(x, str) else json.dumps(x, default=object_text) for x in values)
             array = pa.array([text if text is None else clean(text) for text in texts], pa.string())
         else:
-            entry = kind.value_type if kind is not None and pa.types.is_list(kind) else None
+            entry_type = column_type.value_type if column_type is not None and pa.types.is_list(column_type) else None
             values = values.numpy() if isinstance(values, Tensor) else values
-            array = pa.array(values, entry or kind, from_pandas=True)  # NaN becomes null
-            if entry is not None and len(values) != edges[-1].as_py():
+            array = pa.array(values, entry_type or column_type, from_pandas=True)  # NaN becomes null
+            if entry_type is not None and len(values) != edges[-1].as_py():
                 raise AlignmentError(
-                    f"There are {edges[-1]} tokens and {len(values)} entries of '{name}'; give one for each."
+                    f"There are {edges[-1]} tokens and {len(values)} entries of '{name}'; give one entry for each token."
                 )
-            array = array if entry is None else pa.ListArray.from_arrays(edges, array)
+            array = array if entry_type is None else pa.ListArray.from_arrays(edges, array)
         if array is not None:
             arrays[name] = array
     return pa.table(arrays)
@@ -230,13 +231,13 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
 def span_columns(
     names: Sequence[str], start_nk: Int[Tensor, "n k"], end_nk: Int[Tensor, "n k"]
 ) -> dict[str, Int[Tensor, " n"]]:
-    """Return the columns with the first and last token of each block; empty for an absent block and outside of the loss."""
+    """Return the columns `start/<block>` and `end/<block>` for every block."""
     sides = (("start", start_nk), ("end", end_nk))
     return {column(side_name, name): edge_nk[:, k] for k, name in enumerate(names) for side_name, edge_nk in sides}
 
 
 def score_columns(scores: Scores) -> dict[str, Any]:
-    """Return the columns of rewards, of statuses and of stated values."""
+    """Return the columns of rewards, statuses, notes and stated values for every objective."""
     columns: dict[str, Any] = {}
     for m, objective in enumerate(scores.names):
         columns[column("reward", objective)] = scores.reward_nm[:, m]
@@ -250,7 +251,7 @@ def score_columns(scores: Scores) -> dict[str, Any]:
 def credit_columns(
     method: str, names: Sequence[str], present_nk: Bool[Tensor, "n k"], credit: Credit, advantages: Shaped[Any, " v"]
 ) -> dict[str, Any]:
-    """Return the columns of one method's credit; NaN for absent blocks and for tokens left out of the loss."""
+    """Return the columns of one method's credit, with NaN for absent blocks."""
     credit_nk = credit.block_nk.masked_fill(~present_nk, torch.nan)
     return {
         **{column("credit", method, name): credit_nk[:, k] for k, name in enumerate(names)},
@@ -261,37 +262,37 @@ def credit_columns(
 
 
 def _part_lists(credit: Credit) -> pa.Array:
-    """Return a list per completion, with one struct per objective or a single struct for the sum of the objectives."""
+    """Build the column `parts/<method>`: for each completion a list with one struct per compared reward."""
     adv_nm, comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
     n, m = adv_nm.shape
-    columns_of = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(comparison).items()}
-    reasons = np.array([reason.name.lower() if reason else "" for reason in Zero])
-    columns_of |= {
+    arrays_of = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(comparison).items()}
+    reason_names = np.array([reason.name.lower() if reason else "" for reason in Zero])
+    arrays_of |= {
         "objective": list(credit.names) * n,
         "weight": np.tile(credit.weight_m.double().numpy(), n),
         "part": (credit.weight_m * adv_nm).flatten().numpy(),
-        "reason": reasons[columns_of["reason"]],
+        "reason": reason_names[arrays_of["reason"]],
     }
-    columns = [pa.array(columns_of[entry.name], entry.type, from_pandas=True) for entry in PART]
-    flat = pa.StructArray.from_arrays(columns, fields=list(PART))
-    return pa.ListArray.from_arrays(pa.array(np.arange(n + 1, dtype=np.int32) * m), flat)
+    arrays = [pa.array(arrays_of[entry.name], entry.type, from_pandas=True) for entry in PART]
+    structs = pa.StructArray.from_arrays(arrays, fields=list(PART))
+    return pa.ListArray.from_arrays(pa.array(np.arange(n + 1, dtype=np.int32) * m), structs)
 
 
-def numbers(table: pa.Table, name: str) -> Float[Tensor, " n"]:
+def float_column(table: pa.Table, name: str) -> Float[Tensor, " n"]:
     """Return a column as float64, with NaN for null."""
     return torch.tensor(column_of(table, name).cast(pa.float64()).to_numpy(), dtype=torch.float64)
 
 
 def column_of(table: pa.Table, name: str, file: str = "the rollouts") -> pa.ChunkedArray:
-    """Return a column; a DataError if there is none."""
+    """Return a column by its name, or raise a DataError that lists the columns of the file."""
     if name not in table.column_names:
         raise DataError(f"There is no column '{name}' in {file}, only {', '.join(table.column_names) or 'none'}.")
     return table[name]
 
 
-def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """Concatenate the lists of a column, with NaN for missing values."""
+def flat_values(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
+    """Concatenate the lists in a column, with NaN for missing values."""
     values = column.combine_chunks().flatten()
     if values.null_count:
         values = values.cast(pa.float64())
@@ -299,27 +300,27 @@ def flat(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
 
 
 def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
-    """Return the index in `flat` at which each list of a column starts, and the end of the last list."""
+    """Return the index in `flat_values` at which each list in a column starts, and the end of the last list."""
     lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndarray, " o"]:
-    """Return the index of each completion's first token; refuse columns whose lists have other lengths."""
+    """Return the `offsets` of the completions' tokens; refuse columns whose lists differ in length."""
     edges = None
     for name in names:
-        values = column_of(table, name, file)
-        if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
-            raise DataError(f"The column '{name}' of {file} must hold a list per completion, not {values.type}.")
-        if values.null_count:
-            raise DataError(f"{values.null_count} of {len(values)} completions of {file} have no '{name}'.")
-        column_edges = offsets(values)
+        lists = column_of(table, name, file)
+        if not (pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)):
+            raise DataError(f"The column '{name}' of {file} must hold a list per completion, not {lists.type}.")
+        if lists.null_count:
+            raise DataError(f"{lists.null_count} of {len(lists)} completions of {file} have no '{name}'.")
+        column_edges = offsets(lists)
         edges = column_edges if edges is None else edges
         if (edges != column_edges).any():
             row = int((np.diff(edges) != np.diff(column_edges)).argmax())
             raise DataError(
                 f"Completion {row} of {file} has {int(np.diff(edges)[row])} tokens and {int(np.diff(column_edges)[row])} values of "
-                f"'{name}'; there must be one for each token. Was the file changed after it was written?"
+                f"'{name}', instead of one for each token. Was the file changed after it was written?"
             )
     assert edges is not None, "there is a column of tokens"
     return edges
@@ -368,9 +369,9 @@ def write_rollouts(
                     lists = part[IDS].combine_chunks()
                     ids = lists.values.to_numpy()  # a masked token may hold a number that is not an id
                     token_texts = texts.take(pa.array(np.where((ids >= 0) & (ids < empty_id), ids, empty_id)))
-                    place = part.schema.get_field_index(IDS)
-                    table = table.set_column(place, TOKENS, pa.ListArray.from_arrays(lists.offsets, token_texts))
-                # No reader uses column statistics, and computing them takes a tenth of the writing time.
+                    ids_position = part.schema.get_field_index(IDS)
+                    table = table.set_column(ids_position, TOKENS, pa.ListArray.from_arrays(lists.offsets, token_texts))
+                # Column statistics would take a tenth of the writing time, and no reader uses them.
                 writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd", write_statistics=False)
                 writer.write_table(table)
         finally:
@@ -379,7 +380,7 @@ def write_rollouts(
                     writer.close()
                 finally:  # closing fails on a full disk, and would fail again in the writer's destructor
                     writer.is_open = False
-    pa.default_memory_pool().release_unused()  # Arrow keeps the memory of the parts for later allocations that never come
+    pa.default_memory_pool().release_unused()  # otherwise Arrow keeps the memory for later allocations that never come
 
 
 @dataclass(frozen=True)
@@ -431,15 +432,15 @@ class Rollouts:
         mask_nt = batch.mask_nt.bool()
         filled_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # up to the last sampled token
         in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
-        present = [[text[name] is not None for name in spans.names] for text in texts]
-        present_nk = torch.tensor(present, dtype=torch.bool).reshape(-1, len(spans.names))
+        present_rows = [[text[name] is not None for name in spans.names] for text in texts]
+        present_nk = torch.tensor(present_rows, dtype=torch.bool).reshape(-1, len(spans.names))
         streams = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
         if (value_nt := batch.value_nt) is not None:
             value_snt = (value_nt if value_nt.ndim == 3 else value_nt[:, :, None]).unbind(dim=2)
             if len(value_snt) != max(1, len(self.value_names)):
                 raise AlignmentError(
-                    f"The critic has {len(value_snt)} values for each token and they have {len(self.value_names)} names "
-                    f"({', '.join(self.value_names) or 'none'}); give one to each."
+                    f"The critic has {len(value_snt)} values for each token, but {len(self.value_names)} names "
+                    f"({', '.join(self.value_names) or 'none'}) for them; give one name to each value."
                 )
             streams = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | streams
         per_token = {name: x_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x_nt in streams.items()}

@@ -1,4 +1,4 @@
-"""Hold the completions of a rollout file of any format in a `RolloutTable`, with token rows end to end, without padding."""
+"""Define `RolloutTable`: the completions of a rollout file in any format, with tokens stored end to end without padding."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: Matches one piece: a tag, a word with the space before the word, other white space, or a "<" that opens no tag.
+#: Matches the next piece of a text: a tag, a word with the space before it, other white space, or a "<" that opens no tag.
 _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
 
-#: The number of texts that are encoded in one call.
+#: The number of texts that the tokenizer encodes in one call.
 AT_ONCE = 256
 
 WORDS = "The file holds no token ids; credit is shown per word."
-#: Columns that mark right completions if they hold only 0 and 1; a trainer's summed reward comes last.
+#: Columns that may mark right completions with 1 and wrong ones with 0, in order of preference.
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 
 
@@ -47,7 +47,7 @@ class Ragged:
 
     Example:
         >>> rows = Ragged.of([[5, 6], [], [7]])
-        >>> rows.places(slice(0, 3)).tolist(), at(rows.places([0, 2]), rows.values, -1).tolist()
+        >>> rows.places(slice(0, 3)).tolist(), gather(rows.places([0, 2]), rows.values, -1).tolist()
         ([[0, 1], [-1, -1], [2, -1]], [[5, 6], [7, -1]])
     """
 
@@ -56,7 +56,7 @@ class Ragged:
 
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> Ragged:
-        """Concatenate rows."""
+        """Concatenate rows of token ids."""
         flat = np.fromiter((value for row in rows for value in row), dtype=np.int32)
         return Ragged(flat, np.cumsum([0, *map(len, rows)]))
 
@@ -69,22 +69,22 @@ class Ragged:
         return np.diff(self.offsets)
 
     def with_values(self, values: Shaped[np.ndarray, " v"]) -> Ragged:
-        """Return rows of the same lengths with other values."""
+        """Return rows of the same lengths that hold other values."""
         return Ragged(values, self.offsets)
 
     def slice(self, first: int, last: int) -> Shaped[np.ndarray, " s"]:
-        """Return the values of the rows first..last - 1, end to end."""
+        """Return the values of the rows from `first` to `last - 1`, end to end."""
         return self.values[self.offsets[first] : self.offsets[last]]
 
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
-        """Return the indices in `values` of the entries of some rows, as a padded table with -1 at the padding."""
+        """Return a padded table with the index in `values` of each entry of the given rows, and -1 at the padding."""
         start_m, length_m = self.offsets[:-1][rows][:, None], self.lengths[rows][:, None]
         place_t = np.arange(length_m.max(initial=0))
         return np.where(place_t < length_m, start_m + place_t, -1)
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Yield runs (first, last) of rows whose padded table has at most `size` places, or one row that is longer.
+    """Split rows into runs (first, last) whose padded tables have at most `size` entries; a longer row is a run by itself.
 
     >>> list(fitting_runs(np.array([3, 1, 4]), 6))
     [(0, 2), (2, 3)]
@@ -99,15 +99,15 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
         yield first, len(lengths)
 
 
-def at(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """Gather flat values at `places` (see `Ragged.places`), with `nowhere` at the padding."""
+def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
+    """Fill the padded table of `Ragged.places` with flat values, and its padding with `nowhere`."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
-class Cut(NamedTuple):
-    """The tokens of all completions, with a note for the user."""
+class TokenizedTexts(NamedTuple):
+    """All completions as tokens, with a note for the user on how their texts were split."""
 
-    tokens: Ragged
+    ids: Ragged
     trainable: np.ndarray
     vocabulary: Vocabulary
     note: str
@@ -210,7 +210,7 @@ class RolloutTable:
     def of(
         source: str,
         path: Path,
-        cut: Cut,
+        tokens: TokenizedTexts,
         *,
         prompts: Sequence[str],
         steps: Sequence[int],
@@ -224,141 +224,135 @@ class RolloutTable:
 
         The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
-        rewards_n = recorded({name: values for name, values in rewards.items() if not is_made(name)})
+        rewards_n = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
         reward_names = next(([name] for name in ("score", "reward", "scores", "rewards") if name in rewards_n), trained)
         return RolloutTable(
             source,
             path,
-            " ".join(note for note in (cut.note, *notes, gaps(rewards_n)) if note),
+            " ".join(note for note in (tokens.note, *notes, missing_note(rewards_n)) if note),
             prompts,
             group_index(list(zip(prompts if keys is None else keys, steps, strict=True))),
             torch.tensor(steps, dtype=torch.long),
-            cut.tokens,
-            cut.trainable,
-            cut.vocabulary,
-            columns={name: values for name, values in columns.items() if not is_made(name)},
+            tokens.ids,
+            tokens.trainable,
+            tokens.vocabulary,
+            columns={name: values for name, values in columns.items() if not is_computed(name)},
             rewards=rewards_n,
             keyed=keys is not None,
-            as_recorded=as_trained(rewards_n, columns),
+            as_recorded=training_record(rewards_n, columns),
             trained=tuple(name for name in reward_names if name in rewards_n),
         )
 
 
 def finite(value: Any) -> float | None:
-    """Return the value if it is a finite number, else None."""
+    """Convert a finite number to a float, and anything else to None."""
     try:
         return float(value) if math.isfinite(value) else None
     except (TypeError, OverflowError):  # not a number, or an integer too large for a float
         return None
 
 
-def recorded(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
-    """Return the columns that are rewards: only numbers and missing values, and at least one finite number.
+def parse_rewards(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
+    """Select the columns that hold rewards: only numbers and missing values, and at least one finite number.
 
-    What is no finite number is UNSCORED: it was never scored, or its reward function returned None. It joins no baseline, unlike a
-    reward whose block the completion left out.
+    An entry without a finite number gets the status UNSCORED, because a file does not say whether the block was absent.
     """
     rewards: dict[str, Reward] = {}
     for name, values in columns.items():
         floats = [finite(value) for value in values]
-        texts = (value for value in values if not (value is None or isinstance(value, (bool, int, float))))
-        if any(value is not None for value in floats) and all(
-            isinstance(text, str) and NUMBER.fullmatch(text) for text in texts
-        ):
+        others = (value for value in values if not (value is None or isinstance(value, (bool, int, float))))
+        are_numbers = all(isinstance(value, str) and NUMBER.fullmatch(value) for value in others)
+        if are_numbers and any(value is not None for value in floats):
             rewards[name] = Reward.of(floats, status=[Status.UNSCORED] * len(floats))
     return rewards
 
 
-def is_made(name: str) -> bool:
-    """Return whether a trainer computed a column from rewards, as it does advantages and credit per block."""
+def is_computed(name: str) -> bool:
+    """Return whether a column holds advantages or credit that a trainer computed from its rewards."""
     return name == "advantage" or name.startswith("credit/")
 
 
-def as_trained(
+def training_record(
     rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> AsRecorded | None:
-    """Return the numbers that completions were trained with: advantages, or else scores or rewards.
-
-    `columns` may say it (`is_made`), and the credit of each block.
-    """
-    computed = recorded({name: values for name, values in columns.items() if is_made(name)})
-    rewards_and_made = {**rewards, **computed}
-    name = next((name for name in ("advantage", "score", "reward") if name in rewards_and_made), None)
+    """Return the numbers that completions were trained with: the advantages or block credit in `columns`, or else rewards."""
+    computed = parse_rewards({name: values for name, values in columns.items() if is_computed(name)})
+    candidates = {**rewards, **computed}
+    name = next((name for name in ("advantage", "score", "reward") if name in candidates), None)
     if name is None:
         return None
     by_block = {name.removeprefix("credit/"): reward.value_n for name, reward in computed.items() if name != "advantage"}
     suffix = "" if name == "advantage" else ", from which nothing is subtracted"
     description = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{suffix}"
-    return AsRecorded(description, rewards_and_made[name].value_n.numpy(), by_block=by_block)
+    return AsRecorded(description, candidates[name].value_n.numpy(), by_block=by_block)
 
 
-def gaps(rewards: Mapping[str, Reward]) -> str:
-    """Return a note with the number of missing values; an empty text if none is missing."""
+def missing_note(rewards: Mapping[str, Reward]) -> str:
+    """Tell the user how many recorded rewards are missing; an empty text if none is missing."""
     counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
-    parts = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in counts.items() if n]
-    if len(parts) > 4:
-        parts[4:] = [f"of {len(parts) - 4} more columns"]
-    return f"{' and '.join(parts)} are missing or not finite: unscored, so they join no baseline." if parts else ""
+    phrases = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in counts.items() if n]
+    if len(phrases) > 4:
+        phrases[4:] = [f"of {len(phrases) - 4} more columns"]
+    return f"{' and '.join(phrases)} are missing or not finite: unscored, so they join no baseline." if phrases else ""
 
 
-def pieces(text: str) -> list[str]:
-    """Split a text into tags, words and white space; joined, the pieces are the text."""
+def split_pieces(text: str) -> list[str]:
+    """Split a text into tags, words and white space, which give the text again when they are joined."""
     return _PIECE.findall(text)
 
 
-def cut_text(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> Cut:
-    """Split completions into tokens of a folder's tokenizer, or into words without one; no text is stored."""
-    ids, lengths, sampled, counts, changed_texts = array("i"), array("q"), array("b"), array("q"), 0
+def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
+    """Split completions into tokens of a folder's tokenizer, or into words without one, while storing no text."""
+    ids, text_lengths, text_flags, text_counts, changed_texts = array("i"), array("q"), array("b"), array("q"), 0
 
-    def texts() -> Iterator[str]:
+    def iterate_texts() -> Iterator[str]:
         for parts in completions:
-            counts.append(len(parts))
+            text_counts.append(len(parts))
             for text, is_sampled in parts:
-                sampled.append(is_sampled)
+                text_flags.append(is_sampled)
                 yield text
 
     if tokenizer is None:
         id_of_piece: dict[str, int] = {}
-        for text in texts():
-            piece_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in pieces(text)]
-            ids.extend(piece_ids)
-            lengths.append(len(piece_ids))
+        for text in iterate_texts():
+            text_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in split_pieces(text)]
+            ids.extend(text_ids)
+            text_lengths.append(len(text_ids))
         vocabulary = Vocabulary(tuple(piece.encode() for piece in id_of_piece) or (b"",))
         note = WORDS if id_of_piece else ""
     else:
         backend, vocabulary = load_tokenizer(tokenizer)
-        all_texts = texts()
-        while chunk := list(islice(all_texts, AT_ONCE)):
+        texts = iterate_texts()
+        while chunk := list(islice(texts, AT_ONCE)):
             for text, encoding in zip(chunk, backend.encode_batch(chunk, add_special_tokens=False), strict=True):
-                piece_ids = np.array(encoding.ids, np.int32)  # an encoding takes a hundred bytes per token
-                ids.frombytes(piece_ids.tobytes())
-                lengths.append(len(piece_ids))
-                changed_texts += vocabulary.join(piece_ids)[0] != text.encode()
+                text_ids = np.array(encoding.ids, np.int32)  # an encoding takes a hundred bytes per token
+                ids.frombytes(text_ids.tobytes())
+                text_lengths.append(len(text_ids))
+                changed_texts += vocabulary.join(text_ids)[0] != text.encode()
         note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
-        note += f", which changes {changed_texts} of {len(lengths)} texts." if changed_texts else "."
-    edges = np.cumsum([0, *lengths])[np.cumsum([0, *counts])]
-    # If the model wrote every token, which is usual, a single broadcast flag saves memory.
-    trainable = np.broadcast_to(np.True_, edges[-1]) if all(sampled) else np.repeat(np.array(sampled, np.bool_), lengths)
-    return Cut(Ragged(np.frombuffer(ids, np.int32), edges), trainable, vocabulary, note)
+        note += f", which changes {changed_texts} of {len(text_lengths)} texts." if changed_texts else "."
+    edges = np.cumsum([0, *text_lengths])[np.cumsum([0, *text_counts])]
+    flags = np.array(text_flags, np.bool_)
+    # Usually the model wrote every token; then a broadcast view of one flag saves memory.
+    trainable = np.broadcast_to(np.True_, edges[-1]) if flags.all() else np.repeat(flags, text_lengths)
+    return TokenizedTexts(Ragged(np.frombuffer(ids, np.int32), edges), trainable, vocabulary, note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
-    """Load the tokenizer of a local folder, with the bytes of every id that the folder's model can sample.
-
-    The last one is kept until its file changes, as a large one takes a second.
-    """
-    place = Path(folder)
-    file = place if place.is_file() else place / "tokenizer.json"
+    """Load the tokenizer of a local folder, with the bytes of every id that the folder's model can sample."""
+    path = Path(folder)
+    file = path if path.is_file() else path / "tokenizer.json"
     stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else (0, 0)
     try:
-        size = json.loads(file.with_name("config.json").read_text(encoding="utf-8")).get("vocab_size")
+        vocabulary_size = json.loads(file.with_name("config.json").read_text(encoding="utf-8")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
-        size = None
-    return _loaded(file, stamp, size if isinstance(size, int) else None)
+        vocabulary_size = None
+    return _load_file(file, stamp, vocabulary_size if isinstance(vocabulary_size, int) else None)
 
 
 @lru_cache(maxsize=1)
-def _loaded(file: Path, stamp: tuple[int, int], size: int | None) -> tuple[Any, Vocabulary]:
+def _load_file(file: Path, stamp: tuple[int, int], vocabulary_size: int | None) -> tuple[Any, Vocabulary]:
+    """Load a tokenizer file, which may take a second; the last one stays in memory until the `stamp` of its file changes."""
     from tokenizers import Tokenizer
 
     try:
@@ -372,4 +366,4 @@ def _loaded(file: Path, stamp: tuple[int, int], size: int | None) -> tuple[Any, 
         raise DataError(f"'{file}' is not a readable tokenizer: {reason}.") from error
     backend.no_truncation()
     backend.no_padding()
-    return backend, Vocabulary.from_tokenizer(backend, size=size)
+    return backend, Vocabulary.from_tokenizer(backend, size=vocabulary_size)

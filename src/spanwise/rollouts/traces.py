@@ -1,4 +1,4 @@
-"""Read verifiers' traces as graphs of nodes and tokens, and write advantages back into the file."""
+"""Read the traces of verifiers, which are graphs of messages with tokens, and write advantages back into their file."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from typing import Any, NamedTuple, cast
 from spanwise.credit import Trajectory, Turn
 from spanwise.disk import whole_file
 from spanwise.errors import DataError
-from spanwise.rollouts.cells import FieldError, lacks, listed, mapping, prompt_text, whole
-from spanwise.rollouts.files import parsed, records
+from spanwise.rollouts.cells import FieldError, list_field, missing_field, object_field, prompt_text, whole_number
+from spanwise.rollouts.files import parse_records, read_records
 from spanwise.rollouts.table import finite
 from spanwise.types import Status
 
-#: Fields of a node with a number per sampled token; `loss_weights` has named lists with a number for every token.
+#: The fields of a trace's node with a number for each sampled token.
 STREAMS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
+#: The field of a node with named lists of a number for every token.
 _WEIGHTS = "loss_weights"
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A verifiers trace whose agent is trained.
+    """A trace of verifiers whose agent is trained.
 
     Attributes:
-        raw: as the file has it.
-        nodes: its messages, each with the one before it.
-        place: among the traces of its episode.
-        key: rollouts with the same one were sampled for the same task, by the same agent.
-        step: of the training.
-        keyed: the episode itself names the group.
-        task: its data.
-        paths: the branches that train: the nodes that one shares or that no model sampled, and its own from the first sampled on.
+        raw: the trace as the file has it.
+        nodes: the messages, each with the index of its `parent`.
+        place: the index of the trace in its episode.
+        key: rollouts with equal keys were sampled for the same task, by the same agent.
+        step: the step of training.
+        keyed: True if the episode itself names its group.
+        task: the data of the task.
+        paths: for each branch that trains, its context nodes, and its own nodes from the first sampled one on.
     """
 
     raw: Mapping[str, Any]
@@ -48,19 +49,19 @@ class Trace:
     paths: list[tuple[list[int], list[int]]]
 
     def prompt(self, before: Sequence[int]) -> str:
-        """Return the text of the given nodes."""
-        return prompt_text([mapping(self.nodes[node_id], "message") for node_id in before])
+        """Return the messages of the nodes `before` a completion as text."""
+        return prompt_text([object_field(self.nodes[node_id], "message") for node_id in before])
 
 
 class NodeTokens(NamedTuple):
-    """The tokens of a node; each stream has a number per token, 0 for tokens that were not sampled."""
+    """The tokens of a node in a trace, and streams of a number per token, 0 for tokens that no model sampled."""
 
     ids: list[int]
     mask: list[bool]
     streams: dict[str, list[float]]
 
     def stream(self, name: str) -> list[float]:
-        """Return the numbers of a stream; NaN at sampled tokens if the node has no such stream."""
+        """Return the numbers in a stream; if the node lacks the stream, NaN for sampled tokens."""
         return self.streams.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
 
@@ -99,9 +100,11 @@ def read_traces(path: str | Path) -> list[Trajectory]:
         >>> one.turns[0].prompt_ids, one.turns[0].response_ids, one.rewards["exact"]
         ((7, 8), (4,), 1.0)
     """
-    episodes = parsed([Path(path)], lambda record: list(_trajectories(record)))
+    episodes = parse_records([Path(path)], lambda record: list(_trajectories(record)))
     return [
-        replace(one, extra={"episode": n, **one.extra}) for n, trajectories in enumerate(episodes) for one in trajectories
+        replace(trajectory, extra={"episode": n, **trajectory.extra})
+        for n, trajectories in enumerate(episodes)
+        for trajectory in trajectories
     ]
 
 
@@ -137,34 +140,36 @@ def write_traces(
     unwritten = {(trajectory.extra.get("episode"), trajectory.extra.get("trace")): trajectory for trajectory in trajectories}
     with whole_file(Path(file)) as temporary:
         with temporary.open("w", encoding="utf-8") as stream:
-            for n, (_, _, record) in enumerate(records([Path(source)])):
-                for k, trace in enumerate(_traces(record)):
+            for n, (_, _, record) in enumerate(read_records([Path(source)])):
+                for k, trace in enumerate(_list_traces(record)):
                     if (n, k) in unwritten:
-                        _put(trace, unwritten.pop((n, k)), entry, source)
+                        _write_advantages(trace, unwritten.pop((n, k)), entry, source)
                 stream.write(json.dumps(record) + "\n")
         if unwritten:
-            unknown = next(iter(unwritten.values()))
-            raise DataError(f"Trajectory {unknown.id!r} was not read from '{source}'; give those that read_traces gave.")
+            unknown_trajectory = next(iter(unwritten.values()))
+            raise DataError(
+                f"Trajectory {unknown_trajectory.id!r} was not read from '{source}'; give those that read_traces gave."
+            )
 
 
 def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Write the traces of a file again, with advantages for the tokens of each branch, in the order of `Trace.paths`."""
+    """Copy a file of traces with new advantages: one row per branch, in the order of `Trace.paths`."""
     with whole_file(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
-        for _, _, record in records([source]):
+        for _, _, record in read_records([source]):
             for trace in trained_traces(record):
                 for _, node_ids in trace.paths:
                     flags_of_nodes = [node_tokens(trace, i).mask for i in node_ids]
                     flags = [flag for node_flags in flags_of_nodes for flag in node_flags]
-                    own_flags = flags[flags.index(True) :] if True in flags else []
-                    values = (value for value, flag in zip(next(advantage_rows), own_flags, strict=True) if flag)
+                    completion_flags = flags[flags.index(True) :] if True in flags else []
+                    advantages = (value for value, flag in zip(next(advantage_rows), completion_flags, strict=True) if flag)
                     for i, node_flags in zip(node_ids, flags_of_nodes, strict=True):
                         if any(node_flags):
-                            cast(dict[str, Any], trace.nodes[i])["advantages"] = list(islice(values, sum(node_flags)))
+                            cast(dict[str, Any], trace.nodes[i])["advantages"] = list(islice(advantages, sum(node_flags)))
             stream.write(json.dumps(record) + "\n")
 
 
-def _put(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Set the advantages of a trace's nodes."""
+def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
+    """Set the `advantages` of a trace's nodes to an entry of the turns' `per_token`."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -173,9 +178,9 @@ def _put(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: s
                 f"{turn_name} has no '{entry}', so nothing can be written; give it to every turn, 0 where there is no credit."
             )
         values = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
-        bad_value = next((value for value in values if not math.isfinite(value)), None)
-        if bad_value is not None:
-            raise DataError(f"{turn_name} has {bad_value} in '{entry}', which no trainer can use; give finite numbers.")
+        unusable_value = next((value for value in values if not math.isfinite(value)), None)
+        if unusable_value is not None:
+            raise DataError(f"{turn_name} has {unusable_value} in '{entry}', which no trainer can use; give finite numbers.")
         node = nodes.get(turn.extra.get("node"), {})
         sampled_count = sum(bool(flag) for flag in node.get("mask", ()))
         if sampled_count != len(values):
@@ -185,38 +190,38 @@ def _put(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: s
         node["advantages"] = values
 
 
-def _traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the traces of an episode; an old file has one trace per line."""
+def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the traces of an episode; in an old file each line is a single trace."""
     if "traces" not in record and "nodes" not in record:
-        raise lacks("traces", record)
-    return listed(record, "traces", Mapping, "objects") if "traces" in record else [record]
+        raise missing_field("traces", record)
+    return list_field(record, "traces", Mapping, "objects") if "traces" in record else [record]
 
 
 def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
     """Yield the traces of an episode whose agent is trained."""
-    step = whole(mapping(mapping(record, "run"), "work").get("step"), "step")
-    group_id = mapping(record, "group").get("id")
-    for place, raw in enumerate(_traces(record)):
-        agent = mapping(raw, "agent")
+    step = whole_number(object_field(object_field(record, "run"), "work").get("step"), "step")
+    group_id = object_field(record, "group").get("id")
+    for place, raw in enumerate(_list_traces(record)):
+        agent = object_field(raw, "agent")
         if agent.get("trainable", True):
-            task = mapping(raw, "task") or mapping(record, "task")
-            nodes = listed(raw, "nodes", Mapping, "objects")
-            trace = Trace(raw, nodes, place, "", step, bool(group_id), mapping(task, "data"), list(_paths(nodes)))
+            task = object_field(raw, "task") or object_field(record, "task")
+            nodes = list_field(raw, "nodes", Mapping, "objects")
+            trace = Trace(raw, nodes, place, "", step, bool(group_id), object_field(task, "data"), list(_paths(nodes)))
             group = group_id or task.get("key") or task.get("hash") or trace.prompt(trace.paths[0][0] if trace.paths else ())
             yield replace(trace, key=f"{group} {agent.get('name', '')}")
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield each trained branch of a trace as a pair: the context nodes, and the branch's own nodes.
+    """Yield the context nodes and the own nodes of each branch that trains.
 
-    A node that was sampled is one branch's own, the first one's that it lies on; it is context in all others. An attempt to shorten
-    the history trains if the agent went on from it.
+    The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
+    if the agent continued from it.
     """
-    parents = [None if node.get("parent") is None else whole(node["parent"], "parent") for node in nodes]
+    parents = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
     for i, parent in enumerate(parents):
         if parent is not None and not 0 <= parent < i:
             raise FieldError(f"has node {i} go on from node {parent}, which does not come before it")
-    links = [listed(node, "semantic_parents", Mapping, "objects") for node in nodes]
+    links = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
     accepted = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
     leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
     abandoned = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])} - accepted
@@ -228,57 +233,59 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
             path.append(node_id)
             node_id = parents[node_id]
         path.reverse()
-        first = next((position for position, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes), None)
-        if first is not None:
-            yield path[:first], path[first:]
+        start = next((position for position, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes), None)
+        if start is not None:
+            yield path[:start], path[start:]
             used_nodes.update(path)
 
 
 def node_tokens(trace: Trace, i: int) -> NodeTokens:
-    """Read the tokens of node `i` of a trace."""
+    """Read the tokens of node `i` in a trace."""
     node = trace.nodes[i]
 
-    def sized(values: list[Any], what: str, size: int, of: str = "tokens", each: str = "token") -> list[Any]:
-        if len(values) != size:
-            problem = f"has {size} {of} and {len(values)} values of {what} {_where(trace, i)}"
+    def check_length(values: list[Any], name: str, length: int, of: str = "tokens", each: str = "token") -> list[Any]:
+        if len(values) != length:
+            problem = f"has {length} {of} and {len(values)} values of {name} {_where(trace, i)}"
             raise FieldError(f"{problem}; there must be one for each {each}")
         return values
 
-    ids = listed(node, "token_ids", int, "ids")
-    mask = [bool(flag) for flag in sized(listed(node, "mask", int, "flags"), "'mask'", len(ids))]
+    ids = list_field(node, "token_ids", int, "ids")
+    mask = [bool(flag) for flag in check_length(list_field(node, "mask", int, "flags"), "'mask'", len(ids))]
     streams: dict[str, list[float]] = {}
     for name in STREAMS:
-        if values := listed(node, name, (int, float), "numbers"):
-            remaining = iter(sized(values, f"'{name}'", sum(mask), "sampled tokens", "of them"))
-            streams[name] = [float(next(remaining)) if flag else 0.0 for flag in mask]
-    weights = mapping(node, _WEIGHTS)
+        if values := list_field(node, name, (int, float), "numbers"):
+            sampled_values = iter(check_length(values, f"'{name}'", sum(mask), "sampled tokens", "of them"))
+            streams[name] = [float(next(sampled_values)) if flag else 0.0 for flag in mask]
+    weights = object_field(node, _WEIGHTS)
     for name in weights:
-        values = sized(listed(weights, name, (int, float), "numbers"), f"'{_WEIGHTS}' {name!r}", len(ids))
+        values = check_length(list_field(weights, name, (int, float), "numbers"), f"'{_WEIGHTS}' {name!r}", len(ids))
         streams[f"{_WEIGHTS}/{name}"] = [float(value) for value in values]
     return NodeTokens(ids, mask, streams)
 
 
 def _where(trace: Trace, i: int) -> str:
+    """Name a node and its trace at the end of an error."""
     return f"in node {i}" + (f" of trace {trace.raw['id']!r}" if trace.raw.get("id") else "")
 
 
 def trace_rewards(trace: Trace) -> dict[str, Any]:
-    """Return all rewards and metrics, and the rewards' weighted sum as `reward`; None if nothing was scored."""
+    """Return the rewards and metrics of a trace, and as `reward` the weighted sum of the rewards, None if none was scored."""
     rewards: dict[str, Any] = {}
     total, is_scored = 0.0, False
-    for name, reward in mapping(trace.raw, "rewards").items():
-        score, weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
+    for name, reward in object_field(trace.raw, "rewards").items():
+        score, raw_weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
         rewards[name] = score
-        value, factor = finite(score), 1.0 if weight is None else finite(weight)
-        if factor is None:
-            raise FieldError(f"has {weight!r} as 'weight' of the reward '{name}', which must be a number")
-        if value is not None:
-            total, is_scored = total + value * factor, True
-    rewards_and_metrics = {**rewards, **mapping(trace.raw, "metrics"), **rewards}
+        number, weight = finite(score), 1.0 if raw_weight is None else finite(raw_weight)
+        if weight is None:
+            raise FieldError(f"has {raw_weight!r} as 'weight' of the reward '{name}', which must be a number")
+        if number is not None:
+            total, is_scored = total + number * weight, True
+    rewards_and_metrics = {**rewards, **object_field(trace.raw, "metrics"), **rewards}
     return {**rewards_and_metrics, "reward": rewards_and_metrics.get("reward", total if is_scored else None)}
 
 
 def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
+    """Yield the trained traces of an episode, each with its turns and rewards as a trajectory."""
     for trace in trained_traces(record):
         turns = tuple(_turns(trace))
         rewards: dict[str, float | Status] = {}
@@ -292,26 +299,26 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
 
 
 def _turns(trace: Trace) -> Iterator[Turn]:
-    """Yield the sampled nodes, each with the tokens since the node before it as its prompt."""
+    """Yield each sampled node of a trace as a turn, whose prompt is the tokens since the sampled node before."""
     nodes = trace.nodes
-    tokens = {i: node_tokens(trace, i) for path in trace.paths for part in path for i in part}
-    position: dict[int, int] = {}
+    tokens_of_node = {i: node_tokens(trace, i) for path in trace.paths for node_ids in path for i in node_ids}
+    turn_of_node: dict[int, int] = {}
     for i in sorted({i for _, own_nodes in trace.paths for i in own_nodes if nodes[i].get("sampled")}):
-        ids, mask, streams = tokens[i]
+        ids, mask, streams = tokens_of_node[i]
         if not ids:
             raise FieldError(f"has no token ids {_where(trace, i)}, so none of its tokens can be credited")
         start = mask.index(True) if True in mask else len(mask)
         prompt = ids[:start]
         parent = nodes[i].get("parent")
-        while parent is not None and parent not in position:
-            prompt = tokens[parent].ids + prompt
+        while parent is not None and parent not in turn_of_node:
+            prompt = tokens_of_node[parent].ids + prompt
             parent = nodes[parent].get("parent")
         yield Turn(
             prompt,
             ids[start:],
             [int(flag) for flag in mask[start:]],
-            parent=None if parent is None else position[parent],
+            parent=None if parent is None else turn_of_node[parent],
             per_token={name: values[start:] for name, values in streams.items()},
             extra={"node": i},
         )
-        position[i] = len(position)
+        turn_of_node[i] = len(turn_of_node)

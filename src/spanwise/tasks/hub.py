@@ -13,7 +13,7 @@ import numpy as np
 
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.layout import Layout
-from spanwise.rollouts.cells import chats, prompt_fault, typed
+from spanwise.rollouts.cells import parse_chats, parse_numbers, prompt_fault
 from spanwise.rollouts.files import SUFFIXES, read_delimited
 from spanwise.segment import SEGMENTERS
 from spanwise.tasks.digits import HELD_OUT
@@ -264,7 +264,9 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
         )
     if suffix in SUFFIXES:
         cells = read_delimited(path).to_pydict()
-        return Dataset.from_dict({name: chats(cell if name in texts else typed(cell)) for name, cell in cells.items()})
+        return Dataset.from_dict(
+            {name: parse_chats(cell if name in texts else parse_numbers(cell)) for name, cell in cells.items()}
+        )
     name, _, part = (dataset, "", "") if path.exists() else dataset.partition(":")
     reader = _READERS.get(suffix)
     try:

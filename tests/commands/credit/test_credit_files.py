@@ -15,7 +15,7 @@ from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import choose_rows
 from spanwise.errors import DataError, RecipeError
-from spanwise.rollouts.rows import credit_figures
+from spanwise.rollouts.rows import summarise_credit
 from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Status
 
@@ -191,7 +191,7 @@ def test_dead_strata_and_silent_completions_are_counted(tmp_path):
     # One stratum has a Brier score at all, and it has a signal; tags that are all well-formed give none in any group.
     assert bae.dead == {"correct": 0.5, "brier": 0.0, "solution_format": 1.0, "confidence_format": 1.0}
     assert grpo.silent_n.tolist() == [True, True, False, False]
-    figures = credit_figures(bae.by_block["confidence"])
+    figures = summarise_credit(bae.by_block["confidence"])
     assert (figures["completions"], figures["mean_abs"], figures["zero_share"]) == (2, pytest.approx(0.12), 0.0)
 
 

@@ -31,7 +31,7 @@ from spanwise.commands.credit.write import summary
 from spanwise.commands.report.report import report_folder
 from spanwise.errors import RecipeError
 from spanwise.rollouts import read_rollouts
-from spanwise.rollouts.rows import credit_figures
+from spanwise.rollouts.rows import summarise_credit
 
 WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
 #: What verl recorded.
@@ -101,7 +101,7 @@ def test_the_advantages_of_verifiers_stay_at_their_tokens(other_tags, tmp_path):
     np.testing.assert_allclose(found[:3], expected)
     assert found[3].isnan().all()
     assert np.isnan(sampled(result, 3)[0]["recorded"]).all()
-    figures = credit_figures(recorded.by_block["final"])
+    figures = summarise_credit(recorded.by_block["final"])
     assert figures["completions"] == 3
     assert figures["mean_abs"] == pytest.approx((0.5 + 0.7 + 1.2) / 3)
 

@@ -25,9 +25,9 @@ from spanwise.objective import families
 from spanwise.pipeline import Reading, advantages, credit_batch, read
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.files import REPORT
-from spanwise.rollouts.rows import charged
+from spanwise.rollouts.rows import stop_credit
 from spanwise.rollouts.schema import RECORDED, STOP
-from spanwise.rollouts.table import Ragged, at, fitting_runs
+from spanwise.rollouts.table import Ragged, fitting_runs, gather
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, Reward, as_scores
 from spanwise.score.items import completion_text
@@ -55,13 +55,13 @@ class Marked:
 
     def spans(self, rows: Tensor | slice, places: Int[np.ndarray, "r t"]) -> Spans:
         """Return the spans of some rows, whose tokens lie at `places`."""
-        mask_nt, place_t = at(places, self.trainable.values, False), torch.arange(places.shape[1])
+        mask_nt, place_t = gather(places, self.trainable.values, False), torch.arange(places.shape[1])
         start_nk, end_nk = self.start_nk[rows], self.end_nk[rows]
         block_nt = torch.full(places.shape, -1, dtype=torch.int8 if len(self.names) < 128 else torch.int16)
         for k in range(len(self.names)):
             block_nt[mask_nt & (place_t >= start_nk[:, k, None]) & (place_t < end_nk[:, k, None])] = k
         if self.pieces is not None:
-            piece_nt = at(places, self.pieces, 0)
+            piece_nt = gather(places, self.pieces, 0)
             block_nt = torch.where(piece_nt > 0, piece_nt - 1, block_nt)
         return Spans(self.names, start_nk, end_nk, block_nt, self.fault_n[rows])
 
@@ -98,9 +98,9 @@ class Applied:
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
-        """Return the credit of each block, NaN where a completion lacks the block, and of the decision to stop (`charged`)."""
+        """Return the credit of each block, NaN where a completion lacks the block, and of the decision to stop (`stop_credit`)."""
         credit_nk = self.credit.block_nk.masked_fill(self.marked.length_nk == 0, torch.nan)
-        return {name: credit_nk[:, k] for k, name in enumerate(self.marked.names)} | charged(self.credit.stop_n)
+        return {name: credit_nk[:, k] for k, name in enumerate(self.marked.names)} | stop_credit(self.credit.stop_n)
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
@@ -267,7 +267,7 @@ def read_file(
         REPORT.get()("finding blocks", int(table.tokens.offsets[last]), len(table.tokens.values))
         rows = slice(first, last)
         places = table.tokens.places(rows)
-        ids_nt, mask_nt = at(places, table.tokens.values, 0), at(places, table.trainable, False)
+        ids_nt, mask_nt = gather(places, table.tokens.values, 0), gather(places, table.trainable, False)
         columns = {name: values[rows] for name, values in table.columns.items()}
         # Rewards given another outcome are not recorded, so they are computed from the text.
         recorded = {name: table.rewards[column].take(rows) for name, column in arms.taken.items()}
@@ -329,9 +329,12 @@ def apply_arm(
             else:
                 places = table.tokens.places(rows.numpy())
                 part = replace(part, spans=marked.spans(rows, places))
-                fields |= {"ids_nt": at(places, table.tokens.values, 0), "mask_nt": at(places, table.trainable, False)}
+                fields |= {
+                    "ids_nt": gather(places, table.tokens.values, 0),
+                    "mask_nt": gather(places, table.trainable, False),
+                }
                 for field, columns in token_columns(scheme).items():
-                    streams = [at(places, table.token_values[column], 0.0) for column in columns]
+                    streams = [gather(places, table.token_values[column], 0.0) for column in columns]
                     fields[field] = torch.stack(streams, dim=2).squeeze(2)
                 credit = credit_batch(part, Batch(group_n[rows], **fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(rows)))
@@ -398,7 +401,7 @@ def apply_recorded(table: RolloutTable, marked: Marked) -> tuple[Applied, str]:
             place_nt = marked.spans(slice(first, last), places).block_nt.long() + 1
             inside.append(place_nt.numpy()[places >= 0] > 0)
             sum_nk = torch.zeros(last - first, len(marked.names) + 1).double()
-            sums.append(sum_nk.scatter_add_(1, place_nt, at(places, recorded.value, 0.0))[:, 1:])
+            sums.append(sum_nk.scatter_add_(1, place_nt, gather(places, recorded.value, 0.0))[:, 1:])
         block_nk = torch.cat(sums)
         flat_v = np.where(np.isnan(recorded.value) | np.concatenate(inside), recorded.value, 0.0).astype(np.float32)
         if not recorded.shares:

@@ -20,8 +20,8 @@ from spanwise.credit.methods._gae import SaeSegments
 from spanwise.modes import Mode, scoring_mode
 from spanwise.report import Rule, TokenView, credit_report
 from spanwise.rollouts import schema
-from spanwise.rollouts.rows import credited_units, read_numbers, read_rows, read_vocabulary, recorded_credit, token_rows
-from spanwise.rollouts.schema import numbers
+from spanwise.rollouts.rows import credited_units, read_credit, read_numbers, read_rows, read_vocabulary, token_rows
+from spanwise.rollouts.schema import float_column
 
 
 def credit_page(folder: Path) -> str:
@@ -30,7 +30,7 @@ def credit_page(folder: Path) -> str:
     table, options = read_numbers(file), summary.get("options") or {}
     paying = summary.get("paid") or {}
     credit = shown_credit(table, paying)
-    group_n = numbers(table, schema.GROUP).long()
+    group_n = float_column(table, schema.GROUP).long()
     chosen = choose_rows(group_n, options.get("rows", MOST))
     chosen_rows = read_rows(file, chosen)
     view = credited_view(
@@ -43,7 +43,7 @@ def credit_page(folder: Path) -> str:
     verdict = schema.column("reward", (summary.get("score") or {}).get("verdict") or "correct")
     samples = None
     if {schema.SCORE, verdict} <= set(table.column_names):
-        right_n, score_n = numbers(table, verdict), numbers(table, schema.SCORE).clamp(0.0, 1.0)
+        right_n, score_n = float_column(table, verdict), float_column(table, schema.SCORE).clamp(0.0, 1.0)
         judged_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
         samples = {"score": score_n, "correct": judged_n, "prompt": group_n}
     return credit_report(
@@ -51,7 +51,9 @@ def credit_page(folder: Path) -> str:
         note=f"{summary.get('note', '')}{left_out}".strip(),
         methods=list(credit),
         credit=credit,
-        rewards={n: numbers(table, schema.column("reward", n)) for n in schema.behind(table.column_names, "reward")},
+        rewards={
+            n: float_column(table, schema.column("reward", n)) for n in schema.family_names(table.column_names, "reward")
+        },
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit},
         view=view,
@@ -63,7 +65,7 @@ def credit_page(folder: Path) -> str:
 def shown_credit(table: pa.Table, paying: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
     """Return the recorded credit by method, each with the blocks that it tells apart; `paying` as in `credited_view`."""
     kinds = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
-    return {name: credited_units(columns, kinds.get(name, "")) for name, columns in recorded_credit(table).items()}
+    return {name: credited_units(columns, kinds.get(name, "")) for name, columns in read_credit(table).items()}
 
 
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
@@ -146,7 +148,7 @@ def own_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # without mixing, the score has no share
     has_steps = schema.STEP in table.column_names
-    step_n = numbers(table, schema.STEP).nan_to_num().long() if has_steps else torch.zeros(len(table)).long()
-    group_n = torch.unique(torch.stack([step_n, numbers(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
-    share_n, compared_n = mode.opinion(numbers(table, schema.SCORE), group_n, step_n)
+    step_n = float_column(table, schema.STEP).nan_to_num().long() if has_steps else torch.zeros(len(table)).long()
+    group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
+    share_n, compared_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
     return list(zip(share_n.tolist(), compared_n.where(share_n > 0, 0.0).tolist(), strict=True))

@@ -22,7 +22,7 @@ from spanwise.errors import DataError, check_known, lacking, refuse
 from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.folder import RunFolder
 from spanwise.rollouts.read import rollout_files
-from spanwise.rollouts.rows import credit_figures, credited_units
+from spanwise.rollouts.rows import credited_units, summarise_credit
 from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.rollouts.table import fitting_runs
 from spanwise.rollouts.traces import write_branches
@@ -130,7 +130,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
     methods = {
         arm.name: {
             "blocks": {
-                name: credit_figures(credit_n)
+                name: summarise_credit(credit_n)
                 for name, credit_n in credited_units(arm.by_block, kinds.get(arm.name, "")).items()
             },
             "no_signal_share": float(arm.silent_n.double().mean()),

@@ -23,7 +23,7 @@ from spanwise.modes import MODES
 from spanwise.recipe import SCRIPT, load
 from spanwise.report import TokenView, compare_report, train_report
 from spanwise.rollouts import schema
-from spanwise.rollouts.files import records
+from spanwise.rollouts.files import read_records
 from spanwise.rollouts.folder import ONE_PROMPT, TRAINING
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.rows import read_rows
@@ -57,7 +57,7 @@ def train_page(folder: Path) -> str:
     view, credit = recorded_view(folder, recipe, batches[-1:])
     return train_report(
         recipe={name: value for name, value in recipe.items() if (name, value) != ("task", SCRIPT)},
-        metrics=[line for _, _, line in records([folder / "metrics.jsonl"])],
+        metrics=[line for _, _, line in read_records([folder / "metrics.jsonl"])],
         summary=read_fields(folder / "summary.json") if (folder / "summary.json").is_file() else {},
         samples=_columns(samples) if samples and samples.correct else None,
         intervals=samples.intervals() if samples else None,
@@ -178,7 +178,7 @@ def recorded_view(
     rows = choose_rows(schema.numbers(table, schema.STEP).long(), MOST)
     view = credited_view(
         table, table.take(rows), rows, paying=paying,
-        outcome=outcome_of(schema.behind(table.column_names, "reward"), judges),
+        outcome=outcome_of(schema.family_names(table.column_names, "reward"), judges),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
     return replace(view, by_step=len(files) > 1), shown_credit(table, paying)
@@ -193,6 +193,6 @@ def _beside(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[s
     if not result.table.has_ids:  # the tokens of the page are not those of the file
         return table, {}
     other_table = pa.concat_tables(credited_parts(result))
-    for name in schema.made_by(method, other_table.column_names):
+    for name in schema.method_columns(method, other_table.column_names):
         table = table.append_column(name, other_table[name])
     return table, {method: result.arms.schemes[method].plain()}

@@ -8,8 +8,8 @@ from typing import Any
 
 from spanwise.errors import DataError
 from spanwise.rollouts import cells
-from spanwise.rollouts.files import parsed
-from spanwise.rollouts.table import RolloutTable, cut_text
+from spanwise.rollouts.files import parse_records
+from spanwise.rollouts.table import RolloutTable, tokenize
 
 #: What Inspect's letters are worth; any other text is no number.
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -34,9 +34,9 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     """
     rows: list[dict[str, Any]] = []
     silent: list[Any] = []
-    cut = cut_text(_inspect_parts(files, rows, silent), tokenizer)
+    tokens = tokenize(_inspect_parts(files, rows, silent), tokenizer)
     note = f"{len(silent)} of {len(rows) + len(silent)} samples hold no completion and are left out." if silent else ""
-    return _table("Inspect", path, cut, rows, note)
+    return _table("Inspect", path, tokens, rows, note)
 
 
 def _inspect_parts(files: Sequence[Path], rows: list[dict[str, Any]], silent: list[Any]) -> Iterator[cells.Parts]:
@@ -46,7 +46,7 @@ def _inspect_parts(files: Sequence[Path], rows: list[dict[str, Any]], silent: li
         if completion is None:
             silent.append(sample.id)
             continue
-        columns = {"answer": cells.as_text(sample.target), "epoch": sample.epoch, **_plain(sample.metadata)}
+        columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **_plain(sample.metadata)}
         rewards = {} if sample.error else _scores(sample.scores or {})
         # Two tasks in a folder may both have a sample 1.
         key = sample.id, cells.prompt_text(sample.input if isinstance(sample.input, str) else [*map(_message, sample.input)])
@@ -103,7 +103,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     responses is the reward of none of them.
     """
     rows: list[dict[str, Any]] = []
-    cut = cut_text(_responses(files, rows), tokenizer)
+    tokens = tokenize(_responses(files, rows), tokenizer)
     filters = {name for row in rows for _, name in row["rewards"]}
     for row in rows:
         row["rewards"] = {
@@ -113,13 +113,13 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     note = (
         f"{shared} responses share one number with other responses to their document, and have no reward." if shared else ""
     )
-    return _table("lm-eval", path, cut, rows, note)
+    return _table("lm-eval", path, tokens, rows, note)
 
 
 def _responses(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
     """Yield the responses of every document once, and append their fields to `rows`."""
     by_document: dict[str, list[dict[str, Any]]] = {}
-    for record in parsed(files, _lm_eval):
+    for record in parse_records(files, _lm_eval):
         texts, key = record.pop("texts"), record["key"]
         if key in by_document:
             for row in by_document[key]:
@@ -128,32 +128,32 @@ def _responses(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[ce
         by_document[key] = [{**record, "rewards": {**record["rewards"]}} for _ in texts]
         rows += by_document[key]
         for text in texts:
-            yield [(cells.spoken(text), True)]
+            yield [(cells.content_text(text), True)]
 
 
 def _lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return prompt, responses and metrics of a line."""
-    asked = cells.mapping(record, "arguments").get("gen_args_0")
+    asked = cells.object_field(record, "arguments").get("gen_args_0")
     prompt = asked.get("arg_0") if isinstance(asked, Mapping) else None
     texts = [text for response in record["resps"] for text in (response if isinstance(response, list) else [response])]
     if prompt is None or not all(isinstance(text, str) for text in texts):
         raise cells.FieldError("holds no text that a model wrote; tasks that score given choices have no completions")
     metrics = {(name, str(record.get("filter"))): record.get(name) for name in record.get("metrics") or ()}
     return {
-        "prompt": cells.prompt_text(cells.spelled_out(prompt)),
+        "prompt": cells.prompt_text(cells.parse_literal(prompt)),
         "key": f"{record['doc_id']} {record.get('doc_hash', '')}",
         "texts": texts,
         "shared": len(texts) > 1,
         "rewards": metrics if len(texts) == 1 else dict.fromkeys(metrics),
-        "columns": {"answer": cells.as_text(record.get("target")), **_plain(cells.mapping(record, "doc"))},
+        "columns": {"answer": cells.answer_text(record.get("target")), **_plain(cells.object_field(record, "doc"))},
     }
 
 
-def _table(source: str, path: Path, cut: Any, rows: Sequence[Mapping[str, Any]], note: str) -> RolloutTable:
+def _table(source: str, path: Path, tokens: Any, rows: Sequence[Mapping[str, Any]], note: str) -> RolloutTable:
     return RolloutTable.of(
         source,
         path,
-        cut,
+        tokens,
         prompts=[row["prompt"] for row in rows],
         steps=[0] * len(rows),
         keys=[row["key"] for row in rows],

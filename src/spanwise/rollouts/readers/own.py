@@ -15,9 +15,9 @@ import torch
 from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.cells import steps_of
-from spanwise.rollouts.files import joined
-from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, cut_text, finite, load_tokenizer
+from spanwise.rollouts.cells import read_steps
+from spanwise.rollouts.files import concatenate_tables
+from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, finite, load_tokenizer, tokenize
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
@@ -42,53 +42,55 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     per_token = schema.token_columns(names)
     trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
     trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in names]
-    unread = {schema.column("start", block) for block in schema.behind(names, "end")}  # segmentation finds the spans again
-    unread.update(name for method in methods for name in schema.made_by(method, names) if name not in trained_columns)
+    unread = {
+        schema.column("start", block) for block in schema.family_names(names, "end")
+    }  # segmentation finds the spans again
+    unread.update(name for method in methods for name in schema.method_columns(method, names) if name not in trained_columns)
     unread.update([] if tokenizer is None else [schema.TEXT])
     tables = [pq.read_table(file, columns=[name for name in names if name not in unread]) for file in files]
     for file, table in zip(files, tables, strict=True):
         schema.token_edges(table, [source, schema.TRAINABLE, *per_token, *trained_columns], f"'{file}'")
-    table = joined(path, tables)
-    trainable = schema.flat(table[schema.TRAINABLE], np.bool_)
+    table = concatenate_tables(path, tables)
+    trainable = schema.flat_values(table[schema.TRAINABLE], np.bool_)
     edges = schema.offsets(table[source])
     if source == schema.TOKENS:  # each distinct token text gets an id
         token_texts = table[source].combine_chunks().flatten().dictionary_encode()
         vocabulary = Vocabulary(tuple(token_texts.dictionary.cast(pa.binary()).to_pylist()) or (b"",))
         ids = token_texts.indices.to_numpy(zero_copy_only=False).astype(np.int32)
-        cut = Cut(Ragged(ids, edges), trainable, vocabulary, AS_TEXT)
+        tokens = TokenizedTexts(Ragged(ids, edges), trainable, vocabulary, AS_TEXT)
     elif tokenizer is not None:
         vocabulary = load_tokenizer(tokenizer)[1]
-        cut = Cut(Ragged(schema.flat(table[source], np.int32), edges), trainable, vocabulary, "")
+        tokens = TokenizedTexts(Ragged(schema.flat_values(table[source], np.int32), edges), trainable, vocabulary, "")
         _check_spelling(files[0], vocabulary, tokenizer)
     else:
         per_token, trained_columns = [], []  # numbers per token do not fit other tokens
         if schema.TEXT not in names:
             raise DataError(f"'{path}' holds token ids and no text; give the folder of the tokenizer with --tokenizer.")
         note = "There is no tokenizer beside the file; credit is shown per word. Give its folder with --tokenizer."
-        cut = cut_text([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=note)
+        tokens = tokenize([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=note)
     plain = [column_field.name for column_field in table.schema if not pa.types.is_list(column_field.type)]
     rollouts = _whole(path, table, schema.ROLLOUT)
-    values = {name: schema.flat(table[name], np.float64) for name in trained_columns}
+    values = {name: schema.flat_values(table[name], np.float64) for name in trained_columns}
     recorded = [AsRecorded(f"the file's '{name}'", value, shares=True, by_token=True) for name, value in values.items()]
     return replace(
         RolloutTable.of(
             "spanwise",
             path,
-            cut,
+            tokens,
             prompts=table[schema.PROMPT].to_pylist(),
-            steps=steps_of(path, table[schema.STEP].to_pylist() if schema.STEP in plain else [None] * len(table)),
+            steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in plain else [None] * len(table)),
             keys=_whole(path, table, schema.GROUP),
             columns={name: table[name].to_pylist() for name in plain if schema.type_of(name) is None},
             rewards={},
         ),
         rewards=_rewards(path, table),
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        token_values={name: schema.flat(table[name], np.float32) for name in per_token},
-        learned_n=None if source == schema.IDS and tokenizer is None else _learned(table, cut),
+        token_values={name: schema.flat_values(table[name], np.float32) for name in per_token},
+        learned_n=None if source == schema.IDS and tokenizer is None else _learned(table, tokens),
         folder=folder,
         as_recorded=next(iter(recorded), None),
         rollout_n=None if rollouts is None else group_index(rollouts),
-        score_n=schema.numbers(table, schema.SCORE) if schema.SCORE in plain else None,
+        score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in plain else None,
     )
 
 
@@ -111,7 +113,7 @@ def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     """Read the rewards with their statuses; a missing value without a status counts as unscored."""
     rewards = {}
     codes = {status.name.lower(): status for status in Status}
-    for name in schema.behind(table.column_names, "reward"):
+    for name in schema.family_names(table.column_names, "reward"):
         status = schema.column("status", name)
         statuses = table[status].to_pylist() if status in table.column_names else ["unscored"] * len(table)
         wrong_row = next((row for row, value in enumerate(statuses) if value not in codes), None)
@@ -123,12 +125,12 @@ def _rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     return rewards
 
 
-def _learned(table: pa.Table, cut: Cut) -> torch.Tensor | None:
+def _learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | None:
     """Return which completions were in the loss; one with tokens and no block was masked (`mask_truncated_completions`)."""
-    ends = [table[schema.column("end", name)].to_numpy() for name in schema.behind(table.column_names, "end")]
+    ends = [table[schema.column("end", name)].to_numpy() for name in schema.family_names(table.column_names, "end")]
     if not ends:
         return None
-    counts = np.concatenate(([0], np.cumsum(cut.trainable)))[cut.tokens.offsets]
+    counts = np.concatenate(([0], np.cumsum(tokens.trainable)))[tokens.ids.offsets]
     return torch.from_numpy((np.max(ends, axis=0) > 0) | (np.diff(counts) == 0))
 
 

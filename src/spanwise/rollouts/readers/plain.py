@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.rollouts import cells, schema
-from spanwise.rollouts.files import SUFFIXES, holds_json, joined, read_delimited, record_columns
-from spanwise.rollouts.table import RolloutTable, cut_text
+from spanwise.rollouts.files import SUFFIXES, concatenate_tables, holds_json, read_delimited, record_columns
+from spanwise.rollouts.table import RolloutTable, tokenize
 
 #: The formats that `read_rollouts` reads, for error messages.
 FORMATS = (
@@ -74,12 +74,12 @@ def read_plain(
     completion_column = roles.get("completion") or roles.get("completions") or "messages"
     streamed = None if roles.get("group") == completion_column else completion_column
     plain_table = _Plain(path, {name: column if name == streamed else list(column) for name, column in table.items()}, roles)
-    cut = cut_text(plain_table.parts(), tokenizer)
+    tokens = tokenize(plain_table.parts(), tokenizer)
     empty_rows = size - len({completion.row for completion in plain_table.said})
     prompts = [completion.prompt for completion in plain_table.said]
     columns_n = plain_table.spread()
-    step_column = cells.typed(plain_table.table[roles["step"]]) if "step" in roles else [None] * size
-    steps = cells.steps_of(path, (None if cells.empty(step) else step for step in step_column))
+    step_column = cells.parse_numbers(plain_table.table[roles["step"]]) if "step" in roles else [None] * size
+    steps = cells.read_steps(path, (None if cells.is_empty(step) else step for step in step_column))
     rewards = _rewards(path, {name: column for name, column in columns_n.items() if name not in roles.values()})
     pairs = [(role, roles[role]) for role in ("prompt", "completion", "completions", "answer", "group") if role in roles]
     role_notes = [f"{role.removesuffix('s')} from '{name}'" for role, name in pairs if name != role.removesuffix("s")]
@@ -89,7 +89,7 @@ def read_plain(
     return RolloutTable.of(
         source,
         path,
-        cut,
+        tokens,
         prompts=prompts,
         steps=[steps[completion.row] for completion in plain_table.said],
         keys=plain_table.keys(role_columns),
@@ -104,7 +104,7 @@ def _read(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -> tuple[
     """Return the format of the files, their joined columns, and a note if some files are left out."""
     suffix, note = files[0].suffix.lower(), ""
     if suffix in SUFFIXES:
-        return suffix[1:].upper(), joined(path, map(read_delimited, files)).to_pydict(), note
+        return suffix[1:].upper(), concatenate_tables(path, map(read_delimited, files)).to_pydict(), note
     if holds_json(files[0]):
         long = {*NAMES["completion"], *NAMES["completions"], "messages", roles.get("completion"), roles.get("completions")}
         return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long), note
@@ -115,7 +115,7 @@ def _read(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -> tuple[
             tables.append(table)
     if repeated_count := len(files) - len(tables):
         note = f"{repeated_count} of {len(files)} files repeat the batch before them and are left out."
-    return "TRL" if is_trl else "parquet", joined(path, tables).to_pydict(), note
+    return "TRL" if is_trl else "parquet", concatenate_tables(path, tables).to_pydict(), note
 
 
 def _is_trl(schema: pa.Schema) -> bool:
@@ -202,7 +202,7 @@ def _listed(cell: Any) -> list[Any]:
 
 def _parted(cell: Any) -> tuple[Any, list[Any]]:
     """Split a conversation into the prompt and a list with its completion."""
-    if cells.empty(cell):
+    if cells.is_empty(cell):
         return None, []
     if not cells.is_chat(cell):
         raise cells.FieldError(
@@ -226,13 +226,15 @@ class _Plain:
         table, roles, prompt_texts = self.table, self.roles, dict[str, str]()
         column = roles.get("completion") or roles.get("completions") or "messages"
         is_conversation = roles.get("prompt") == column  # the column holds whole conversations, which begin with the prompt
-        prompts = repeat(None) if is_conversation or "prompt" not in roles else cells.chats(table[roles["prompt"]])
-        completion_cells = cells.spelled(table[column], cells.is_list if "completions" in roles else cells.is_talk)
+        prompts = repeat(None) if is_conversation or "prompt" not in roles else cells.parse_chats(table[roles["prompt"]])
+        completion_cells = cells.parse_literals(
+            table[column], cells.is_list if "completions" in roles else cells.is_chat_or_message
+        )
         for n, (prompt, cell) in enumerate(zip(prompts, completion_cells, strict=False)):
             with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{column}';"):
                 prompt, completions = _parted(cell) if is_conversation else (prompt, _listed(cell))
-            filled = [(place, completion) for place, completion in enumerate(completions) if not cells.empty(completion)]
-            if filled and cells.empty(prompt) and "group" not in roles:
+            filled = [(place, completion) for place, completion in enumerate(completions) if not cells.is_empty(completion)]
+            if filled and cells.is_empty(prompt) and "group" not in roles:
                 raise DataError(
                     f"Row {n} of '{self.path}' has nothing in column '{roles['prompt']}'; fill it in or remove the row."
                 )
@@ -250,21 +252,25 @@ class _Plain:
         for name, column in self.table.items():
             if name in (answer, group):
                 values = [column[item.row] for item in self.said]
-                spread[name] = [cells.as_text(value) for value in values] if name == answer else cells.typed(values)
+                spread[name] = (
+                    [cells.answer_text(value) for value in values] if name == answer else cells.parse_numbers(values)
+                )
                 continue
             if name in role_names:
                 continue
             if has_lists:
-                column = list(cells.spelled(column, cells.is_list))
+                column = list(cells.parse_literals(column, cells.is_list))
             elif name in _REWARD:
-                column = [cells.spelled_out(cell) for cell in column]
+                column = [cells.parse_literal(cell) for cell in column]
             values = [column[item.row] for item in self.said]
             if has_lists and self.one_each(name, column):
                 value_pairs = zip(values, self.said, strict=True)
                 values = [value[item.place] if isinstance(value, list) else value for value, item in value_pairs]
             objects = [value if isinstance(value, dict) else {} for value in values] if name in _REWARD else []
             reward_columns = {f"rewards/{key}": inner_values for key, inner_values in cells.by_column(objects).items()}
-            spread |= {key: cells.typed(inner_values) for key, inner_values in (reward_columns or {name: values}).items()}
+            spread |= {
+                key: cells.parse_numbers(inner_values) for key, inner_values in (reward_columns or {name: values}).items()
+            }
         return spread
 
     def one_each(self, name: str, column: Sequence[Any]) -> bool:
@@ -288,7 +294,7 @@ class _Plain:
             return [f"{row.row}" for row in self.said] if any(row.size > 1 for row in self.said) else None
         name, prompts = self.roles["group"], len({row.prompt for row in self.said})
         ids = [self.table[name][row.row] for row in self.said]
-        missing_count = sum(map(cells.empty, ids))
+        missing_count = sum(map(cells.is_empty, ids))
         if missing_count:
             problem = f"{missing_count} of {len(ids)} completions of '{self.path}' have no '{name}'"
             raise DataError(f"{problem}; fill in every row, or group by prompt with --columns group=PROMPT_COLUMN.")

@@ -14,7 +14,7 @@ import torch
 from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import cells, schema
-from spanwise.rollouts.table import Cut, Ragged, RolloutTable, cut_text, load_tokenizer
+from spanwise.rollouts.table import Ragged, RolloutTable, TokenizedTexts, load_tokenizer, tokenize
 
 
 def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -26,7 +26,7 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
     rows = [row for file in files for row in _rows(file)]
     fields = cells.by_column(rows)
     if tokenizer is not None and rows:
-        cut = Cut(Ragged.of(fields["ids"]), np.concatenate(fields["mask"]), load_tokenizer(tokenizer)[1], "")
+        tokens = TokenizedTexts(Ragged.of(fields["ids"]), np.concatenate(fields["mask"]), load_tokenizer(tokenizer)[1], "")
     else:
         masked = next((row for row in rows if not row["mask"].all()), None)
         if masked is not None:
@@ -34,15 +34,15 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
                 f"{masked['place']} holds tokens that no model sampled, and only its token ids say which; give the folder of the "
                 "policy's tokenizer with --tokenizer."
             )
-        cut = cut_text(([(row["response"], True)] for row in rows), tokenizer)
-        cut = cut._replace(
+        tokens = tokenize(([(row["response"], True)] for row in rows), tokenizer)
+        tokens = tokens._replace(
             note="Credit is shown per word, as no tokenizer reads the file's token ids; give one with --tokenizer."
         )
     groups = fields.get("group", [])
     table = RolloutTable.of(
         "slime",
         path,
-        cut,
+        tokens,
         prompts=fields.get("prompt", []),
         steps=fields.get("step", []),
         keys=groups if groups and None not in groups else None,
@@ -89,8 +89,8 @@ def _row(sample: Any) -> dict[str, Any]:
     """Return the fields of a sample that a table has a place for."""
     for name in ("prompt", "tokens", "response", "response_length"):
         if not isinstance(sample, Mapping) or name not in sample:
-            raise cells.lacks(name, sample if isinstance(sample, Mapping) else {})
-    length, ids = cells.whole(sample["response_length"], "response_length"), _numbers(sample["tokens"])
+            raise cells.missing_field(name, sample if isinstance(sample, Mapping) else {})
+    length, ids = cells.whole_number(sample["response_length"], "response_length"), _numbers(sample["tokens"])
     mask, logp = _numbers(sample.get("loss_mask")), _numbers(sample.get("rollout_log_probs"))
     for name, values in (("loss_mask", mask), ("rollout_log_probs", logp)):
         if values is not None and len(values) != length:
@@ -102,7 +102,7 @@ def _row(sample: Any) -> dict[str, Any]:
     plain = {name: value for name, value in metadata.items() if isinstance(value, str | int | float | None)}
     return {
         "prompt": cells.prompt_text(sample["prompt"]),
-        "response": cells.spoken(sample["response"]),
+        "response": cells.content_text(sample["response"]),
         "ids": ids[len(ids) - length :],
         # slime masks every token of a sample that it leaves out.
         "mask": flags if flags.any() else ~flags,
@@ -111,7 +111,7 @@ def _row(sample: Any) -> dict[str, Any]:
         "group": sample.get("group_index"),
         "rollout": sample.get("rollout_id"),
         "rewards": dict(reward) if isinstance(reward, Mapping) else {"reward": reward},
-        "columns": {**plain, "answer": cells.as_text(sample.get("label")), "status": sample.get("status")},
+        "columns": {**plain, "answer": cells.answer_text(sample.get("label")), "status": sample.get("status")},
     }
 
 

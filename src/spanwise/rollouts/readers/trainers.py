@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from spanwise.rollouts import cells, schema
-from spanwise.rollouts.files import parsed
-from spanwise.rollouts.table import AsRecorded, Cut, Ragged, RolloutTable, cut_text, load_tokenizer
+from spanwise.rollouts.files import parse_records
+from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, load_tokenizer, tokenize
 from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 
 VERL_REQUIRED = ("input", "output")
@@ -35,7 +35,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     one step share it; else the text does.
     """
     rows: list[dict[str, Any]] = []
-    cut = cut_text(_outputs(files, rows), tokenizer)
+    tokens = tokenize(_outputs(files, rows), tokenizer)
     columns = cells.by_column(rows)
     prompts, steps = columns.pop("input", []), columns.pop("step", [])
     if "gts" in columns:
@@ -50,7 +50,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     return RolloutTable.of(
         "verl",
         path,
-        cut,
+        tokens,
         prompts=prompts,
         steps=steps,
         keys=keys or None,
@@ -62,7 +62,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
 def _outputs(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
     """Yield the output of every record and append the other fields to `rows`."""
     prompts: dict[str, str] = {}
-    for row in parsed(files, _row):
+    for row in parse_records(files, _row):
         row["input"] = prompts.setdefault(row["input"], row["input"])
         output = row.pop("output")
         rows.append(row)
@@ -73,11 +73,11 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a verl record with prompt and output as text and the step as a number."""
     for key in VERL_REQUIRED:
         if key not in record:
-            raise cells.lacks(key, record)
+            raise cells.missing_field(key, record)
     texts = {
         "input": cells.prompt_text(record["input"]),
-        "output": cells.spoken(record["output"]),
-        "step": cells.whole(record.get("step"), "step"),
+        "output": cells.content_text(record["output"]),
+        "step": cells.whole_number(record.get("step"), "step"),
     }
     return {**record, **texts}
 
@@ -95,19 +95,19 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     group is the episode's own, or its task. The rewards are each reward's score, their weighted sum as `reward`, and the
     metrics; a reward whose scoring did not run has failed. Traces of agents that are not trained (a judge) are left out.
     """
-    episodes = list(parsed(files, _episode))
+    episodes = list(parse_records(files, _episode))
     rows = [row for episode, _ in episodes for row in episode]
     fields = defaultdict(list, cells.by_column(rows))
     has_ids = tokenizer is not None and bool(rows) and all(fields["ids"])
     if tokenizer is not None and has_ids:
         sampled_flags = np.array([flag for mask in fields["mask"] for flag in mask], dtype=np.bool_)
-        cut = Cut(Ragged.of(fields["ids"]), sampled_flags, load_tokenizer(tokenizer)[1], "")
+        tokens = TokenizedTexts(Ragged.of(fields["ids"]), sampled_flags, load_tokenizer(tokenizer)[1], "")
     else:
-        cut = cut_text(fields["parts"], tokenizer)
+        tokens = tokenize(fields["parts"], tokenizer)
     if any(fields["ids"]) and not has_ids:
         note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
-        cut = cut._replace(note=note)
-    sampled = cut.trainable
+        tokens = tokens._replace(note=note)
+    sampled = tokens.trainable
     logprobs = np.array([value for streams in fields["streams"] for value in streams.get("logprobs", ())], dtype=np.float32)
     has_logprobs = has_ids and len(logprobs) == len(sampled) and not np.isnan(logprobs[sampled]).any()
     rollout_n = torch.tensor(fields["opens"], dtype=torch.long).cumsum(dim=0) - 1
@@ -120,7 +120,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     table = RolloutTable.of(
         "verifiers",
         path,
-        cut,
+        tokens,
         prompts=fields["prompt"],
         steps=fields["step"],
         keys=fields["key"],
@@ -133,7 +133,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
         token_values={schema.LOGP: np.where(sampled, logprobs, np.float32(np.nan))} if has_logprobs else {},
         keyed=all(fields["keyed"]),
-        as_recorded=_advantages(fields, cut, has_ids=has_ids) or table.as_recorded,
+        as_recorded=_advantages(fields, tokens, has_ids=has_ids) or table.as_recorded,
         rollout_n=rollout_n if branched else None,
     )
 
@@ -178,7 +178,7 @@ def _branches(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "keyed": trace.keyed,
                 "prompt": trace.prompt(earlier_nodes),
                 "parts": [
-                    (cells.said(cells.mapping(trace.nodes[i], "message")), bool(trace.nodes[i].get("sampled")))
+                    (cells.message_text(cells.object_field(trace.nodes[i], "message")), bool(trace.nodes[i].get("sampled")))
                     for i in nodes
                 ],
                 "rewards": trace_rewards(trace),
@@ -197,10 +197,10 @@ def _branches(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _legacy(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a rollout that verifiers before 1.0 wrote."""
     if "prompt" not in record:
-        raise cells.lacks("prompt", record)
+        raise cells.missing_field("prompt", record)
     prompt, info = cells.prompt_text(record["prompt"]), record.get("info")
     other_fields = {key: value for key, value in record.items() if key not in _LEGACY_FIELDS and type(value) in (int, float)}
-    rewards = {**(cells.mapping(record, "metrics") or other_fields), "reward": record.get("reward")}
+    rewards = {**(cells.object_field(record, "metrics") or other_fields), "reward": record.get("reward")}
     return {
         "key": f"{record.get('task', '')} {record.get('example_id', prompt)}", "step": 0, "keyed": False, "prompt": prompt,
         "parts": cells.completion_parts(record["completion"]),
@@ -210,15 +210,15 @@ def _legacy(record: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _advantages(own: Mapping[str, Sequence[Any]], cut: Cut, *, has_ids: bool) -> AsRecorded | None:
+def _advantages(own: Mapping[str, Sequence[Any]], tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
     """Return the advantages of the traces, or their mean per completion if the text was cut into other tokens.
 
     A node that was given none beside one that was is read as 0, as verifiers reads it.
     """
     if not any("advantages" in streams for streams in own["streams"]):
         return None
-    token_values = np.full(len(cut.trainable), np.nan)
-    for streams, mask, (first, last) in zip(own["streams"], own["mask"], pairwise(cut.tokens.offsets.tolist()), strict=True):
+    token_values = np.full(len(tokens.trainable), np.nan)
+    for streams, mask, (first, last) in zip(own["streams"], own["mask"], pairwise(tokens.ids.offsets.tolist()), strict=True):
         if "advantages" in streams:
             values = np.nan_to_num(np.array(streams["advantages"]))
             token_values[first:last] = values if has_ids else values[np.array(mask)].mean()
