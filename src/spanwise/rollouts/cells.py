@@ -206,8 +206,13 @@ def completion_parts(completion: Any) -> Parts:
     return [(content_text(completion), True)]
 
 
+def scalar_fields(record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of a record that hold texts, numbers or None."""
+    return {name: value for name, value in (record or {}).items() if isinstance(value, str | int | float | None)}
+
+
 class FieldError(DataError):
-    """A record breaks its format; the reader of the file adds the file's name and the line to the message."""
+    """Raised for a record that breaks its format; the reader of the file adds the file's name and the line."""
 
 
 def whole_number(value: Any, key: str) -> int:

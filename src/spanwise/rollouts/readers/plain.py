@@ -1,6 +1,6 @@
-"""Tables that anybody made: CSV, TSV, JSON, JSON lines and parquet with a prompt and a completion, or several, in each row.
+"""Read tables of your own: CSV, TSV, JSON, JSON lines and parquet with a prompt and one or several completions in each row.
 
-Which column holds what is as the user says, else as its name says; what is not clear is refused.
+The role of a column is what the user says, or else what its name says; an unclear role is an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMATS = (
     "completion), verl's rollout dump (jsonl with input, output), verifiers' traces (jsonl with traces) and tables (csv, tsv, "
     "json, jsonl, parquet) with prompt, question or messages, and completion(s) or response(s)"
 )
-#: The column names that are recognised for each role. A column named like the role wins over the others.
+#: The column names that are recognised for each role; a column named like the role is preferred.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "question", "messages", "input", "instruction"),
     "completion": ("completion", "response", "output"),
@@ -36,6 +36,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: Prefixes that mark a column as a reward.
 REWARD_STARTS = ("rewards/", schema.column("reward", ""))
+#: The two ways to name the column for a role, for error messages.
 _HOW = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
 #: The names that pandas gives an index column.
 _INDEX = ("", "__index_level_0__", "Unnamed: 0")
@@ -43,12 +44,12 @@ _INDEX = ("", "__index_level_0__", "Unnamed: 0")
 _REWARD = ("reward", "rewards", "score", "scores", "advantage")
 
 
-class Said(NamedTuple):
-    """One completion: its row in the table, its index in the row's list, the length of that list, and the prompt."""
+class CompletionSource(NamedTuple):
+    """The source of a completion: its row in the table, its index in the row's list, the length of that list, and its prompt."""
 
     row: int
-    place: int
-    size: int
+    index: int
+    siblings: int
     prompt: str
 
 
@@ -57,57 +58,69 @@ def read_plain(
 ) -> RolloutTable:
     """Read a table with a completion in each row, or a list of completions of one prompt.
 
-    Every numeric column without a role is taken for a reward, `rewards/NAME` under the name NAME; a list of numbers beside a list
-    of completions has one for each of them. Rows without a completion are left out and counted: null is no empty text. A
-    conversation in `messages`, without a completion beside it, ends with what the model said.
+    Every numeric column without a role is a reward, `rewards/NAME` under the name NAME; beside a list of completions, a list of
+    numbers holds one for each. Rows without a completion (null, unlike an empty text) are left out and counted. Without a column
+    of completions, a conversation in `messages` ends with the completion.
 
-    TRL's `completions/completions_*.parquet` are such tables. TRL logs the last generation batch, so a batch that serves several
-    optimiser steps is written several times; repetitions are left out. What was said in JSON lines is cut as it is read.
+    TRL's `completions/completions_*.parquet` are such tables. TRL writes a batch that serves several optimiser steps several times;
+    repetitions are left out. The completions in JSON lines are tokenized while they are read.
     """
     role_columns = _check_roles(columns or {})
-    source, table, repeated = _read(path, files, role_columns)
+    format_name, table, repeated_note = _read_columns(path, files, role_columns)
     table = {name: column for name, column in table.items() if name not in _INDEX or name in role_columns.values()}
-    size = max(map(len, table.values()), default=0)
-    if not size:
+    row_count = max(map(len, table.values()), default=0)
+    if not row_count:
         raise DataError(f"'{path}' holds no completions.")
     roles = _find_roles(path, list(table), role_columns)
     completion_column = roles.get("completion") or roles.get("completions") or "messages"
     streamed = None if roles.get("group") == completion_column else completion_column
-    plain_table = _Plain(path, {name: column if name == streamed else list(column) for name, column in table.items()}, roles)
-    tokens = tokenize(plain_table.parts(), tokenizer)
-    empty_rows = size - len({completion.row for completion in plain_table.said})
-    prompts = [completion.prompt for completion in plain_table.said]
-    columns_n = plain_table.spread()
-    step_column = cells.parse_numbers(plain_table.table[roles["step"]]) if "step" in roles else [None] * size
+    plain_table = _PlainTable(
+        path, {name: column if name == streamed else list(column) for name, column in table.items()}, roles
+    )
+    tokens = tokenize(plain_table.read_completions(), tokenizer)
+    sources = plain_table.sources
+    empty_count = row_count - len({source.row for source in sources})
+    columns_n = plain_table.expand_columns()
+    step_column = cells.parse_numbers(plain_table.table[roles["step"]]) if "step" in roles else [None] * row_count
     steps = cells.read_steps(path, (None if cells.is_empty(step) else step for step in step_column))
-    rewards = _rewards(path, {name: column for name, column in columns_n.items() if name not in roles.values()})
-    pairs = [(role, roles[role]) for role in ("prompt", "completion", "completions", "answer", "group") if role in roles]
-    role_notes = [f"{role.removesuffix('s')} from '{name}'" for role, name in pairs if name != role.removesuffix("s")]
+    rewards = _name_rewards(path, {name: column for name, column in columns_n.items() if name not in roles.values()})
+    nouns = {role: role.removesuffix("s") for role in ("prompt", "completion", "completions", "answer", "group")}
+    role_notes = [f"{noun} from '{roles[role]}'" for role, noun in nouns.items() if roles.get(role, noun) != noun]
     note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if not roles.keys() & {"completion", "completions"}:
-        note = "What follows the last user message of 'messages' is the completion; what tools said in it is masked."
+        note = "The completion is what follows the last user message in 'messages'; messages of tools in it are masked."
     return RolloutTable.of(
-        source,
+        format_name,
         path,
         tokens,
-        prompts=prompts,
-        steps=[steps[completion.row] for completion in plain_table.said],
-        keys=plain_table.keys(role_columns),
+        prompts=[source.prompt for source in sources],
+        steps=[steps[source.row] for source in sources],
+        keys=plain_table.group_ids(role_columns),
         columns=columns_n if "answer" not in roles else {**columns_n, "answer": columns_n[roles["answer"]]},
         rewards=rewards,
-        trained=[name for name in rewards if source == "TRL" or name not in columns_n],
-        notes=[repeated, note, f"{empty_rows} of {size} rows hold no completion and are left out." if empty_rows else ""],
+        trained=[name for name in rewards if format_name == "TRL" or name not in columns_n],
+        notes=[
+            repeated_note,
+            note,
+            f"{empty_count} of {row_count} rows hold no completion and are left out." if empty_count else "",
+        ],
     )
 
 
-def _read(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -> tuple[str, dict[str, Any], str]:
+def _read_columns(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -> tuple[str, dict[str, Any], str]:
     """Return the format of the files, their joined columns, and a note if some files are left out."""
     suffix, note = files[0].suffix.lower(), ""
     if suffix in SUFFIXES:
         return suffix[1:].upper(), concatenate_tables(path, map(read_delimited, files)).to_pydict(), note
     if holds_json(files[0]):
-        long = {*NAMES["completion"], *NAMES["completions"], "messages", roles.get("completion"), roles.get("completions")}
-        return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long), note
+        long_names = {
+            *NAMES["completion"],
+            *NAMES["completions"],
+            "messages",
+            roles.get("completion"),
+            roles.get("completions"),
+        }
+        return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long_names), note
     tables: list[pa.Table] = []
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     for table in map(pq.read_table, files):
@@ -127,12 +140,12 @@ def _is_trl(schema: pa.Schema) -> bool:
     """
     if not {"step", "prompt", "completion"} <= set(schema.names):
         return False
-    kind = schema.field("completion").type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if is_list and not pa.types.is_struct(kind.value_type):  # a list of completions
+    completion_type = schema.field("completion").type
+    is_list = pa.types.is_list(completion_type) or pa.types.is_large_list(completion_type)
+    if is_list and not pa.types.is_struct(completion_type.value_type):  # TRL writes a list of messages as structs
         return False
-    has_other_columns = (name in ("rewards", *NAMES["group"]) or name.startswith(REWARD_STARTS) for name in schema.names)
-    return "advantage" in schema.names or not any(has_other_columns)
+    foreign_names = [name for name in schema.names if name in ("rewards", *NAMES["group"]) or name.startswith(REWARD_STARTS)]
+    return "advantage" in schema.names or not foreign_names
 
 
 def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
@@ -143,52 +156,56 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
             raise RecipeError(unknown("role of --columns", role, NAMES))
         other_role = role_of_column.setdefault(name, role)
         if other_role != role and {other_role, role} != {"prompt", "group"}:
-            raise RecipeError(f"--columns takes '{name}' for both {other_role} and {role}; a column has one role.")
+            raise RecipeError(f"--columns gives '{name}' two roles, {other_role} and {role}; give each role its own column.")
     if {"completion", "completions"} <= role_columns.keys():
-        raise RecipeError("--columns names both completion and completions; completions is for a list in each cell.")
+        raise RecipeError(
+            "--columns names both completion and completions; give completions alone if each cell holds a list."
+        )
     return role_columns
 
 
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
-    """Map each role to its column; without a column of completions, each prompt cell is a whole conversation."""
-    ending = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    problem = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{ending}"
+    """Map each role to its column, as the user says or by name; without completions, the prompts must be conversations."""
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    columns_text = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more}"
     for role, name in role_columns.items():
         if name not in names:
-            raise DataError(f"--columns {role}={name}: {problem}. {unknown('column', name, names).split(' Known: ')[0]}")
-    used = {name for role, name in role_columns.items() if role != "group"}  # the group may be the prompt
+            raise DataError(
+                f"--columns {role}={name}: {columns_text}. {unknown('column', name, names).split(' Known: ')[0]}"
+            )
+    used_names = {name for role, name in role_columns.items() if role != "group"}  # the group may be the prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_names = NAMES["completions"] if role == "completion" else ()
-        here = [name for name in (*NAMES[role], *list_names) if name in names and name not in used]
-        if role in role_columns or (list_names and "completions" in role_columns) or not here:
+        candidates = [name for name in (*NAMES[role], *list_names) if name in names and name not in used_names]
+        if role in role_columns or (list_names and "completions" in role_columns) or not candidates:
             continue
-        if len(here) > 1 and (role not in here or "completions" in here):
+        if len(candidates) > 1 and (role not in candidates or "completions" in candidates):
             raise DataError(
-                f"'{path}' has the columns {' and '.join(here)}, and each may hold the {role}. Choose one: "
+                f"'{path}' has the columns {' and '.join(candidates)}, and each may hold the {role}. Choose one: "
                 f"{_HOW.format(role=role)}."
             )
-        roles["completions" if here[0] in list_names else role] = role if role in here else here[0]
+        roles["completions" if candidates[0] in list_names else role] = role if role in candidates else candidates[0]
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
-        *usual, last = (*NAMES["completion"], *NAMES["completions"])
+        *usual_names, last_name = (*NAMES["completion"], *NAMES["completions"])
         raise DataError(
-            f"{problem}, which is no rollout format known here: none of them is called {', '.join(usual)} or {last}. Say "
-            f"which holds the completions: {_HOW.format(role='completion')}. Known here: {FORMATS}."
+            f"{columns_text}, and none of them is called {', '.join(usual_names)} or {last_name}. Say which column holds the "
+            f"completions: {_HOW.format(role='completion')}. Known formats: {FORMATS}."
         )
     if not roles.keys() & {"prompt", "group"}:
         raise DataError(
-            f"{problem}, which is no rollout format known here: nothing says which completions are of one prompt. Say which column "
-            f"holds the prompts: {_HOW.format(role='prompt')}; or an id that a prompt's completions share: --columns group=NAME."
+            f"{columns_text}, and none of them says which completions belong to one prompt. Say which column holds the prompts: "
+            f"{_HOW.format(role='prompt')}; or an id that the completions of a prompt share: --columns group=NAME."
         )
     return roles
 
 
-def _listed(cell: Any) -> list[Any]:
+def _list_completions(cell: Any) -> list[Any]:
     """Return the completions of a cell as a list; a chat is a single completion."""
     if cells.is_chat(cell):
         if len(cell) > 1 and all(message["role"] == "assistant" for message in cell):
             raise cells.FieldError(
-                "that may be one conversation or several completions; for one, write its text; for several, a list of "
+                "that may be one conversation or several completions; for one, write its text; for several, write a list of "
                 "texts or of lists of messages"
             )
         return [cell]
@@ -200,59 +217,61 @@ def _listed(cell: Any) -> list[Any]:
     return entries
 
 
-def _parted(cell: Any) -> tuple[Any, list[Any]]:
-    """Split a conversation into the prompt and a list with its completion."""
+def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
+    """Split a cell with a conversation into the prompt and a list with the completion."""
     if cells.is_empty(cell):
         return None, []
     if not cells.is_chat(cell):
         raise cells.FieldError(
-            "without a column of completions it must hold a list of messages that ends with the assistant's"
+            "there is no column of completions, so it must hold a list of messages that ends with the assistant's"
         )
     prompt, completion = cells.split_chat(cell)
     return prompt, [completion]
 
 
 @dataclass(frozen=True)
-class _Plain:
-    """A table whose columns have roles; iterate over `parts` first, which fills `said`."""
+class _PlainTable:
+    """A table whose columns have roles; iterate over `read_completions` first, because it fills `sources`."""
 
     path: Path
     table: Mapping[str, Any]
     roles: Mapping[str, str]
-    said: list[Said] = field(default_factory=list)
+    sources: list[CompletionSource] = field(default_factory=list)
 
-    def parts(self) -> Iterator[cells.Parts]:
-        """Yield the text parts of every completion and record its row and prompt in `said`."""
+    def read_completions(self) -> Iterator[cells.Parts]:
+        """Yield the texts of every completion, and record its row and prompt in `sources`."""
         table, roles, prompt_texts = self.table, self.roles, dict[str, str]()
         column = roles.get("completion") or roles.get("completions") or "messages"
-        is_conversation = roles.get("prompt") == column  # the column holds whole conversations, which begin with the prompt
+        is_conversation = roles.get("prompt") == column
         prompts = repeat(None) if is_conversation or "prompt" not in roles else cells.parse_chats(table[roles["prompt"]])
         completion_cells = cells.parse_literals(
             table[column], cells.is_list if "completions" in roles else cells.is_chat_or_message
         )
         for n, (prompt, cell) in enumerate(zip(prompts, completion_cells, strict=False)):
             with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{column}';"):
-                prompt, completions = _parted(cell) if is_conversation else (prompt, _listed(cell))
-            filled = [(place, completion) for place, completion in enumerate(completions) if not cells.is_empty(completion)]
-            if filled and cells.is_empty(prompt) and "group" not in roles:
+                prompt, completions = _split_conversation(cell) if is_conversation else (prompt, _list_completions(cell))
+            filled_completions = [
+                (k, completion) for k, completion in enumerate(completions) if not cells.is_empty(completion)
+            ]
+            if filled_completions and cells.is_empty(prompt) and "group" not in roles:
                 raise DataError(
                     f"Row {n} of '{self.path}' has nothing in column '{roles['prompt']}'; fill it in or remove the row."
                 )
-            text = cells.prompt_text(prompt) if filled else ""
-            for place, completion in filled:
-                self.said.append(Said(n, place, len(completions), prompt_texts.setdefault(text, text)))
+            text = cells.prompt_text(prompt) if filled_completions else ""
+            for k, completion in filled_completions:
+                self.sources.append(CompletionSource(n, k, len(completions), prompt_texts.setdefault(text, text)))
                 yield cells.completion_parts(completion)
 
-    def spread(self) -> dict[str, list[Any]]:
-        """Return the other columns with a value per completion: the row's, or the completion's entry in the row's list."""
+    def expand_columns(self) -> dict[str, list[Any]]:
+        """Return the other columns with a value per completion: that of its row, or its entry in the row's list."""
         answer, group = self.roles.get("answer"), self.roles.get("group")
         role_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
-        has_lists = "completions" in self.roles or any(item.size > 1 for item in self.said)
-        spread: dict[str, list[Any]] = {}
+        has_lists = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
+        columns_n: dict[str, list[Any]] = {}
         for name, column in self.table.items():
             if name in (answer, group):
-                values = [column[item.row] for item in self.said]
-                spread[name] = (
+                values = [column[source.row] for source in self.sources]
+                columns_n[name] = (
                     [cells.answer_text(value) for value in values] if name == answer else cells.parse_numbers(values)
                 )
                 continue
@@ -262,59 +281,60 @@ class _Plain:
                 column = list(cells.parse_literals(column, cells.is_list))
             elif name in _REWARD:
                 column = [cells.parse_literal(cell) for cell in column]
-            values = [column[item.row] for item in self.said]
-            if has_lists and self.one_each(name, column):
-                value_pairs = zip(values, self.said, strict=True)
-                values = [value[item.place] if isinstance(value, list) else value for value, item in value_pairs]
-            objects = [value if isinstance(value, dict) else {} for value in values] if name in _REWARD else []
-            reward_columns = {f"rewards/{key}": inner_values for key, inner_values in cells.by_column(objects).items()}
-            spread |= {
-                key: cells.parse_numbers(inner_values) for key, inner_values in (reward_columns or {name: values}).items()
-            }
-        return spread
+            values = [column[source.row] for source in self.sources]
+            if has_lists and self.has_entry_per_completion(name, column):
+                pairs = zip(values, self.sources, strict=True)
+                values = [value[source.index] if isinstance(value, list) else value for value, source in pairs]
+            reward_objects = [value if isinstance(value, dict) else {} for value in values] if name in _REWARD else []
+            reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_objects).items()}
+            columns_n |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values}).items()}
+        return columns_n
 
-    def one_each(self, name: str, column: Sequence[Any]) -> bool:
+    def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
         """Return whether every list of a column has one number or object of rewards per completion of the row."""
-        rows = {item.row: item.size for item in self.said if isinstance(column[item.row], list)}
+        count_of_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
         is_reward = name in _REWARD or name.startswith(REWARD_STARTS)
-        kinds = (bool, int, float, type(None), *((dict,) if is_reward else ()))
-        if not all(isinstance(value, kinds) for row in rows for value in column[row]):
+        entry_types = (bool, int, float, type(None), *((dict,) if is_reward else ()))
+        if not all(isinstance(value, entry_types) for row in count_of_row for value in column[row]):
             return False
-        bad = next((row for row, size in rows.items() if len(column[row]) != size), None)
-        if bad is not None and is_reward:
+        wrong_row = next((row for row, count in count_of_row.items() if len(column[row]) != count), None)
+        if wrong_row is not None and is_reward:
             raise DataError(
-                f"Row {bad} of '{self.path}' has {rows[bad]} completions and {len(column[bad])} values of '{name}'; give one "
-                "for each, null where there is none."
+                f"Row {wrong_row} of '{self.path}' has {count_of_row[wrong_row]} completions and {len(column[wrong_row])} values "
+                f"of '{name}'; give one for each completion, null for a missing value."
             )
-        return bad is None
+        return wrong_row is None
 
-    def keys(self, asked: Mapping[str, str]) -> list[str] | None:
+    def group_ids(self, asked: Mapping[str, str]) -> list[str] | None:
         """Return the group id of every completion, from the group column or the row; None if the prompt defines the group."""
         if "group" not in self.roles:
-            return [f"{row.row}" for row in self.said] if any(row.size > 1 for row in self.said) else None
-        name, prompts = self.roles["group"], len({row.prompt for row in self.said})
-        ids = [self.table[name][row.row] for row in self.said]
+            has_lists = any(source.siblings > 1 for source in self.sources)
+            return [f"{source.row}" for source in self.sources] if has_lists else None
+        name, prompt_count = self.roles["group"], len({source.prompt for source in self.sources})
+        ids = [self.table[name][source.row] for source in self.sources]
         missing_count = sum(map(cells.is_empty, ids))
         if missing_count:
             problem = f"{missing_count} of {len(ids)} completions of '{self.path}' have no '{name}'"
             raise DataError(f"{problem}; fill in every row, or group by prompt with --columns group=PROMPT_COLUMN.")
-        keys = [str(key) for key in ids]
-        if len(set(keys)) == len(keys) > prompts and "group" not in asked:
+        group_ids = [str(group_id) for group_id in ids]
+        if len(set(group_ids)) == len(group_ids) > prompt_count and "group" not in asked:
             raise DataError(
-                f"The column '{name}' of '{self.path}' has another value in each of {len(keys)} rows, and these have {prompts} "
-                "prompts, so nothing would be compared. Say what the completions of one prompt share: "
+                f"The column '{name}' of '{self.path}' has a different value in each of {len(group_ids)} rows, which have only "
+                f"{prompt_count} prompts, so nothing would be compared. Say what the completions of one prompt share: "
                 f"{_HOW.format(role='group')}, such as group={self.roles.get('prompt', 'NAME')}."
             )
-        return keys
+        return group_ids
 
 
-def _rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Return the columns that may be rewards; `rewards/NAME` becomes NAME."""
+def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Return the columns that may be rewards by the name of the reward; `rewards/NAME` becomes NAME."""
     rewards: dict[str, Sequence[Any]] = {}
     for name, values in columns.items():
         prefix = next((prefix for prefix in REWARD_STARTS if name.startswith(prefix) and name != prefix), "")
         reward = name.removeprefix(prefix)
         if reward in rewards or (prefix and reward in columns):
-            raise DataError(f"'{path}' has two columns for the reward '{reward}', '{name}' is one of them; leave one out.")
+            raise DataError(
+                f"'{path}' has two columns for the reward '{reward}', one of them '{name}'; remove one of the columns."
+            )
         rewards[reward] = values
     return rewards

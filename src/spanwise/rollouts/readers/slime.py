@@ -1,4 +1,4 @@
-"""Read the dumps of slime's `--save-debug-rollout-data`: a torch file for each rollout, with token ids and masks."""
+"""Read the files that slime writes with `--save-debug-rollout-data`: one torch file per rollout, with token ids and masks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from spanwise.rollouts.table import Ragged, RolloutTable, TokenizedTexts, load_t
 
 
 def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read slime's samples; the number of their rollout is the step, `group_index` the group, `label` the answer.
+    """Read slime's samples: the number of a rollout is the step, `group_index` the group, `label` the answer.
 
     A reward that is a dictionary gives each of its numbers by name. A sample that slime leaves out of the loss is compared and gets
-    no credit. Samples of one `rollout_id` are parts of one rollout. Without a tokenizer the text is cut into words.
+    no credit. Samples of one `rollout_id` are parts of one rollout. Without a tokenizer the text is split into words.
     """
-    rows = [row for file in files for row in _rows(file)]
+    rows = [row for file in files for row in _read_dump(file)]
     fields = cells.by_column(rows)
     if tokenizer is not None and rows:
         tokens = TokenizedTexts(Ragged.of(fields["ids"]), np.concatenate(fields["mask"]), load_tokenizer(tokenizer)[1], "")
     else:
-        masked = next((row for row in rows if not row["mask"].all()), None)
-        if masked is not None:
+        masked_row = next((row for row in rows if not row["mask"].all()), None)
+        if masked_row is not None:
             raise DataError(
-                f"{masked['place']} holds tokens that no model sampled, and only its token ids say which; give the folder of the "
-                "policy's tokenizer with --tokenizer."
+                f"{masked_row['place']} holds tokens that no model sampled, and only its token ids say which; give the folder of "
+                "the policy's tokenizer with --tokenizer."
             )
         tokens = tokenize(([(row["response"], True)] for row in rows), tokenizer)
         tokens = tokens._replace(
@@ -50,8 +50,8 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         rewards=cells.by_column([row["rewards"] for row in rows]),
     )
     rollout_n = group_index([row["rollout"] or n for n, row in enumerate(rows)])
-    logps = fields.get("logp", [])
-    has_logps = tokenizer is not None and bool(rows) and all(logp is not None for logp in logps)
+    logps = fields.get("logps", [])
+    has_logps = tokenizer is not None and bool(rows) and all(row_logps is not None for row_logps in logps)
     return replace(
         table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
@@ -61,17 +61,17 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
     )
 
 
-def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a dump."""
+def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the samples in a file of slime as rows of a table."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch guesses what a file of another program may be
+        with warnings.catch_warnings(action="ignore"):  # torch warns about files of other programs
             dump = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
     except Exception as error:  # torch, pickle and zipfile each raise their own types
         raise DataError(
-            f"'{file}' is no dump of slime that can be read without running code in it; it is damaged, or of another program. Give "
-            "a file of --save-debug-rollout-data."
+            f"'{file}' is not a dump of slime, or it is damaged: torch cannot load it without running code in it. Give a file of "
+            "slime's --save-debug-rollout-data."
         ) from error
     samples = dump.get("samples") if isinstance(dump, Mapping) else None
     if not isinstance(samples, list):
@@ -80,40 +80,39 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
     for n, sample in enumerate(samples):
         place = f"Sample {n} of '{file}'"
         with cells.at_place(place):
-            row = _row(sample)
-        named = row["rollout"] is not None
-        yield {**row, "place": place, "step": step, "rollout": (step, row["rollout"]) if named else None}
+            row = _parse_sample(sample)
+        rollout = None if row["rollout"] is None else (step, row["rollout"])
+        yield {**row, "place": place, "step": step, "rollout": rollout}
 
 
-def _row(sample: Any) -> dict[str, Any]:
-    """Return the fields of a sample that a table has a place for."""
+def _parse_sample(sample: Any) -> dict[str, Any]:
+    """Return the prompt, the response, the tokens and the rewards of a sample."""
     for name in ("prompt", "tokens", "response", "response_length"):
         if not isinstance(sample, Mapping) or name not in sample:
             raise cells.missing_field(name, sample if isinstance(sample, Mapping) else {})
-    length, ids = cells.whole_number(sample["response_length"], "response_length"), _numbers(sample["tokens"])
-    mask, logp = _numbers(sample.get("loss_mask")), _numbers(sample.get("rollout_log_probs"))
-    for name, values in (("loss_mask", mask), ("rollout_log_probs", logp)):
+    length, ids = cells.whole_number(sample["response_length"], "response_length"), _to_list(sample["tokens"])
+    mask, logps = _to_list(sample.get("loss_mask")), _to_list(sample.get("rollout_log_probs"))
+    for name, values in (("loss_mask", mask), ("rollout_log_probs", logps)):
         if values is not None and len(values) != length:
             raise cells.FieldError(f"has {len(values)} values in '{name}' and a 'response_length' of {length}")
     if ids is None or len(ids) < length:
         raise cells.FieldError(f"has {0 if ids is None else len(ids)} tokens and a 'response_length' of {length}")
     flags = np.ones(length, dtype=np.bool_) if mask is None else np.array(mask, dtype=np.bool_)
-    reward, metadata = sample.get("reward"), sample.get("metadata") or {}
-    plain = {name: value for name, value in metadata.items() if isinstance(value, str | int | float | None)}
+    reward, answer = sample.get("reward"), cells.answer_text(sample.get("label"))
     return {
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
         "ids": ids[len(ids) - length :],
-        # slime masks every token of a sample that it leaves out.
-        "mask": flags if flags.any() else ~flags,
+        "mask": flags if flags.any() else ~flags,  # slime masks every token of a sample that it leaves out
         "learned": bool(flags.any()) and not sample.get("remove_sample", False),
-        "logp": None if logp is None else np.array(logp, dtype=np.float32),
+        "logps": None if logps is None else np.array(logps, dtype=np.float32),
         "group": sample.get("group_index"),
         "rollout": sample.get("rollout_id"),
         "rewards": dict(reward) if isinstance(reward, Mapping) else {"reward": reward},
-        "columns": {**plain, "answer": cells.answer_text(sample.get("label")), "status": sample.get("status")},
+        "columns": {**cells.scalar_fields(sample.get("metadata")), "answer": answer, "status": sample.get("status")},
     }
 
 
-def _numbers(values: Any) -> list[Any] | None:
+def _to_list(values: Any) -> list[Any] | None:
+    """Convert a tensor, an array or a list of numbers to a list."""
     return values.tolist() if hasattr(values, "tolist") else None if values is None else list(values)

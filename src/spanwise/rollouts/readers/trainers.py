@@ -1,7 +1,4 @@
-"""Read the rollout files of other trainers: verl's dumps, which hold no token ids, and verifiers' traces.
-
-The `results.jsonl` of verifiers before 1.0 is read, too.
-"""
+"""Read the rollout files of verl (its dumps hold no token ids) and of verifiers: its traces, and `results.jsonl` before 1.0."""
 
 from __future__ import annotations
 
@@ -22,29 +19,29 @@ from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedT
 from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 
 VERL_REQUIRED = ("input", "output")
+#: Matches the rollout keys of verl's V1 trainer, which begin with the id of the prompt.
 _ROLLOUT_KEY = re.compile(r"(.+)_\d+_\d+", re.DOTALL)
-#: Fields of a verl dump that are not rewards.
+#: The fields of a verl dump that never hold a reward.
 _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read verl's dump: `input`, `output`, `gts`, `score`, `step` and the fields that the reward function added.
 
-    `gts` is the gold answer, also under the name `answer`; `score` and every other numeric field are taken for rewards. `uid`
-    says which prompt a row belongs to where it has the shape of V1's rollout keys (sample, rollout, output), or where rows of
-    one step share it; else the text does.
+    `gts` is the gold answer, also under the name `answer`; `score` and every other numeric field are rewards. Rows of one prompt
+    share the `uid`, or its beginning if it is a rollout key of V1 (sample, rollout, output); without such ids, the prompt's text.
     """
     rows: list[dict[str, Any]] = []
-    tokens = tokenize(_outputs(files, rows), tokenizer)
+    tokens = tokenize(_read_outputs(files, rows), tokenizer)
     columns = cells.by_column(rows)
     prompts, steps = columns.pop("input", []), columns.pop("step", [])
     if "gts" in columns:
         columns.setdefault("answer", columns["gts"])
     uids = columns.get("uid", [])
     keys = uids if all(isinstance(uid, str) for uid in uids) else []
-    rollout_keys = [rollout_key for rollout_key in map(_ROLLOUT_KEY.fullmatch, keys) if rollout_key]
-    if len(rollout_keys) == len(keys):
-        keys = [rollout_key[1] for rollout_key in rollout_keys]
+    matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
+    if len(matches) == len(keys):
+        keys = [match[1] for match in matches]
     elif len(set(zip(keys, steps, strict=True))) == len(keys):  # no two rows share a uid
         keys = []
     return RolloutTable.of(
@@ -59,43 +56,42 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     )
 
 
-def _outputs(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
+def _read_outputs(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
     """Yield the output of every record and append the other fields to `rows`."""
     prompts: dict[str, str] = {}
-    for row in parse_records(files, _row):
+    for row in parse_records(files, _parse_verl):
         row["input"] = prompts.setdefault(row["input"], row["input"])
         output = row.pop("output")
         rows.append(row)
         yield [(output, True)]
 
 
-def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_verl(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a verl record with prompt and output as text and the step as a number."""
     for key in VERL_REQUIRED:
         if key not in record:
             raise cells.missing_field(key, record)
-    texts = {
+    return {
+        **record,
         "input": cells.prompt_text(record["input"]),
         "output": cells.content_text(record["output"]),
         "step": cells.whole_number(record.get("step"), "step"),
     }
-    return {**record, **texts}
 
 
-#: Numeric fields of `results.jsonl` that are not rewards, for records without `metrics`.
+#: The numeric fields of `results.jsonl` that are not metrics, for records without `metrics`.
 _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
 def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verifiers' episodes, one completion per branch of a trace that trains.
+    """Read verifiers' episodes, with one completion per branch of a trace that trains.
 
-    A branch begins at the first message that was sampled and that no earlier branch of its trace holds, so that every sampled token
-    is in one completion; what comes before is its prompt. The branches of a trace are one rollout, with its rewards.
-    Token ids are taken where every trace has them and a tokenizer is given to read them with; else the messages are. The
-    group is the episode's own, or its task. The rewards are each reward's score, their weighted sum as `reward`, and the
-    metrics; a reward whose scoring did not run has failed. Traces of agents that are not trained (a judge) are left out.
+    A completion begins at the first sampled message that no earlier branch of the trace holds; the messages before are its prompt.
+    All branches of a trace are one rollout, with the trace's rewards: scores, their weighted sum as `reward`, and metrics.
+    Token ids are read if every trace has them and a tokenizer is given, otherwise messages. The group is the episode's own, or its
+    task. Traces of agents that are not trained (a judge) are left out.
     """
-    episodes = list(parse_records(files, _episode))
+    episodes = list(parse_records(files, _parse_episode))
     rows = [row for episode, _ in episodes for row in episode]
     fields = defaultdict(list, cells.by_column(rows))
     has_ids = tokenizer is not None and bool(rows) and all(fields["ids"])
@@ -107,15 +103,15 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     if any(fields["ids"]) and not has_ids:
         note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
         tokens = tokens._replace(note=note)
-    sampled = tokens.trainable
+    sampled_v = tokens.trainable
     logprobs = np.array([value for streams in fields["streams"] for value in streams.get("logprobs", ())], dtype=np.float32)
-    has_logprobs = has_ids and len(logprobs) == len(sampled) and not np.isnan(logprobs[sampled]).any()
+    has_logprobs = has_ids and len(logprobs) == len(sampled_v) and not np.isnan(logprobs[sampled_v]).any()
     rollout_n = torch.tensor(fields["opens"], dtype=torch.long).cumsum(dim=0) - 1
-    trace_count, branched = sum(fields["opens"]), int((rollout_n.bincount() > 1).sum())
+    trace_count, branched_count = sum(fields["opens"]), int((rollout_n.bincount() > 1).sum())
     columns = cells.by_column(fields["columns"])
     branch_note = (
-        f"{branched} of {trace_count} traces have several branches; each is a row, whose prompt is the part that an earlier one "
-        "also has. All branches of a trace together have one vote."
+        f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is the part that it "
+        "shares with an earlier branch. All branches of a trace together have one vote."
     )
     table = RolloutTable.of(
         "verifiers",
@@ -126,47 +122,44 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         keys=fields["key"],
         columns={name: values for name, values in columns.items() if values.count(None) < len(values)},
         rewards=cells.by_column(fields["rewards"]),
-        notes=[branch_note if branched else "", _silent([errors for _, errors in episodes])],
+        notes=[branch_note if branched_count else "", _unanswered_note([error for _, error in episodes])],
     )
     return replace(
         table,
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
-        token_values={schema.LOGP: np.where(sampled, logprobs, np.float32(np.nan))} if has_logprobs else {},
+        token_values={schema.LOGP: np.where(sampled_v, logprobs, np.float32(np.nan))} if has_logprobs else {},
         keyed=all(fields["keyed"]),
-        as_recorded=_advantages(fields, tokens, has_ids=has_ids) or table.as_recorded,
-        rollout_n=rollout_n if branched else None,
+        as_recorded=_read_advantages(fields, tokens, has_ids=has_ids) or table.as_recorded,
+        rollout_n=rollout_n if branched_count else None,
     )
 
 
-def _silent(errors: Sequence[str | None]) -> str:
-    """Return the note on episodes without a completion, with the most frequent error."""
-    reasons = Counter(reason for reason in errors if reason is not None)
-    if not reasons:
+def _unanswered_note(errors: Sequence[str | None]) -> str:
+    """Tell the user how many episodes have no completion, with the most frequent of their errors (None: has a completion)."""
+    error_counts = Counter(error for error in errors if error is not None)
+    if not error_counts:
         return ""
-    reason, count = reasons.most_common(1)[0]
-    cause = f" {count} of them failed with {reason}." if reason else ""
-    return f"{reasons.total()} of {len(errors)} episodes hold no message that a trained model sampled.{cause}"
+    error, count = error_counts.most_common(1)[0]
+    cause = f" {count} of them failed with {error}." if error else ""
+    return f"{error_counts.total()} of {len(errors)} episodes hold no message that a trained model sampled.{cause}"
 
 
-def _error(record: Mapping[str, Any]) -> str:
-    """Return the text of an episode's first error; empty if there is none."""
+def _first_error(record: Mapping[str, Any]) -> str:
+    """Return the first error of an episode or its traces as text; empty if there is none."""
     records = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
-    first = next((e for place in records for e in (*(place.get("errors") or ()), place.get("error")) if e), "")
-    words = [first.get(key) for key in ("type", "error", "message")] if isinstance(first, Mapping) else [first]
-    return ": ".join(str(word) for word in words if word)
+    error = next((e for entry in records for e in (*(entry.get("errors") or ()), entry.get("error")) if e), "")
+    texts = [error.get(key) for key in ("type", "error", "message")] if isinstance(error, Mapping) else [error]
+    return ": ".join(str(text) for text in texts if text)
 
 
-def _episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
+def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
     """Return the rows of an episode and, if no model sampled anything, the error that stopped the episode."""
-    rows = [_legacy(record)] if "completion" in record else list(_branches(record))
-    return rows, None if any(text for row in rows for text, _ in row["parts"]) else _error(record)
+    rows = [_legacy_row(record)] if "completion" in record else list(_branch_rows(record))
+    return rows, None if any(text for row in rows for text, _ in row["parts"]) else _first_error(record)
 
 
-def _branches(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one row per branch of an episode's traces; the completion starts at the branch's first own sampled token.
-
-    Rewards are None where the scoring did not run; a stream has a number for each token; the first branch of a trace opens it.
-    """
+def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each branch of an episode's traces, from the branch's first own sampled token on."""
     for trace in trained_traces(record):
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
             tokens = [node_tokens(trace, i) for i in nodes]
@@ -190,11 +183,11 @@ def _branches(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     for name in ("logprobs", "advantages")
                     if any(name in node.streams for node in tokens)
                 },
-                "opens": n == 0,
+                "opens": n == 0,  # the first branch of its trace
             }
 
 
-def _legacy(record: Mapping[str, Any]) -> dict[str, Any]:
+def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a rollout that verifiers before 1.0 wrote."""
     if "prompt" not in record:
         raise cells.missing_field("prompt", record)
@@ -210,16 +203,15 @@ def _legacy(record: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _advantages(own: Mapping[str, Sequence[Any]], tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
-    """Return the advantages of the traces, or their mean per completion if the text was cut into other tokens.
-
-    A node that was given none beside one that was is read as 0, as verifiers reads it.
-    """
-    if not any("advantages" in streams for streams in own["streams"]):
+def _read_advantages(fields: Mapping[str, Sequence[Any]], tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
+    """Return the advantages of the traces, or their mean per completion if the text was split into other tokens."""
+    if not any("advantages" in streams for streams in fields["streams"]):
         return None
     token_values = np.full(len(tokens.trainable), np.nan)
-    for streams, mask, (first, last) in zip(own["streams"], own["mask"], pairwise(tokens.ids.offsets.tolist()), strict=True):
+    for streams, mask, (first, last) in zip(
+        fields["streams"], fields["mask"], pairwise(tokens.ids.offsets.tolist()), strict=True
+    ):
         if "advantages" in streams:
-            values = np.nan_to_num(np.array(streams["advantages"]))
+            values = np.nan_to_num(np.array(streams["advantages"]))  # verifiers reads a missing advantage as 0, too
             token_values[first:last] = values if has_ids else values[np.array(mask)].mean()
     return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", token_values, by_token=True)
