@@ -153,5 +153,5 @@ def test_what_has_no_bounds():
     assert alone.value == pytest.approx(0.25)
     assert math.isnan(alone.low)
     assert math.isnan(ece_interval(Reports(q[:0], c[:0], [])).value)
-    with pytest.raises(AlignmentError, match="prompt 2 is not in the second"):
+    with pytest.raises(AlignmentError, match="prompt 2 is missing in the second"):
         ece_difference(Reports(q, c, [1, 2]), Reports(q, c, [1, 1]))

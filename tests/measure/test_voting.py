@@ -159,13 +159,13 @@ def test_paired_difference_of_curves():
     assert (gap.intervals[2].low, gap.intervals[2].high) == pytest.approx((1.0, 1.0))
     assert not gap.intervals[0].excludes()
     other = run(rows, prompts=[i // 3 + 1 for i in range(15)])
-    with pytest.raises(AlignmentError, match=r"5 and 5 prompts \(same: False\)"):
+    with pytest.raises(AlignmentError, match=r"5 and 5 prompts \(different ids\)"):
         curve_difference(curves["weighted"], other["majority"])
 
 
 def test_bad_input_is_a_sentence(unchecked_shapes):
     one = torch.ones(1)
-    with pytest.raises(RecipeError, match=r"budget of 3 .* 1 to 2"):
+    with pytest.raises(RecipeError, match=r"budget of 3 .* at most 2"):
         voting(["1", "1"], torch.ones(2), torch.ones(2), prompts=[0, 0], budgets=[3])
     for confidence_n, correct_n, prompts, names in (
         (one, torch.ones(2), [0], "2 verdicts for 1 answers"), (one, one, [0, 0], "2 prompt ids for 1 completions"),

@@ -1,7 +1,7 @@
-"""Calibration of stated confidences: ECE, AUROC and reliability, plain and weighted. Pure functions on tensors.
+"""Measure the calibration of stated confidences: ECE, AUROC and reliability, without weights or under rows of weights.
 
-Weights say how often each completion counts, one row per resample. All of it runs in float64 on the CPU. scikit-learn and
-torchmetrics take one row of weights or none: a bootstrap would call them once per resample.
+A row of weights says how often each completion counts in a resample. All of it runs in float64 on the CPU. scikit-learn and
+torchmetrics take one row of weights or none, so a bootstrap would call them once per resample.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spanwise.measure.intervals import Prompts, mean_interval, prompt_index, wil
 
 
 def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bins: int = 10) -> float:
-    r"""Expected calibration error: the distance of accuracy from confidence, averaged over bins.
+    r"""Compute the expected calibration error: the distance of accuracy from confidence, averaged over bins.
 
     Equation
         ECE = sum over bins b of (n_b / n) |mean correctness in b - mean confidence in b|
@@ -57,7 +57,7 @@ def reliability(
     prompts: Prompts | None = None,
     bins: int = 10,
 ) -> list[dict[str, float]]:
-    """Return the table behind a reliability diagram; bins as in `ece`, which is its mean |accuracy - confidence| weighted by count.
+    """Return the table behind a reliability diagram: accuracy and mean confidence in each bin of `ece`.
 
     Args:
         confidence_n: reported probabilities in [0, 1]; NaN where there is none.
@@ -79,14 +79,14 @@ def reliability(
         1.0 1.0 1 1.0
     """
     known_n = ~(confidence_n.isnan() | correct_n.isnan())
-    confidence_i, correct_i = _reports(confidence_n[known_n], correct_n[known_n])
+    confidence_i, correct_i = _check_reports(confidence_n[known_n], correct_n[known_n])
     bin_n = bin_index(confidence_n[known_n], bins)
     prompt_n = prompt_index(range(len(known_n)) if prompts is None else prompts, len(known_n))[known_n.cpu()]
     count_b = torch.bincount(bin_n)
     confidence_b, accuracy_b = (torch.bincount(bin_n, weights=value_n) / count_b for value_n in (confidence_i, correct_i))
     rows = []
     for b in count_b.nonzero().flatten().tolist():
-        trials = _trials(correct_i[bin_n == b], prompt_n[bin_n == b])
+        trials = _effective_trials(correct_i[bin_n == b], prompt_n[bin_n == b])
         low, high = wilson(float(accuracy_b[b]) * trials, trials)
         rows.append({
             "low": b / bins, "high": min(b + 1, bins) / bins, "count": int(count_b[b]), "confidence": float(confidence_b[b]),
@@ -95,11 +95,11 @@ def reliability(
     return rows
 
 
-def _trials(correct_n: Tensor, prompt_n: Tensor) -> float:
-    """Return the effective number of independent completions: all of them, if every completion has its own prompt."""
-    p, by_prompt = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
-    error, prompts = by_prompt.sem, by_prompt.count
-    return float(min(max(p * (1 - p) / error**2, prompts), len(correct_n)) if error > 0 else prompts)
+def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
+    """Return how many independent completions would give the standard error by prompt."""
+    accuracy, by_prompt = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
+    error, prompt_count = by_prompt.sem, by_prompt.count
+    return float(min(max(accuracy * (1 - accuracy) / error**2, prompt_count), len(correct_n)) if error > 0 else prompt_count)
 
 
 def weighted_ece(
@@ -124,10 +124,10 @@ def weighted_gaps(
     >>> weighted_gaps(q, c, torch.ones(1, 4, dtype=torch.float64), bins=2)  # [0, .5), [.5, 1), [1, 1.5)
     tensor([[-0.0625, -0.1250,  0.0000]], dtype=torch.float64)
     """
-    q, c = _reports(confidence_n, correct_n)
+    q_n, c_n = _check_reports(confidence_n, correct_n)
     weight_rn = weight_rn.double()
     in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
-    return weight_rn @ in_bin_nb.mul_((c - q).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
+    return weight_rn @ in_bin_nb.mul_((c_n - q_n).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
 
 
 def weighted_auroc(
@@ -140,38 +140,40 @@ def weighted_auroc(
         >>> weighted_auroc(q, c, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])).tolist()
         [0.5, 1.0]
     """
-    confidence_i, correct_i = _reports(confidence_n, correct_n)
-    right_n, order_n = (correct_i > 0.5).double(), confidence_i.argsort()
-    last_v = torch.unique_consecutive(confidence_i[order_n], return_counts=True)[1].cumsum(0) - 1
-    # The cumulative weight at each distinct confidence, after a leading 0.
-    below_rv, right_rv = (
+    confidence_n, correct_n = _check_reports(confidence_n, correct_n)
+    right_n, order_n = (correct_n > 0.5).double(), confidence_n.argsort()
+    last_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)[1].cumsum(0) - 1
+    # Each is the cumulative weight at each distinct confidence, after a leading 0.
+    wrong_sum_rv, right_sum_rv = (
         torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_v], (1, 0))
         for kind_n in (1 - right_n, right_n)
     )
-    wrong_rv, right_rv = below_rv.diff(dim=1), right_rv.diff(dim=1)
-    return (right_rv * (below_rv[:, :-1] + wrong_rv / 2)).sum(dim=1) / (right_rv.sum(dim=1) * wrong_rv.sum(dim=1))
+    wrong_rv, right_rv = wrong_sum_rv.diff(dim=1), right_sum_rv.diff(dim=1)
+    return (right_rv * (wrong_sum_rv[:, :-1] + wrong_rv / 2)).sum(dim=1) / (right_rv.sum(dim=1) * wrong_rv.sum(dim=1))
 
 
 def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
-    """Return the bin of each completion; a confidence of exactly 1 lies in bin `bins`."""
+    """Return the number of each completion's bin, 0 to `bins`; the last bin holds confidences of exactly 1."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
-    # Rounding must not move .29 * 100 below 29, or .7 in float32 below .7: add one unit of rounding.
-    nudge = bins * max(torch.finfo(confidence_n.dtype).eps, 1e-10)
-    return (confidence_n.cpu().double() * bins + nudge).floor().long().clamp(0, bins)
+    # One rounding unit is added so that .29 * 100, or .7 in float32, does not fall below the border of its bin.
+    rounding_unit = bins * max(torch.finfo(confidence_n.dtype).eps, 1e-10)
+    return (confidence_n.cpu().double() * bins + rounding_unit).floor().long().clamp(0, bins)
 
 
-def _reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return confidence and correctness in float64 on the CPU; refuse numbers outside of [0, 1]."""
+def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
+    """Return confidence and correctness in float64 on the CPU; refuse numbers outside [0, 1]."""
     if confidence_n.shape != correct_n.shape:
-        raise AlignmentError(f"There are {len(confidence_n)} confidences for {len(correct_n)} answers.")
+        raise AlignmentError(
+            f"There are {len(confidence_n)} confidences for {len(correct_n)} answers; give one to each answer."
+        )
     for name, value_n in (("Confidence", confidence_n), ("Correctness", correct_n)):
         refuse_value(name, value_n, (value_n < 0) | (value_n > 1) | value_n.isnan(), "in [0, 1]")
     return confidence_n.cpu().double(), correct_n.cpu().double()
 
 
 def refuse_value(name: str, value_n: Tensor, bad_n: Tensor, allowed: str) -> None:
-    """Refuse the first value that is not allowed."""
+    """Refuse a column if any value is bad, and name the first bad value."""
     if bool(bad_n.any()):
         n = int(bad_n.nonzero()[0])
         raise AlignmentError(f"{name} {float(value_n[n])} of completion {n} is not {allowed}.")

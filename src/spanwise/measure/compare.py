@@ -1,6 +1,6 @@
-"""Compare methods over several seeds: means with intervals, paired differences, and which of them are noise.
+"""Compare methods over several seeds: means with intervals, paired differences, and which differences are noise.
 
-Nothing here ranks. A difference is a number with an interval and a sentence.
+Methods are never ranked: a difference is a number with an interval and a sentence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spanwise.errors import RecipeError, check_known
 from spanwise.explain.alarms import alarms, by_sentence
 from spanwise.measure.intervals import Interval, mean_interval
 
-#: The figures of all runs: method -> seed -> figure -> value, with None or NaN for a figure that does not exist.
+#: The figures of all runs: method -> seed -> figure -> value, where None and NaN stand for a missing figure.
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
 #: "clear": beyond the noise of seeds, all pairs of the figure considered; "borderline": its own interval excludes 0, the number of
 #: pairs (or of seeds) explains it; "noise": the interval holds 0; "same": equal in every seed; "unknown": no two common seeds.
@@ -28,7 +28,7 @@ Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure of method `a` minus that of method `b`, seed by seed.
+    """The difference in a figure between the methods `a` and `b`, seed by seed.
 
     Attributes:
         figure, a, b: what is compared.
@@ -57,25 +57,27 @@ class Difference:
     seeds_needed: int | None
 
     def sentence(self) -> str:
-        """Say what this difference shows, and whether it is more than noise."""
+        """Say how large the difference is, and whether it is more than noise."""
         interval = self.interval
-        title = f"{self.figure} of {self.a} minus {self.b}"
+        subject = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown":
-            return f"{title}: {interval.count} common seeds cannot tell a difference from noise."
+            return f"{subject}: {interval.count} common seeds cannot tell a difference from noise."
         if self.verdict == "same":
-            return f"{title}: the same in all {interval.count} seeds."
-        text = f"{title}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
+            return f"{subject}: the same in all {interval.count} seeds."
+        result = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
-            return f"{text}, beyond the noise."
+            return f"{result}, beyond the noise."
         hint = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
         if self.verdict == "borderline":
-            return f"{text}; 0 lies outside, but that is not enough among all pairs (Holm p = {self.p_adjusted:.2f}){hint}."
-        return f"{text}, inside the noise{hint}."
+            return (
+                f"{result}; 0 lies outside, but that is not enough among all pairs (Holm p = {self.p_adjusted:.2f}){hint}."
+            )
+        return f"{result}, inside the noise{hint}."
 
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """The comparison of several methods over seeds.
+    """The figures of several methods over seeds, and the differences between the methods.
 
     Attributes:
         methods, figures: rows and columns, in the order given.
@@ -98,7 +100,7 @@ class ArmComparison:
     wrong: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def markdown(self) -> str:
-        """Return the table as Markdown: mean ± half the interval, with n if seeds are missing."""
+        """Return the figures as a Markdown table: mean ± half the interval, with n if seeds are missing."""
         seed_count = max((cell.count for cell in self.cells.values()), default=0)
         lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         for method in self.methods:
@@ -109,40 +111,42 @@ class ArmComparison:
         return "\n".join(lines)
 
     def row(self, method: str, most: int) -> list[str]:
-        """Return the cells of a method, as "0.5 ± 0.1 (n=2)", with "!" beside a figure that is in `wrong`."""
+        """Return a method's row of the table, with cells such as "0.5 ± 0.1 (n=2)", and "!" after a figure in `wrong`."""
         cells = []
         for figure in self.figures:
-            interval, mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
+            interval, alarm_mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
             half_width = "" if math.isnan(interval.low) else f" ± {(interval.high - interval.low) / 2:.3f}"
             seed_count = "" if interval.count == most else f" (n={interval.count})"
-            cells.append(("-" if interval.count == 0 else f"{interval.value:.3f}{half_width}{seed_count}") + mark)
+            cells.append(("-" if interval.count == 0 else f"{interval.value:.3f}{half_width}{seed_count}") + alarm_mark)
         return cells
 
     def warnings(self) -> list[str]:
-        """Say which figures, marked with "!", must not be trusted, and of which method."""
+        """Say which figures, marked with "!" in the table, cannot be trusted, for which method, and why."""
         reasons = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
         return [f"{sentence} ({', '.join(figure for _, figure in cells)})." for sentence, cells in reasons.items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
-        """Return a sentence for each difference, of these verdicts if any are given."""
+        """Return a sentence for each difference, or for those with one of the given verdicts."""
         sentences = []
         for diff in self.differences:
-            reasons = [f"{method}: {why}" for method in (diff.a, diff.b) if (why := self.wrong.get((method, diff.figure)))]
+            alarm_texts = [
+                f"{method}: {why}" for method in (diff.a, diff.b) if (why := self.wrong.get((method, diff.figure)))
+            ]
             if not verdicts or diff.verdict in verdicts:
-                sentences.append(diff.sentence() + (f" ({'; '.join(reasons)})" if reasons else ""))
+                sentences.append(diff.sentence() + (f" ({'; '.join(alarm_texts)})" if alarm_texts else ""))
         return sentences
 
     def summary(self) -> str:
-        """Say how many differences are beyond the noise, and which."""
-        names = [f"{diff.figure} ({diff.a} and {diff.b})" for diff in self.differences if diff.verdict == "clear"]
+        """Say how many differences are beyond the noise, and name them."""
+        clear_names = [f"{diff.figure} ({diff.a} and {diff.b})" for diff in self.differences if diff.verdict == "clear"]
         total = len(self.differences)
-        if not names:
+        if not clear_names:
             return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
-        addition = f"; the other {total - len(names)} do not order the methods" if total > len(names) else ""
+        others = f"; the other {total - len(clear_names)} do not order the methods" if total > len(clear_names) else ""
         figures = len({diff.figure for diff in self.differences})
         return (
-            f"Beyond the noise: {len(names)} of {total} differences, {', '.join(names)}{addition}. Noise is the seed spread on "
-            f"the same held-out prompts; Holm corrects within one figure, so over {figures} figures up to "
+            f"Beyond the noise: {len(clear_names)} of {total} differences, {', '.join(clear_names)}{others}. Noise is the spread "
+            f"between seeds on the same held-out prompts. Holm corrects within one figure, so over {figures} figures up to "
             f"{figures * (1 - self.level):.2g} of these differences may be luck."
         )
 
@@ -187,88 +191,87 @@ def compare_arms(
         raise RecipeError("There is nothing to compare: give at least one method with one seed.")
     if reference is not None:
         check_known("method", reference, runs)
-    names = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
-    names_shown = tuple(names) if figures is None else tuple(figures)
-    for name in names_shown:
-        check_known("figure", name, names)
+    known_names = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
+    figure_names = tuple(known_names) if figures is None else tuple(figures)
+    for name in figure_names:
+        check_known("figure", name, known_names)
     pairs = list(combinations(runs, 2)) if reference is None else [(m, reference) for m in runs if m != reference]
     cells: dict[tuple[str, str], Interval] = {}
     differences: list[Difference] = []
-    for name in names_shown:
-        numbers = {
+    for name in figure_names:
+        values_by_method = {
             method: {s: math.nan if (value := values.get(name)) is None else value for s, values in seeds.items()}
             for method, seeds in runs.items()
         }
-        cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in numbers.items()}
-        intervals = [
-            _over_seeds([numbers[a][s] - numbers[b][s] for s in numbers[a] if s in numbers[b]], level) for a, b in pairs
-        ]
-        p_values = [_p(interval) for interval in intervals]
+        cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in values_by_method.items()}
+        value_pairs = [(values_by_method[a], values_by_method[b]) for a, b in pairs]
+        intervals = [_over_seeds([a_s[s] - b_s[s] for s in a_s if s in b_s], level) for a_s, b_s in value_pairs]
+        p_values = [_p_value(interval) for interval in intervals]
         for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
-            takes, verdict = None, "borderline" if interval.excludes(0.0) else "noise"
-            if interval.count > 1 and not _flat(interval):
-                factor = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
-                takes = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, factor))
+            seed_count, verdict = None, "borderline" if interval.excludes(0.0) else "noise"
+            if interval.count > 1 and not _is_flat(interval):
+                holm_factor = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
+                seed_count = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, holm_factor))
             if interval.count < 2:
                 verdict = "unknown"
-            elif _flat(interval) and abs(interval.value) <= 1e-9:
+            elif _is_flat(interval) and abs(interval.value) <= 1e-9:
                 verdict = "same"
             elif adjusted < 1 - level:
                 verdict = "clear"
-            differences.append(Difference(name, a, b, interval, p, adjusted, verdict, takes))
-    return ArmComparison(tuple(runs), names_shown, cells, tuple(differences), level, _wrong(runs, names_shown))
+            differences.append(Difference(name, a, b, interval, p, adjusted, verdict, seed_count))
+    return ArmComparison(tuple(runs), figure_names, cells, tuple(differences), level, _find_wrong(runs, figure_names))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values for multiple tests by Holm's method; NaN is not counted."""
+    """Adjust p values for multiple tests by Holm's method; NaN does not count as a test."""
     # SciPy has no such function; statsmodels (65 MB) would count NaN as a test.
-    p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
-    tests_left = int((~p.isnan()).sum()) - torch.arange(len(p))
-    return (p * tests_left).clamp(max=1.0).cummax(dim=0).values[order.argsort()].tolist()
+    sorted_p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
+    tests_left = int((~sorted_p.isnan()).sum()) - torch.arange(len(sorted_p))
+    return (sorted_p * tests_left).clamp(max=1.0).cummax(dim=0).values[order.argsort()].tolist()
 
 
-def _wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Return the warnings of each method and figure, with the number of seeds they apply to."""
+def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
+    """Map (method, figure) to the most frequent alarm about that figure, with the number of seeds that have an alarm."""
     sentences: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         alarms_by_seed = [alarms(values) for values in seeds.values()]
         for figure in figures:
-            reasons = [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]
-            if reasons:
-                seed_share = f"{len(reasons)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
-                sentences[method, figure] = f"{max(dict.fromkeys(reasons), key=reasons.count)} in {seed_share}"
+            if reasons := [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]:
+                seed_phrase = f"{len(reasons)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
+                sentences[method, figure] = f"{max(dict.fromkeys(reasons), key=reasons.count)} in {seed_phrase}"
     return sentences
 
 
 def _over_seeds(values: Iterable[float], level: float) -> Interval:
+    """Return the mean over seeds with Student's t interval."""
     return mean_interval(torch.tensor(list(values), dtype=torch.float64), level=level)
 
 
-def _p(interval: Interval) -> float:
-    """Return the two-sided p value of a mean of 0."""
+def _p_value(interval: Interval) -> float:
+    """Return the two-sided p value of the hypothesis that the true mean is 0."""
     if interval.count < 2:
         return math.nan
-    if _flat(interval):
+    if _is_flat(interval):
         return 1.0 if abs(interval.value) <= 1e-9 else 2.0 ** (1 - interval.count)
     return 2 * float(scipy.stats.t.sf(abs(interval.value) / interval.sem, interval.count - 1))
 
 
-def _flat(interval: Interval) -> bool:
-    """Return whether the values are equal up to rounding."""
+def _is_flat(interval: Interval) -> bool:
+    """Return whether all values behind an interval are equal up to rounding."""
     return interval.sem <= 1e-9 * max(abs(interval.value), 1.0)
 
 
 def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0.8, most: int = 1_000_000) -> int | None:
     """Return how many seeds a paired t test at level `alpha` needs to see this difference; None if more than `most`."""
 
-    def enough(n: int) -> bool:
+    def is_enough(n: int) -> bool:
         shift, limit = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)
         # The lower tail is computed as the upper tail of -shift, because nct.cdf(-limit, df, shift) is NaN for large shifts.
         return float(sum(scipy.stats.nct.sf(limit, n - 1, side) for side in (shift, -shift))) >= power
 
-    high = 2
-    while not enough(high):
-        if high >= most:
+    seed_count = 2
+    while not is_enough(seed_count):
+        if seed_count >= most:
             return None
-        high = min(2 * high, most)
-    return bisect_left(range(high), True, lo=max(high // 2, 2), key=enough)
+        seed_count = min(2 * seed_count, most)
+    return bisect_left(range(seed_count), True, lo=max(seed_count // 2, 2), key=is_enough)

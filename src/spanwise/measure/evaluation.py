@@ -1,6 +1,6 @@
-"""The figures of one evaluation: accuracy, calibration, and their intervals.
+"""Compute the figures of an evaluation (accuracy, calibration) and their intervals.
 
-The intervals of an ECE, and of the difference of two, hold where a bootstrap of the ECE itself does not.
+The intervals of an ECE, and of the difference of two, are right where a bootstrap of the ECE itself is wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spanwise.measure.intervals import (
     check_level,
     plain_ids,
     prompt_index,
-    resampled,
+    resample,
     unseen_interval,
     weighted_mean,
 )
@@ -58,11 +58,13 @@ def figures(
         >>> found["accuracy"], round(found["brier"], 2), found["coverage"]  # (.01 + .25) / 2
         (0.5, 0.13, 1.0)
     """
-    values: dict[str, float | None] = {}
+    value_of_figure: dict[str, float | None] = {}
     for name, figure in build_figures(confidence_n, correct_n, well_formed_n, refusal_n).items():
-        number = math.nan if figure is None else float(figure.of(*figure.columns, torch.ones(1, len(figure.columns[0]))))
-        values[name] = None if math.isnan(number) else number
-    return values
+        value = (
+            math.nan if figure is None else float(figure.function(*figure.columns, torch.ones(1, len(figure.columns[0]))))
+        )
+        value_of_figure[name] = None if math.isnan(value) else value
+    return value_of_figure
 
 
 def figure_intervals(
@@ -109,22 +111,21 @@ def figure_intervals(
         intervals[name] = None
         if figure is None or not len(figure.columns[0]):
             continue
-        ids, options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
+        known_prompts, options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
         if name == "ece":
             stated_n, right_n = figure.columns
-            interval = ece_interval(Reports(stated_n, right_n, ids), **options)
+            interval = ece_interval(Reports(stated_n, right_n, known_prompts), **options)
         else:
-            interval = unseen_interval(figure.of, figure.columns, figure.ends, ids, **options)
-        if not math.isnan(interval.value):
-            # Bounds that are NaN stay NaN.
+            interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **options)
+        if not math.isnan(interval.value):  # `max` and `min` in this order leave bounds that are NaN unchanged
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
 
 
 class BoundedFigure(NamedTuple):
-    """A function of columns and weights, its completions, and the column values that would make it low and high."""
+    """A figure as a function of columns and weights, with the column values of a prompt that makes it low, and high."""
 
-    of: Callable[..., Tensor]
+    function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
     known_n: Bool[Tensor, " n"]
     ends: tuple[tuple[Sequence[float], ...], tuple[Sequence[float], ...]]
@@ -133,21 +134,22 @@ class BoundedFigure(NamedTuple):
 def build_figures(
     confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
 ) -> dict[str, BoundedFigure | None]:
-    """Return every figure by name; the refusal figures are None if the task has no refusals."""
-    sizes = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
-    if len(set(sizes)) > 1:
+    """Return every figure by name; the refusal rate is None if the task has no refusals."""
+    lengths = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
+    if len(set(lengths)) > 1:
         raise AlignmentError(
-            f"The columns of an evaluation have {', '.join(map(str, sizes))} entries; give one to each completion."
+            f"The columns of an evaluation have {', '.join(map(str, lengths))} entries; give one to each completion."
         )
     judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
-    q, c = confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n]
-    middle = float(q.double().mean())
+    q_i, c_i = confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n]
+    mean_confidence = float(q_i.double().mean())
+    mean_ends = (([0.0],), ([1.0],))
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
             return None
         known_n = ~column_n.isnan().cpu()
-        return BoundedFigure(weighted_mean, (column_n.cpu()[known_n].double(),), known_n, (([0.0],), ([1.0],)))
+        return BoundedFigure(weighted_mean, (column_n.cpu()[known_n].double(),), known_n, mean_ends)
 
     return {
         "accuracy": share(correct_n),
@@ -155,22 +157,23 @@ def build_figures(
         "format_rate": share(well_formed_n),
         "coverage": share(~confidence_n.isnan()),
         "verdict_rate": share(~correct_n.isnan()),
-        "mean_confidence": BoundedFigure(weighted_mean, (q.double(),), judged_n, (([0.0],), ([1.0],))),
-        "sharpness": BoundedFigure(_variance, (q,), judged_n, (([middle],), ([float(middle < 0.5)],))),
-        "ece": BoundedFigure(weighted_ece, (q, c), judged_n, ((), ())),
-        "brier": BoundedFigure(weighted_mean, ((q.double() - c.double()).square(),), judged_n, (([0.0],), ([1.0],))),
-        "auroc": BoundedFigure(weighted_auroc, (q, c), judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
+        "mean_confidence": BoundedFigure(weighted_mean, (q_i.double(),), judged_n, mean_ends),
+        "sharpness": BoundedFigure(_variance, (q_i,), judged_n, (([mean_confidence],), ([float(mean_confidence < 0.5)],))),
+        "ece": BoundedFigure(weighted_ece, (q_i, c_i), judged_n, ((), ())),
+        "brier": BoundedFigure(weighted_mean, ((q_i.double() - c_i.double()).square(),), judged_n, mean_ends),
+        "auroc": BoundedFigure(weighted_auroc, (q_i, c_i), judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
     }
 
 
 def _variance(value_n: Tensor, weight_rn: Tensor) -> Tensor:
+    """Compute the variance of the values under each row of weights."""
     deviation_rn = value_n.double() - weighted_mean(value_n, weight_rn).unsqueeze(1)
     return (weight_rn * deviation_rn.square()).sum(dim=1) / weight_rn.sum(dim=1)
 
 
 @dataclass(frozen=True)
 class Reports:
-    """The completions of a run: one confidence, one verdict and one prompt each.
+    """The confidence, the verdict and the prompt of each completion in a run.
 
     Attributes:
         confidence_n: in [0, 1].
@@ -251,13 +254,13 @@ def ece_difference(
     """
     ids_a, ids_b = plain_ids(a.prompts), plain_ids(b.prompts)
     prompt_n = prompt_index([*ids_a, *ids_b], len(a.correct_n) + len(b.correct_n))
-    first_n, second_n = prompt_n[: len(ids_a)], prompt_n[len(ids_a) :]
-    if different := set(ids_a) ^ set(ids_b):
-        prompt = next(iter(different))
+    prompt_a, prompt_b = prompt_n[: len(ids_a)], prompt_n[len(ids_a) :]
+    if unpaired := set(ids_a) ^ set(ids_b):
+        prompt = next(iter(unpaired))
         raise AlignmentError(
-            f"A paired difference needs the same prompts in both runs: {len(set(ids_a))} and {len(set(ids_b))} prompts, "
-            f"{len(set(ids_a) & set(ids_b))} of them shared; prompt {prompt!r} is not in the "
-            f"{'second' if prompt in ids_a else 'first'}."
+            f"A paired difference needs the same prompts in both runs. They have {len(set(ids_a))} and {len(set(ids_b))} prompts, "
+            f"{len(set(ids_a) & set(ids_b))} of them in both; prompt {prompt!r} is missing in the "
+            f"{'second' if prompt in ids_a else 'first'} run."
         )
     gaps_a, gaps_b = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
 
@@ -265,16 +268,16 @@ def ece_difference(
         return torch.cat([gaps_a(weight_rn[:, : len(ids_a)]), gaps_b(weight_rn[:, len(ids_a) :])], dim=1)
 
     unseen_jb = torch.cat([
-        unseen_gaps(a.confidence_n, first_n, bins=bins), unseen_gaps(b.confidence_n, second_n, bins=bins).flip(0)
+        unseen_gaps(a.confidence_n, prompt_a, bins=bins), unseen_gaps(b.confidence_n, prompt_b, bins=bins).flip(0)
     ], dim=1)  # fmt: skip
     return gaps_interval(gaps, unseen_jb, prompt_n, minus=True, resamples=resamples, level=level, seed=seed)
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return the change of the gaps by one more prompt: with answers that contradict their confidence, and that agree."""
-    weight_1n, low_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
-    ends = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (low_n, 1 - low_n)]
-    return torch.stack(ends) / len(prompt_n.unique())
+    """Return the changes that one more prompt would make to the gaps if its answers contradict, or match, their confidence."""
+    weight_1n, doubted_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
+    changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (doubted_n, 1 - doubted_n)]
+    return torch.stack(changes) / len(prompt_n.unique())
 
 
 def gaps_interval(
@@ -287,9 +290,9 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of the sum of absolute gaps; with `minus`, those of the second half of the gaps are subtracted."""
+    """Compute the interval of the sum of absolute gaps; with `minus`, the second half of the gaps is subtracted."""
     check_level(level)
-    gap_b, gap_rb, count = resampled(gaps, prompts, resamples=resamples, seed=seed)
+    gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     side_b = torch.ones_like(gap_b)
     if minus:
         side_b[len(gap_b) // 2 :] = -1
@@ -312,24 +315,24 @@ def bounds(
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Return the bounds of `ece_interval`, from resampled gaps minus gaps; `side_b` is -1 if an absolute gap is subtracted."""
+    """Compute the bounds of `ece_interval` from the noise of the gaps; `side_b` is -1 for a gap that is subtracted."""
     tail = (1 - level) / 2
     stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # These random numbers must differ from those that drew the prompts.
+    generator = torch.Generator().manual_seed(seed + 1)  # independent of the random numbers that drew the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # Both orders are drawn, so that the reversed difference has the same bounds with the other sign.
+    # The two unseen prompts get their weights in both orders, so that a reversed difference has the negated bounds.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])
     clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
     sign_b = gap_b.round(decimals=12).sign()  # rounding must not give 0 a sign
     signed_rb = sign_b * noise_rb
     most_rb = torch.where(clear_b, signed_rb, noise_rb.abs())
-    # Both sides of a difference are biased upwards, so neither side has to be treated as unbiased.
-    single = bool((side_b > 0).all())
-    least_rb = signed_rb if single else (gap_b + noise_rb).abs() - gap_b.abs()
+    # In a difference noise makes both ECEs larger, so the smaller side is the resampled error, not the unbiased one.
+    is_single_run = bool((side_b > 0).all())
+    least_rb = signed_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     above_r = torch.where(side_b > 0, most_rb, -least_rb).sum(dim=1)
     below_r = torch.where(side_b > 0, least_rb, -most_rb).sum(dim=1)
-    zero_r = noise_rb[:, (sign_b == 0) & single].abs().sum(dim=1)  # a gap of 0 may lie on either side
+    zero_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a gap of 0 may lie on either side
     value = float((side_b * gap_b.abs()).sum())
-    low = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
-    high = max(float((below_r + zero_r).quantile(1 - tail)), -float((below_r - zero_r).quantile(tail)))
-    return value - stretch * low, value + stretch * high
+    reach_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
+    reach_above = max(float((below_r + zero_r).quantile(1 - tail)), -float((below_r - zero_r).quantile(tail)))
+    return value - stretch * reach_below, value + stretch * reach_above

@@ -24,12 +24,13 @@ Prompts = Int[Tensor, " n"] | Sequence[Hashable]
 #: A figure of weighted completions: takes the weight of each completion, one row per resample; returns one value per row.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
+#: The largest number of weights that one chunk of resamples holds.
 _CHUNK = 4_000_000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and the range that noise may have moved it in.
+    """A figure with an interval that holds its true value with the probability `level`.
 
     Attributes:
         value: the figure itself; NaN where it is undefined.
@@ -53,22 +54,22 @@ class Interval:
 
     @property
     def sd(self) -> float:
-        """Return the standard deviation (ddof 1) of the values that the figure averages; NaN for a single value."""
+        """Return the sample standard deviation (ddof 1) of the averaged values; NaN for a single value."""
         return self.sem * math.sqrt(self.count)
 
     def excludes(self, value: float = 0.0) -> bool:
-        """Return whether `value` lies outside of the interval; False if the bounds are unknown."""
+        """Return whether `value` lies outside the interval; False if the bounds are unknown."""
         return value < self.low or value > self.high
 
     def __str__(self) -> str:
-        """Return the figure and its bounds, three decimals."""
+        """Format the figure and its bounds with three decimals."""
         if math.isnan(self.value):
             return "-"
         return f"{self.value:.3f}" + ("" if math.isnan(self.low) else f" [{self.low:.3f}, {self.high:.3f}]")
 
 
 def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
-    """Return the bounds in words; an empty text if there are none."""
+    """Say between which bounds an interval lies; an empty text if they are unknown."""
     if interval is None or math.isnan(interval.low):
         return ""
     if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
@@ -89,7 +90,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
     >>> round((high - low) / 2, 3)
     0.164
     """
-    # scipy.stats.binomtest takes whole numbers only, and `reliability` counts effective trials.
+    # `reliability` counts fractional effective trials, but scipy.stats.binomtest takes whole numbers only.
     z = NormalDist().inv_cdf((1 + check_level(level)) / 2)
     if not 0 <= successes <= count:
         raise RecipeError(f"There are {successes} successes in {count} trials.")
@@ -118,8 +119,11 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
     """
     prompt_n = torch.arange(len(value_n)) if prompts is None else prompt_index(prompts, len(value_n))
     known_n = ~value_n.isnan().cpu()
-    value_i, (ids, prompt_i) = value_n.cpu()[known_n].double(), torch.unique(prompt_n[known_n], return_inverse=True)
-    value, count, tail = float(value_i.mean()), len(ids), (1 - check_level(level)) / 2
+    value_i, (unique_prompts, prompt_i) = (
+        value_n.cpu()[known_n].double(),
+        torch.unique(prompt_n[known_n], return_inverse=True),
+    )
+    value, count, tail = float(value_i.mean()), len(unique_prompts), (1 - check_level(level)) / 2
     if count < 2:
         return Interval(value, math.nan, math.nan, math.nan, level, count)
     excess_p = torch.zeros(count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
@@ -154,7 +158,7 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
         Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 13 and 14; by cluster as in Field and Welsh 2007.
     """
     # scipy.stats.bootstrap could draw prompts too, but a single undefined resample makes both of its bounds NaN.
-    value, value_r, count = resampled(figure, prompts, resamples=resamples, seed=seed)
+    value, value_r, count = resample(figure, prompts, resamples=resamples, seed=seed)
     known_r, tail = value_r[~value_r.isnan()], (1 - check_level(level)) / 2
     if count < 2 or len(known_r) < 2 or bool(value.isnan()):
         return Interval(float(value), math.nan, math.nan, math.nan, level, count)
@@ -171,25 +175,25 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Compute the bootstrap interval of a bounded figure, by prompt, with one more prompt that was not seen (docs/intervals.md)."""
-    plain = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
-    if math.isnan(plain.low):
-        return plain
-    dense_n, size = prompt_index(prompts, len(prompts)), math.ceil(len(prompts) / plain.count)
-    longer_n = torch.cat([dense_n, plain.count + torch.arange(len(ends[0][0])).repeat(size)])
-    columns_by_end = [
+    """Compute a bootstrap interval by prompt that expects one more prompt with the values in `ends` (docs/intervals.md)."""
+    interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
+    if math.isnan(interval.low):
+        return interval
+    prompt_n, prompt_size = prompt_index(prompts, len(prompts)), math.ceil(len(prompts) / interval.count)
+    extended_n = torch.cat([prompt_n, interval.count + torch.arange(len(ends[0][0])).repeat(prompt_size)])
+    extended_columns = [
         [
-            torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(size)])
+            torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(prompt_size)])
             for column_n, end_values in zip(columns, end, strict=True)
         ]
         for end in ends
     ]
-    low_r, high_r = resampled(
-        lambda weight_rn: torch.stack([figure(*end, weight_rn) for end in columns_by_end], dim=1),
-        longer_n, resamples=resamples, seed=seed, smooth=True,
+    low_r, high_r = resample(
+        lambda weight_rn: torch.stack([figure(*columns_of_end, weight_rn) for columns_of_end in extended_columns], dim=1),
+        extended_n, resamples=resamples, seed=seed, smooth=True,
     )[1].unbind(dim=1)  # fmt: skip
-    low, high = low_r.quantile((1 - plain.level) / 2), high_r.quantile((1 + plain.level) / 2)
-    return replace(plain, low=float(low), high=float(high))
+    low, high = low_r.quantile((1 - interval.level) / 2), high_r.quantile((1 + interval.level) / 2)
+    return replace(interval, low=float(low), high=float(high))
 
 
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
@@ -204,10 +208,10 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
     return weight_rn @ value_n.cpu().double()[known_n] / weight_rn.sum(dim=1)
 
 
-def resampled(
+def resample(
     figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
 ) -> tuple[Tensor, Tensor, int]:
-    """Return the figure, the figure of every resample, and the number of prompts; with `smooth` each prompt weighs Exp(1)."""
+    """Return a figure, its value in every resample, and the number of prompts; with `smooth`, prompts are weighted by Exp(1)."""
     prompt_n = prompt_index(prompts, len(prompts))
     count = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
@@ -216,13 +220,13 @@ def resampled(
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:
-    """Yield the weight of each prompt in each resample, some resamples at a time; the numbers do not depend on the chunks."""
+    """Yield the weights of the prompts in chunks of resamples; the chunk size has no influence on the weights."""
     if resamples < 1:
         raise RecipeError(f"A bootstrap needs at least 1 resample, not {resamples}.")
     generator = torch.Generator().manual_seed(seed)
-    rows = max(1, _CHUNK // max(completions, 1))
-    for first in range(0, resamples if prompts else 0, rows):
-        ones_rp = torch.ones(min(rows, resamples - first), prompts, dtype=torch.float64)
+    chunk_size = max(1, _CHUNK // max(completions, 1))
+    for start in range(0, resamples if prompts else 0, chunk_size):
+        ones_rp = torch.ones(min(chunk_size, resamples - start), prompts, dtype=torch.float64)
         if smooth:
             yield ones_rp.exponential_(generator=generator)
         else:
@@ -231,26 +235,26 @@ def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smoo
 
 
 def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
-    """Number the prompts 0..P-1 in sorted order of the ids, so that the order of completions does not matter."""
+    """Return each completion's prompt as a number 0..P-1, in sorted order of the ids, so that the order of rows does not matter."""
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     ids = plain_ids(prompts)
-    number_of = {prompt: index for index, prompt in enumerate(sorted(set(ids), key=_rank))}
+    number_of = {prompt: index for index, prompt in enumerate(sorted(set(ids), key=_sort_key))}
     return torch.tensor([number_of[prompt] for prompt in ids], dtype=torch.long)
 
 
-def _rank(prompt: Hashable) -> tuple[str, Any]:
-    """Return a sort key for ids of any kind."""
+def _sort_key(prompt: Hashable) -> tuple[str, Any]:
+    """Return a key by which ids of different types can be sorted together."""
     return type(prompt).__name__, prompt if isinstance(prompt, int | float | str) else repr(prompt)
 
 
 def plain_ids(prompts: Prompts) -> list[Hashable]:
-    """Return the ids as a list of plain Python values."""
+    """Return prompt ids as a list; the entries of a tensor become Python numbers."""
     return prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
 
 
 def check_level(level: float) -> float:
-    """Return the level, or refuse it."""
+    """Return a confidence level, or refuse a number that is none."""
     if not 0 < level < 1:
-        raise RecipeError(f"A level of confidence lies between 0 and 1, not at {level}.")
+        raise RecipeError(f"A level of confidence must lie between 0 and 1, not at {level}.")
     return level

@@ -1,4 +1,4 @@
-"""The accuracy of n samples of a prompt together: pass@k, majority, MaxConf and confidence-weighted majority.
+"""Compute the accuracy of n samples of a prompt together: pass@k, majority, MaxConf and confidence-weighted majority.
 
 Every number is the expected value over random subsets of n of a prompt's samples: exact where a closed form or all subsets are
 cheap (always, up to 16 samples), else over seeded random subsets. Prompts count equally.
@@ -20,14 +20,15 @@ from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure.calibration import refuse_value
 from spanwise.measure.intervals import Interval, Prompts, bootstrap, plain_ids, prompt_index, weighted_mean
 
-#: The ways to choose among the samples of a prompt; the last two need a stated confidence.
+#: The ways to choose among the samples of a prompt; only the last two need a stated confidence.
 _WAYS = ("pass@1", "pass@k", "majority", "weighted", "maxconf")
+#: The number that weights are multiplied with before they are rounded to whole numbers.
 _MICRO = 1e6
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The accuracy of one way of choosing among n samples, by n.
+    """The accuracy of a way of choosing among n samples of a prompt, for several n.
 
     Attributes:
         budgets: the numbers of samples.
@@ -107,29 +108,29 @@ def voting(
     prompt_n = prompt_index(prompts, len(answers))
     for name, column_n in (("verdicts", correct_n), ("confidences", confidence_n)):
         if len(column_n) != len(answers):
-            raise AlignmentError(f"There are {len(column_n)} {name} for {len(answers)} answers.")
+            raise AlignmentError(f"There are {len(column_n)} {name} for {len(answers)} answers; give one to each answer.")
     refuse_value("Confidence", confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]")
     refuse_value("Correctness", correct_n, (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan(), "0, 1 or NaN")
     largest = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
-    sizes = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
-    for n in sizes:
+    sample_counts = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
+    for n in sample_counts:
         if not 1 <= n <= largest:
-            reason = "no sample has a verdict" if largest == 0 else f"prompts have 1 to {largest} samples"
-            raise RecipeError(f"A budget of {n} samples cannot be had: {reason}.")
-    samples: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
+            reason = "no sample has a verdict" if largest == 0 else f"prompts have at most {largest} samples"
+            raise RecipeError(f"A budget of {n} samples is not possible: {reason}.")
+    samples_of: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
     for prompt, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
-        samples[prompt].append(((answer or "").strip(), c, q))
+        samples_of[prompt].append(((answer or "").strip(), c, q))
     has_confidence = not bool(confidence_n.isnan().all())
-    accuracy_by_way = [
-        _worth(rows, sizes, has_confidence, subsets, seed * 100_003 + prompt) for prompt, rows in samples.items()
+    accuracies_by_prompt = [
+        _expected_accuracies(samples, sample_counts, has_confidence, subsets, seed * 100_003 + prompt)
+        for prompt, samples in samples_of.items()
     ]
-    ids = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
+    id_of_prompt = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
+    ids = tuple(id_of_prompt[prompt] for prompt in samples_of)
     curves = {}
     for way in _WAYS if has_confidence else _WAYS[:3]:
-        value_pb = torch.tensor([accuracies[way] for accuracies in accuracy_by_way], dtype=torch.float64).reshape(
-            len(accuracy_by_way), len(sizes)
-        )
-        curves[way] = _curve(sizes, value_pb, tuple(ids[prompt] for prompt in samples), resamples, seed)
+        value_pb = torch.tensor([accuracies[way] for accuracies in accuracies_by_prompt], dtype=torch.float64)
+        curves[way] = _build_curve(sample_counts, value_pb.reshape(len(ids), len(sample_counts)), ids, resamples, seed)
     return curves
 
 
@@ -150,15 +151,17 @@ def curve_difference(a: Curve, b: Curve) -> Curve:
     """
     if a.budgets != b.budgets or a.prompts != b.prompts:
         raise AlignmentError(
-            f"A paired difference needs the same prompts and budgets; there are {len(a.prompts)} and {len(b.prompts)} prompts "
-            f"(same: {a.prompts == b.prompts}), budgets {list(a.budgets)} and {list(b.budgets)}."
+            "A paired difference needs curves of the same prompts and budgets; these have "
+            f"{len(a.prompts)} and {len(b.prompts)} prompts ({'equal' if a.prompts == b.prompts else 'different'} ids) and the "
+            f"budgets {list(a.budgets)} and {list(b.budgets)}."
         )
-    return _curve(a.budgets, a.value_pb - b.value_pb, a.prompts)
+    return _build_curve(a.budgets, a.value_pb - b.value_pb, a.prompts)
 
 
-def _curve(
+def _build_curve(
     budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int = 1000, seed: int = 0
 ) -> Curve:
+    """Build a curve with the bootstrap interval of the mean over prompts at each budget."""
     intervals = []
     for value_p in value_pb.unbind(dim=1):
         value_i = value_p[~value_p.isnan()]
@@ -166,44 +169,50 @@ def _curve(
     return Curve(budgets, value_pb, prompts, tuple(intervals))
 
 
-def _worth(
-    rows: list[tuple[str, float, float]], budgets: Sequence[int], has_confidence: bool, subsets: int, seed: int
+def _expected_accuracies(
+    samples: list[tuple[str, float, float]], budgets: Sequence[int], has_confidence: bool, subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Return, for each way of choosing, the expected correctness of its choice among n samples of a prompt, by n."""
-    # Samples are sorted, so that their order does not matter; each prompt has its own seed, so that errors average out.
-    rows = sorted(rows, key=lambda row: (row[0], *((x != x, 0.0 if x != x else x) for x in row[1:])))
-    m, texts = len(rows), [text for text, *_ in rows]
-    number_of = {text: a for a, text in enumerate(dict.fromkeys(filter(None, texts)))}
-    answer_m = torch.tensor([number_of.get(text, -1) for text in texts])
-    vote_am = (torch.arange(len(number_of))[:, None] == answer_m).double()
-    correct_m, confidence_m = torch.tensor([row[1:] for row in rows], dtype=torch.float64).unbind(dim=1)
+    """Return, for each way of choosing, the expected correctness of its choice among n samples of a prompt, by n.
+
+    A sample is an answer, its correctness and its confidence; `seed` differs between prompts, so that their errors average out.
+    """
+    # Random subsets take samples by position, so the samples are sorted to make their order irrelevant.
+    samples = sorted(samples, key=lambda sample: (sample[0], *((x != x, 0.0 if x != x else x) for x in sample[1:])))
+    m, texts = len(samples), [text for text, *_ in samples]
+    number_of_answer = {text: a for a, text in enumerate(dict.fromkeys(filter(None, texts)))}
+    answer_m = torch.tensor([number_of_answer.get(text, -1) for text in texts])
+    vote_am = (torch.arange(len(number_of_answer))[:, None] == answer_m).double()
+    correct_m, confidence_m = torch.tensor([sample[1:] for sample in samples], dtype=torch.float64).unbind(dim=1)
     judged_m = ~correct_m.isnan()
     value_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ judged_m.double()).clamp_(min=1)
     correct_m = torch.where(judged_m, correct_m, vote_am.T @ value_a)
     right_count, weight_m = int((correct_m > 0.5).sum()), confidence_m.nan_to_num(nan=0.0)
-    functions: Sequence[Callable[[int], float]] = (
-        lambda n: float(correct_m.mean()),
-        lambda n: 1 - math.comb(m - right_count, n) / math.comb(m, n),
-        lambda n: _vote(vote_am, value_a, torch.ones_like(weight_m), _subsets(m, n, subsets, seed)),
-        lambda n: _vote(vote_am, value_a, weight_m, _subsets(m, n, subsets, seed)),
-        lambda n: _highest(correct_m, confidence_m, n),
-    )
-    sizes = {n for n in budgets if n <= m and bool(judged_m.any())}
-    functions_by_way = zip(_WAYS, functions if has_confidence else functions[:3], strict=False)
-    return {name: [way(n) if n in sizes else math.nan for n in budgets] for name, way in functions_by_way}
+    accuracy_of_way: dict[str, Callable[[int], float]] = {
+        "pass@1": lambda n: float(correct_m.mean()),
+        "pass@k": lambda n: 1 - math.comb(m - right_count, n) / math.comb(m, n),
+        "majority": lambda n: _vote(vote_am, value_a, torch.ones_like(weight_m), _draw_subsets(m, n, subsets, seed)),
+        "weighted": lambda n: _vote(vote_am, value_a, weight_m, _draw_subsets(m, n, subsets, seed)),
+        "maxconf": lambda n: _choose_highest(correct_m, confidence_m, n),
+    }
+    possible_budgets = {n for n in budgets if n <= m and bool(judged_m.any())}
+    return {
+        way: [accuracy_of_way[way](n) if n in possible_budgets else math.nan for n in budgets]
+        for way in (_WAYS if has_confidence else _WAYS[:3])
+    }
 
 
-def _highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
+def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     """Return the expected correctness of the highest score among n of m samples; ties are equally likely, NaN ranks lowest."""
-    values, class_m, count_v = torch.unique(score_m.nan_to_num(nan=-math.inf), return_inverse=True, return_counts=True)
-    mean_v = torch.zeros(len(values), dtype=torch.float64).index_add_(0, class_m, correct_m) / count_v
-    counts = [0, *count_v.cumsum(0).tolist()]
-    wins = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(counts)]
-    return sum(count * mean for count, mean in zip(wins, mean_v.tolist(), strict=True)) / math.comb(len(score_m), n)
+    distinct_v, rank_m, count_v = torch.unique(score_m.nan_to_num(nan=-math.inf), return_inverse=True, return_counts=True)
+    mean_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
+    counts_below = [0, *count_v.cumsum(0).tolist()]
+    subset_counts = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(counts_below)]
+    total = sum(count * mean for count, mean in zip(subset_counts, mean_v.tolist(), strict=True))
+    return total / math.comb(len(score_m), n)
 
 
 def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> float:
-    """Return the expected value of the answer with the most weight in a subset of m samples; ties count equally."""
+    """Return the mean value, over subsets of samples, of the answer with the most weight; ties count equally."""
     if not len(value_a):
         return 0.0
     micro_am = vote_am * (weight_m * _MICRO).round()  # sums and ties of whole numbers are exact
@@ -217,18 +226,19 @@ def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[
     return total / count
 
 
-def _subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor, "m s"]]:
-    """Return subsets of n of m samples as columns of zeros and ones: all of them, or `most` random ones."""
+def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor, "m s"]]:
+    """Yield subsets of n out of m samples as columns of zeros and ones: all subsets, or `most` random ones."""
     if math.comb(m, n) <= most:
         yield _all_subsets(m, n)
         return
     generator = torch.Generator().manual_seed((seed * 1009 + m) * 1009 + n)
-    for first in range(0, most, 4096):
-        rank_ms = torch.rand(m, min(4096, most - first), generator=generator)
-        yield torch.zeros_like(rank_ms, dtype=torch.float64).scatter_(0, rank_ms.topk(n, dim=0).indices, 1.0)
+    for start in range(0, most, 4096):
+        random_ms = torch.rand(m, min(4096, most - start), generator=generator)
+        yield torch.zeros_like(random_ms, dtype=torch.float64).scatter_(0, random_ms.topk(n, dim=0).indices, 1.0)
 
 
 @lru_cache(maxsize=64)
 def _all_subsets(m: int, n: int) -> Float[Tensor, "m s"]:
+    """Return every subset of n out of m samples as a column of zeros and ones."""
     chosen_ns = torch.tensor(list(combinations(range(m), n))).T
     return torch.zeros(m, chosen_ns.shape[1], dtype=torch.float64).scatter_(0, chosen_ns, 1.0)
