@@ -173,7 +173,7 @@ def test_has_the_properties_of_segmenters(layout):
 
 @pytest.mark.parametrize("path", ["", ".a", "a.", "a..b", "a[", "a[x]", "a[-1]", 'a["b]', "[0].a", "[*]", 'a"b', "a]b"])
 def test_what_is_no_path(path):
-    with pytest.raises(LayoutError, match="is no path"):
+    with pytest.raises(LayoutError, match="is not a path"):
         steps(path)
 
 

@@ -1,4 +1,4 @@
-"""`census`: count the parts that completions really have, beside those of a layout: tags, fields, channels."""
+"""`census` counts which parts (tags, fields, channels) completions have: those that a layout asks for, and others."""
 
 from __future__ import annotations
 
@@ -40,16 +40,18 @@ class Census:
         """
         if not self.lacking:
             return ""
-        missing = " and ".join(f"{self._shown(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
-        counts = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
-        found = list({**counts, **self.others}.items())
-        marks_seen = ", ".join(f"{self._shown(mark)} ({count})" for mark, count in found[:6]) + (
-            ", ..." if len(found) > 6 else ""
-        )
-        finding = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
-        return f"{missing} of {self.size} completions; " + (f"they do contain {marks_seen}." if found else finding)
+        lacking = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
+        count_of = {**{mark: count for mark, count in self.wanted.items() if mark not in self.lacking}, **self.others}
+        marks = [f"{self._show(mark)} ({count})" for mark, count in count_of.items()]
+        if marks:
+            contents = f"they do contain {', '.join(marks[:6])}{', ...' if len(marks) > 6 else ''}."
+        else:
+            contents = (
+                f"{self.segmenter} finds nothing in them." if self.segmenter != "tags" else "they contain no tags at all."
+            )
+        return f"{lacking} of {self.size} completions; {contents}"
 
-    def _shown(self, mark: str) -> str:
+    def _show(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"
 
 
@@ -74,19 +76,19 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     """
     entry = SEGMENTERS.find(segmenter)
     says, holds = entry.says, entry.holds
-    plain = dict.fromkeys(mark if segmenter == "tags" else any_index(mark) for mark in marks)
-    size, count_of = 0, Counter[str]()
+    wanted_marks = dict.fromkeys(mark if segmenter == "tags" else any_index(mark) for mark in marks)
+    text_count, count_of = 0, Counter[str]()
     for text in texts:
-        size += 1
-        found = set() if says is None else set(says(text))
-        count_of.update(
-            found if holds is None else found.difference(plain).union(mark for mark in plain if holds(text, mark))
-        )
+        text_count += 1
+        marks_of_text = set() if says is None else set(says(text))
+        if holds is not None:
+            marks_of_text = (marks_of_text - wanted_marks.keys()) | {mark for mark in wanted_marks if holds(text, mark)}
+        count_of.update(marks_of_text)
     if prefilled is not None:
-        count_of[prefilled] = size
-    count_of_mark = {mark: count_of[mark] for mark in plain} if says is not None or holds is not None else {}
-    others = sorted((-count, mark) for mark, count in count_of.items() if mark not in count_of_mark)
-    return Census(size, count_of_mark, {mark: -count for count, mark in others}, segmenter)
+        count_of[prefilled] = text_count
+    wanted = {mark: count_of[mark] for mark in wanted_marks} if says is not None or holds is not None else {}
+    others = sorted((-count, mark) for mark, count in count_of.items() if mark not in wanted)
+    return Census(text_count, wanted, {mark: -count for count, mark in others}, segmenter)
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
@@ -100,9 +102,8 @@ def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
         >>> [one.sentence for one in census_of(Layout({"why": "why", "price": "json:price"}), ["<why>so</why>{}"] * 2)]
         ['', "'price' is in 0 of 2 completions; json finds nothing in them."]
     """
-    counts = []
-    for segmenter in layout.segmenters:
-        marks = [part.mark for part in layout.parts_of(segmenter)]
-        prefilled = layout.prefilled if layout.prefilled in marks else None
-        counts.append(census(texts, marks, segmenter=segmenter, prefilled=prefilled))
-    return counts
+    marks_of = {name: [part.mark for part in layout.parts_of(name)] for name in layout.segmenters}
+    return [
+        census(texts, marks, segmenter=name, prefilled=layout.prefilled if layout.prefilled in marks else None)
+        for name, marks in marks_of.items()
+    ]

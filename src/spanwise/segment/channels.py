@@ -24,13 +24,13 @@ from collections.abc import Sequence
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Finder, Found, Sample, by_mark, taken
-from spanwise.segment.delimiters import Sign, finder_of, first_of
+from spanwise.segment.claims import Finder, Found, Sample, assign, group_by_mark
+from spanwise.segment.delimiters import Sign, index_of_first, sign_finder
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
 #: Channel, opening sign, closing sign; if the closing sign is "", the next opening or the end of the turn closes the channel.
-#: DeepSeek's signs have the bars of East Asian typography, U+FF5C.
+# U+FF5C in DeepSeek's signs is the fullwidth bar.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
     (_REASONING, "[THINK]", "[/THINK]"),
@@ -51,21 +51,21 @@ def _signs(*texts: str) -> set[bytes]:
 _OPENS = {opening.encode(): (channel, closing.encode()) for channel, opening, closing in _PAIRS}
 _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
-#: A header of Llama, `<|start_header_id|>assistant<|end_header_id|>`.
+#: The signs around the role in a header of Llama, `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
 #: Signs that may stand before an opening sign and belong to the same channel.
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
-#: Signs that stand between channels.
+#: Signs that end a header or a section of tool calls; they neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
 #: A header of harmony, `<|start|>assistant<|channel|>analysis<|message|>`, which may begin at any of its signs.
 _MESSAGE = b"<|message|>"
 _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
-#: Signs that end a channel that never closes.
-_NEXT = {*_OPENS, *_LEADS, *_HEADER}
-#: Signs that open another channel inside a channel.
-_ANOTHER = {*_OPENS, *_HEADER}
-#: Signs that open a channel at once if a turn begins with them.
+#: Signs that open a channel; inside another channel they are a fault.
+_ANY_OPENING = {*_OPENS, *_HEADER}
+#: Signs at which a channel without its closing sign ends.
+_NEXT = _ANY_OPENING | _LEADS
+#: A turn that begins with one of these signs has no prefilled reasoning.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(
@@ -73,20 +73,20 @@ _TURN_ENDS = _signs(
     "<\uff5cend▁of▁sentence\uff5c> <|user|> <|observation|> [e~[",
 )
 _SIGNS = {*_OPENS, *_CLOSES, *_LEADS, *_FILLS, *_HEADER, *_TURN_ENDS}
-#: Signs that a model may also spell; the others count only as tokens.
+#: Signs that also count if a model spells them in several tokens; every other sign must be one token.
 _SPELLED = {sign for sign in {*_OPENS, *_CLOSES} if sign[:1] == b"<" and sign[1:2] != b"|" and b"\xef" not in sign}
-_KNOWN = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"|<\|channel\|>[^<]*+")
+_OPENING = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"|<\|channel\|>[^<]*+")
 
 
-def _said(text: str) -> list[str]:
-    """Return the channels that a text opens."""
-    openings = [sign.encode() for sign in dict.fromkeys(_KNOWN.findall(text))]
-    channels_there = [_OPENS[sign][0] if sign in _OPENS else _of_header(sign) for sign in openings]
-    return list(dict.fromkeys((*channels_there, _ANSWER)))
+def _list_channels(text: str) -> list[str]:
+    """List the channels that a text opens, and the answer, which needs no sign."""
+    openings = [sign.encode() for sign in dict.fromkeys(_OPENING.findall(text))]
+    opened_channels = [_OPENS[sign][0] if sign in _OPENS else _channel_of_header(sign) for sign in openings]
+    return list(dict.fromkeys((*opened_channels, _ANSWER)))
 
 
-def _opening(mark: str) -> tuple[str, ...]:
-    """Return the sign at the end of a prompt that has opened a channel."""
+def _prompt_endings(mark: str) -> tuple[str, ...]:
+    """Return the signs that open a channel if a prompt ends with one of them."""
     channel = mark.removesuffix(EACH)
     header = ("<|channel|>analysis<|message|>",) if channel == _REASONING else ()
     return (*(opening for name, opening, _ in _PAIRS if name == channel), *header)
@@ -95,27 +95,31 @@ def _opening(mark: str) -> tuple[str, ...]:
 @register(
     "channels",
     kind="segmenter",
-    says=_said,
-    opens=_opening,
-    holds=lambda text, mark: mark.removesuffix(EACH) in _said(text),
+    says=_list_channels,
+    opens=_prompt_endings,
+    holds=lambda text, mark: mark.removesuffix(EACH) in _list_channels(text),
 )
 def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the reasoning, the tool calls and the answers of a chat model; see the module."""
-    parts_of = by_mark(parts)
-    for channel, marked in parts_of.items():
+    parts_of = group_by_mark(parts)
+    for channel, channel_parts in parts_of.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
-            raise LayoutError(unknown("channel", marked[0].mark, (_REASONING, _CALL, _ANSWER)))
-    prefilled = layout.prefilled in {part.mark for part in parts}
-    if prefilled and layout.prefilled != _REASONING:
-        raise LayoutError(f"prefilled is '{layout.prefilled}'; of the channels a prompt can open 'reasoning' only.")
-    find_signs = finder_of(_SIGNS, tokens_only=_SIGNS - _SPELLED)
+            raise LayoutError(unknown("channel", channel_parts[0].mark, (_REASONING, _CALL, _ANSWER)))
+    is_prefilled = layout.prefilled in {part.mark for part in parts}
+    if is_prefilled and layout.prefilled != _REASONING:
+        raise LayoutError(f"prefilled is '{layout.prefilled}', but 'reasoning' is the only channel that a prompt can open.")
+    find_signs = sign_finder(_SIGNS, tokens_only=_SIGNS - _SPELLED)
 
     def find(sample: Sample) -> Found:
-        reader = _Reader(sample.text, find_signs(sample), prefilled)
-        stretches = reader.run()
-        stops = [*(start for _, start, _ in stretches[1:]), len(sample.text)]
-        matches = ((*stretch[:2], stop, stretch[2]) for stretch, stop in zip(stretches, stops, strict=False))
-        return taken([match for match in matches if match[0] in parts_of], parts_of, again="taken", fault=reader.fault)
+        reader = _Reader(sample.text, find_signs(sample), is_prefilled)
+        reader.run()
+        stops = [*(start for _, start, _ in reader.channels[1:]), len(sample.text)]
+        matches = [
+            (channel, start, stop, inner)
+            for (channel, start, inner), stop in zip(reader.channels, stops, strict=False)
+            if channel in parts_of
+        ]
+        return assign(matches, parts_of, surplus="keep", fault=reader.fault)
 
     return find
 
@@ -125,93 +129,93 @@ class _Reader:
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        self.stretches: list[tuple[str, int, tuple[int, int] | None]] = []
+        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # name, first byte, content (None: cut off)
         self.fault = 0
-        self.loose = 0  # the first byte that no channel has claimed yet
-        self.lead: int | None = None  # the first byte of the signs before the next opening
-        self.end = 0  # the index of the sign that ends this turn
-        self.last: dict[bytes, int] = {}  # the last index of each sign in the turn
+        self.unclaimed = 0  # the first byte that no channel has claimed yet
+        self.lead_start: int | None = None  # the first byte of the signs before the next opening
+        self.turn_end = 0  # the index of the sign that ends this turn
+        self.last_index: dict[bytes, int] = {}  # the last index of each sign in the turn
 
-    def run(self) -> list[tuple[str, int, tuple[int, int] | None]]:
-        """Return each channel in order: its name, its first byte, and the bytes of its content (None if cut off)."""
-        ends = [place for place, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
-        first = 0
-        for place in (*ends, len(self.signs) - 1):
-            end, self.end, self.lead = self.signs[place], place, None
-            self.last = {self.signs[index].written: index for index in range(first, place)}
-            sign = self.signs[first]
-            is_blank = not self.text[self.loose : sign.start].strip()
-            if self.prefilled and not (is_blank and (first == place or sign.written in _AT_ONCE)):
-                ends_message = end.written == _MESSAGE_ENDS  # harmony's closing sign
-                first = self._until(first - 1, _REASONING, self.loose, self.loose, _REASONING_CLOSES, ends_message)
-            while first < self.end:
-                first = self._step(first)
-            self._answer(end.start)
-            first, self.loose = self.end + 1, end.end
-        return self.stretches
+    def run(self) -> None:
+        """Read all turns."""
+        turn_ends = [index for index, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
+        index = 0
+        for turn_end in (*turn_ends, len(self.signs) - 1):
+            end_sign, self.turn_end, self.lead_start = self.signs[turn_end], turn_end, None
+            self.last_index = {self.signs[i].written: i for i in range(index, turn_end)}
+            sign = self.signs[index]
+            is_blank = not self.text[self.unclaimed : sign.start].strip()
+            if self.prefilled and not (is_blank and (index == turn_end or sign.written in _AT_ONCE)):
+                start, is_complete = self.unclaimed, end_sign.written == _MESSAGE_ENDS
+                index = self._read_channel(index - 1, _REASONING, start, start, _REASONING_CLOSES, is_complete)
+            while index < turn_end:
+                index = self._read_sign(index)
+            self._add_answer(end_sign.start)
+            index, self.unclaimed = turn_end + 1, end_sign.end
 
-    def _step(self, sign_index: int) -> int:
-        """Read the part that a sign begins, and return the place of the next sign."""
-        sign = self.signs[sign_index]
+    def _read_sign(self, index: int) -> int:
+        """Read a sign, and the channel that it opens; return the index of the next sign to read."""
+        sign = self.signs[index]
         if sign.written in _CLOSES:
             self.fault |= Fault.ORDER
-            return sign_index + 1
-        self._answer(sign.start)
+            return index + 1
+        self._add_answer(sign.start)
         if sign.written in _OPENS:
             channel, closing = _OPENS[sign.written]
-            return self._until(sign_index, channel, sign.start, sign.end, (closing or sign.written,), not closing)
+            return self._read_channel(index, channel, sign.start, sign.end, (closing or sign.written,), not closing)
         if sign.written in _HEADER:
-            return self._message(sign_index)
-        if sign.written in _LEADS and self.lead is None:
-            self.lead = sign.start
-        if sign.written == _ROLE and sign_index + 1 < self.end and self.signs[sign_index + 1].written == _ROLE_ENDS:
-            sign_index += 1
-        self.loose = self.signs[sign_index].end
-        return sign_index + 1
+            return self._read_message(index)
+        if sign.written in _LEADS and self.lead_start is None:
+            self.lead_start = sign.start
+        if sign.written == _ROLE and index + 1 < self.turn_end and self.signs[index + 1].written == _ROLE_ENDS:
+            index += 1
+        self.unclaimed = self.signs[index].end
+        return index + 1
 
-    def _answer(self, stop: int) -> None:
-        """Add the loose text before a byte as an answer, if it is more than white space."""
-        if self.text[self.loose : stop].strip():
-            self._add(_ANSWER, self.loose, (self.loose, stop))
-            self.loose = stop
+    def _add_answer(self, stop: int) -> None:
+        """Add the unclaimed text before the byte `stop` as an answer, if it is more than white space."""
+        if self.text[self.unclaimed : stop].strip():
+            self._add(_ANSWER, self.unclaimed, (self.unclaimed, stop))
+            self.unclaimed = stop
 
     def _add(self, channel: str, start: int, inner: tuple[int, int] | None) -> None:
-        self.stretches.append((channel, start if self.lead is None else self.lead, inner))
-        self.lead = None
+        self.channels.append((channel, start if self.lead_start is None else self.lead_start, inner))
+        self.lead_start = None
 
-    def _until(self, at: int, channel: str, start: int, inner: int, ends: Sequence[bytes], complete: bool) -> int:
-        """Read a channel up to the first of some signs; with `whole` it is complete without one."""
-        complete = complete or any(self.last.get(end, at) > at for end in ends)
-        self.fault |= 0 if complete else Fault.TRUNCATED
-        end_at = first_of(self.signs, range(at + 1, self.end), ends if complete else _NEXT)
-        sign = self.signs[end_at]
-        if complete or sign.start > start:  # a prefilled channel without bytes does not count
-            self._add(channel, start, (inner, sign.start) if complete else None)
-        self.fault |= (
-            Fault.NESTED if any(sign_inside.written in _ANOTHER for sign_inside in self.signs[at + 1 : end_at]) else 0
-        )
-        closes = sign.written in _CLOSES
-        self.loose = sign.end if closes else sign.start
-        return end_at + closes
-
-    def _message(self, sign_index: int) -> int:
-        """Read a message of harmony, whose header names its channel."""
-        sign, end = self.signs[sign_index], self.signs[self.end]
-        body_index = first_of(self.signs, range(sign_index, self.end), (_MESSAGE,))
-        if body_index == self.end:  # the completion ends inside the header
-            self.fault |= Fault.TRUNCATED
-            self.loose = end.start
-            return self.end
-        next_index = first_of(self.signs, range(body_index + 1, self.end), _HEADER)
-        channel = _of_header(self.text[sign.start : self.signs[body_index].start])
-        is_complete = channel != _REASONING or (next_index == self.end and end.written != b"")
+    def _read_channel(
+        self, index: int, channel: str, start: int, inner_start: int, closings: Sequence[bytes], is_complete: bool
+    ) -> int:
+        """Read a channel up to the first of some closing signs; an incomplete channel ends at the next opening sign."""
+        is_complete = is_complete or any(self.last_index.get(closing, index) > index for closing in closings)
         self.fault |= 0 if is_complete else Fault.TRUNCATED
-        self.loose = self.signs[next_index].start
-        self._add(channel, sign.start, (self.signs[body_index].end, self.loose) if is_complete else None)
+        end_index = index_of_first(self.signs, range(index + 1, self.turn_end), closings if is_complete else _NEXT)
+        end_sign = self.signs[end_index]
+        if is_complete or end_sign.start > start:  # a prefilled channel without bytes does not count
+            self._add(channel, start, (inner_start, end_sign.start) if is_complete else None)
+        if any(sign.written in _ANY_OPENING for sign in self.signs[index + 1 : end_index]):
+            self.fault |= Fault.NESTED
+        closes = end_sign.written in _CLOSES
+        self.unclaimed = end_sign.end if closes else end_sign.start
+        return end_index + closes
+
+    def _read_message(self, index: int) -> int:
+        """Read a message of harmony, whose header names its channel."""
+        sign, end_sign = self.signs[index], self.signs[self.turn_end]
+        body_index = index_of_first(self.signs, range(index, self.turn_end), (_MESSAGE,))
+        if body_index == self.turn_end:  # the completion ends inside the header
+            self.fault |= Fault.TRUNCATED
+            self.unclaimed = end_sign.start
+            return self.turn_end
+        next_index = index_of_first(self.signs, range(body_index + 1, self.turn_end), _HEADER)
+        channel = _channel_of_header(self.text[sign.start : self.signs[body_index].start])
+        is_complete = channel != _REASONING or (next_index == self.turn_end and end_sign.written != b"")
+        self.fault |= 0 if is_complete else Fault.TRUNCATED
+        self.unclaimed = self.signs[next_index].start
+        self._add(channel, sign.start, (self.signs[body_index].end, self.unclaimed) if is_complete else None)
         return next_index
 
 
-def _of_header(header: bytes) -> str:
+def _channel_of_header(header: bytes) -> str:
     """Return the channel that a header of harmony names; a message with a recipient calls a tool."""
     if _TO.search(header):
         return _CALL

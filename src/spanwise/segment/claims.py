@@ -1,4 +1,4 @@
-"""What finders return: `Sample`, the bytes of one completion; `Claim`, the place of a part; and the blocks made of claims."""
+"""Finders claim bytes of a completion (`Sample`) for the parts of a layout (`Claim`); `cut` makes blocks of the claims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-#: The content of a part: its bytes [start, end), or its text if the bytes spell the text differently.
+#: The content of a part: its bytes [start, end), or its text if the completion spells it with escapes.
 Inner = tuple[int, int] | bytes
 #: A match of a finder: the mark, the first byte, the byte after the last one, and the content.
 Match = tuple[str, int, int, Inner | None]
@@ -96,7 +96,7 @@ Finder = Callable[[Sample], Found]
 
 @dataclass(frozen=True)
 class Segmenter:
-    """A named segmenter.
+    """A registered segmenter: the function that builds its finder, and what it can say about texts and marks.
 
     Attributes:
         name: as in layouts.
@@ -126,7 +126,7 @@ class Segmenter:
     opens: Callable[[str], Sequence[str]] | None = None
 
 
-#: Every segmenter by name; `spanwise.testing.check_segmenter` says what one must do.
+#: All segmenters by name; `spanwise.testing.check_segmenter` checks a new one.
 SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), group="spanwise.segmenters", entry=Segmenter)
 
 
@@ -136,52 +136,55 @@ class Pieces(NamedTuple):
     blocks: tuple[int, ...]  # the block of each piece; a block may have several pieces
     starts: tuple[int, ...]  # the first byte of each piece, from 0 on; a piece ends where the next piece starts
     fault: int
-    contents: Mapping[tuple[int, str], Inner]  # the complete text of each (block, key), as `Claim.inner`
+    contents: Mapping[tuple[int, str], Inner]  # (block, key) -> the part's text, as in `Claim.inner`, if it is complete
 
 
-def taken(
+def assign(
     matches: Iterable[Match],
     parts_of: Mapping[str, Sequence[Part]],
     *,
-    again: Literal["taken", "duplicate", "refused"],
+    surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Assign each match to the next part of its mark; `again` says what happens after the last part."""
+    """Assign each match to the next part of its mark; the last part keeps the `surplus`, silently or with a fault, or drops it."""
     claims: list[Claim] = []
-    count = dict.fromkeys(parts_of, 0)
+    match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
-        parts, number = parts_of[mark], count[mark]
-        count[mark] += 1
-        last = parts[-1]
-        if number >= len(parts) and last.index is not None:
+        parts, part_index = parts_of[mark], match_count[mark]
+        match_count[mark] += 1
+        last_part = parts[-1]
+        if part_index >= len(parts) and last_part.index is not None:
             fault |= Fault.MORE
             continue
-        if number >= len(parts) and again != "taken" and not last.mark.endswith(EACH):
+        if part_index >= len(parts) and surplus != "keep" and not last_part.mark.endswith(EACH):
             fault |= Fault.DUPLICATE
-            if again == "refused":
+            if surplus == "drop":
                 continue
-        claims.append(Claim(parts[min(number, len(parts) - 1)], start, stop, inner))
+        claims.append(Claim(parts[min(part_index, len(parts) - 1)], start, stop, inner))
     return Found(claims, int(fault))
 
 
-def by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
-    """Return the parts of each mark."""
-    grouped: dict[str, list[Part]] = {}
+def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
+    """Return mark -> its parts; a `bare` mark has no `[*]` at its end."""
+    parts_of: dict[str, list[Part]] = {}
     for part in parts:
-        grouped.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
-    return grouped
+        parts_of.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
+    return parts_of
 
 
-def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
-    """Cut a completion into pieces by the claims on it; bytes that no claim has belong to the block for the rest."""
-    fault, claims = 0, []
-    for claim_set in found:
-        fault |= claim_set.fault
-        claims += claim_set.claims
-    claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))  # outer claims first
-    # A claim inside another claim takes its bytes out of the outer claim. Of two claims that overlap in part, the claim
-    # that begins first has its bytes; the other claim is dropped, with the fault NESTED.
-    pieces, claims_with_bytes = _carved(claims, layout.rest, size)
+def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
+    """Cut a completion of some bytes into pieces by the claims on it; bytes without a claim belong to the block for the rest.
+
+    A claim inside another claim takes its bytes out of the outer claim. Of two claims that overlap in part, the claim that begins
+    first has its bytes; the other claim is dropped, with the fault NESTED.
+    """
+    fault, claims = 0, list[Claim]()
+    for finding in found:
+        fault |= finding.fault
+        claims += finding.claims
+    # Outer claims come before the claims inside them.
+    claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))
+    pieces, claims_with_bytes = _carve(claims, layout.rest, length)
     if len(claims_with_bytes) < len(claims):
         fault |= Fault.NESTED
     if not layout.wanted.issubset([claim.part for claim in claims_with_bytes]):
@@ -193,25 +196,26 @@ def cut(layout: Layout, found: Iterable[Found], size: int) -> Pieces:
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
 
-def _carved(claims: Sequence[Claim], rest: int | None, size: int) -> tuple[list[tuple[int, int]], list[Claim]]:
-    """Return starts and blocks of the pieces, and the claims that have bytes of their own."""
+def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
+    """Return the pieces, each as its start and its block, and the claims that have bytes of their own."""
     pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
-    open_ends = iter([*[claim.start for claim in claims if claim.stop is None][1:], size])
-    stack = [(size, rest)]
+    # A claim without a stop runs on to the next claim without a stop.
+    open_stops = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
+    stack = [(length, rest)]
     for claim in claims:
-        stop = next(open_ends) if claim.stop is None else claim.stop
-        pieces += _closed(stack, claim.start)
-        first_end = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
-        if first_end <= stack[-1][0]:  # else the claim reaches past the end of the claim around it
+        stop = next(open_stops) if claim.stop is None else claim.stop
+        pieces += _close_claims(stack, claim.start)
+        least_stop = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
+        if least_stop <= stack[-1][0]:  # else the claim reaches past the end of the claim around it
             pieces.append((claim.start, claim.part.block))
             stack.append((min(stop, stack[-1][0]), claim.part.block))
             claims_with_bytes.append(claim)
-    pieces += _closed(stack, size)
-    return [piece for piece in pieces if piece[0] < size] or pieces[:1], claims_with_bytes
+    pieces += _close_claims(stack, length)
+    return [piece for piece in pieces if piece[0] < length] or pieces[:1], claims_with_bytes
 
 
-def _closed(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Close the claims that end at a byte or before it, and return where the claims around them go on."""
+def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
+    """Close the claims that end at or before a byte, and return the pieces in which the claims around them go on."""
     pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         stop = stack.pop()[0]

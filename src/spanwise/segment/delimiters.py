@@ -31,59 +31,61 @@ import numpy as np
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Finder, Found, Match, Sample, by_mark, taken
+from spanwise.segment.claims import Finder, Found, Match, Sample, assign, group_by_mark
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BETWEEN = "..."
-_TAG_PAIR = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
-_INSTEAD = {
+_TAG = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
+#: Start of an error message of RE2 -> our advice.
+_ADVICE = {
     "invalid perl operator: (?": "it uses lookaround, which no linear-time search supports; match the text around it too "
     "and put the part you want into a group, such as 'Answer: (?P<value>[0-9]+)'",
-    "invalid escape sequence: \\": "RE2 has no such escape, and no back-reference, since no search with that is linear in time; "
-    "write out what may repeat, or use delimiters",
+    "invalid escape sequence: \\": "RE2 has neither this escape nor back-references; write out the text that may repeat, or "
+    "use the segmenter delimiters",
 }
 
 
 class Sign(NamedTuple):
-    """One sign in the text: its number and its bytes [start, end)."""
+    """One sign in the text: its spelling and its bytes [start, end)."""
 
     written: bytes
     start: int
     end: int
 
 
-def finder_of(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
-    """Return a function that finds signs in a completion in order, the longer sign first; an empty sign marks its end."""
+def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
+    """Return a function that lists the signs in a completion in order; an empty sign stands at the end."""
 
     @lru_cache(maxsize=4)
-    def compiled(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
-        """Return the ids that are signs, and a search for the signs that are spelled."""
-        ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
-        texts = set(signs) - {vocabulary.pieces[index] for index in ids} - set(tokens_only if vocabulary.added else ())
-        longest = sorted(texts, key=lambda sign: (-len(sign), sign))
-        return ids, re.compile(b"|".join(map(re.escape, longest)) or rb"(?!)")
+    def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
+        """Return the ids of the tokens that are signs, and a pattern for the signs that are spelled."""
+        sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
+        spelled = (
+            set(signs) - {vocabulary.pieces[index] for index in sign_ids} - set(tokens_only if vocabulary.added else ())
+        )
+        longest_first = sorted(spelled, key=lambda sign: (-len(sign), sign))
+        return sign_ids, re.compile(b"|".join(map(re.escape, longest_first)) or rb"(?!)")
 
     def find(sample: Sample) -> list[Sign]:
-        sign_ids, pattern = compiled(sample.vocabulary)
-        spelled_texts = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
-        places = np.flatnonzero(np.isin(sample.id_t, sign_ids))
-        tokens = zip(
-            (sample.vocabulary.pieces[index] for index in sample.id_t[places]), sample.end_t[places].tolist(), strict=True
-        )
-        token_signs = [Sign(piece, end - len(piece), end) for piece, end in tokens]
-        starts, ends = [sign.start for sign in token_signs], [sign.end for sign in token_signs]
-        # An added token is that sign and no part of another: drop spelled signs that overlap such a token.
-        free_signs = [sign for sign in spelled_texts if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
-        end = len(sample.text)
-        return [*sorted([*free_signs, *token_signs], key=lambda sign: sign.start), Sign(b"", end, end)]
+        sign_ids, pattern = compile_signs(sample.vocabulary)
+        spelled_signs = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
+        sign_tokens = np.flatnonzero(np.isin(sample.id_t, sign_ids))
+        spellings = [sample.vocabulary.pieces[index] for index in sample.id_t[sign_tokens]]
+        ends = sample.end_t[sign_tokens].tolist()
+        token_signs = [Sign(written, end - len(written), end) for written, end in zip(spellings, ends, strict=True)]
+        starts = [sign.start for sign in token_signs]
+        # Drop spelled signs that overlap an added token, because that token is a sign of its own.
+        free_signs = [sign for sign in spelled_signs if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
+        end_sign = Sign(b"", len(sample.text), len(sample.text))
+        return [*sorted([*free_signs, *token_signs], key=lambda sign: sign.start), end_sign]
 
     return find
 
 
-def first_of(signs: Sequence[Sign], places: range, wanted: Collection[bytes]) -> int:
-    """Return the first place of a wanted sign; the place after the last if there is none."""
-    return next((place for place in places if signs[place].written in wanted), places.stop)
+def index_of_first(signs: Sequence[Sign], indices: range, wanted: Collection[bytes]) -> int:
+    """Return the first index at which a wanted sign stands; the end of the range if there is none."""
+    return next((index for index in indices if signs[index].written in wanted), indices.stop)
 
 
 def signs_of(mark: str) -> tuple[str, str]:
@@ -91,21 +93,21 @@ def signs_of(mark: str) -> tuple[str, str]:
     opening, dots, closing = mark.removesuffix(EACH).partition(_BETWEEN)
     if not dots or not opening:
         raise LayoutError(
-            f"'{mark}' is no pair of delimiters; write the opening and the closing one with three dots between them, such as "
-            f"<think>...</think>, or 'Answer:...' for one that nothing closes."
+            f"'{mark}' is not a pair of delimiters. Write the opening and the closing sign with three dots between them, such as "
+            f"<think>...</think>; write 'Answer:...' if no sign closes the part."
         )
     return opening, closing
 
 
 def _opens(mark: str) -> tuple[str, ...]:
-    """Return the signs at the end of a prompt that open a mark; a sign that also closes tells nothing."""
+    """Return the sign that opens a part if a prompt ends with it; return none if the same sign also closes the part."""
     opening, closing = signs_of(mark)
     return () if opening == closing else (opening,)
 
 
 def _says(text: str) -> list[str]:
-    """Return the pairs of tags in a text, as marks."""
-    tags = _TAG_PAIR.findall(text)
+    """Return a mark for each tag that a text opens and closes."""
+    tags = _TAG.findall(text)
     closed = {name for slash, name in tags if slash}
     return [f"<{name}>...</{name}>" for name in dict.fromkeys(name for slash, name in tags if not slash) if name in closed]
 
@@ -119,21 +121,21 @@ def _says(text: str) -> list[str]:
 )
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the text between two signs, such as `<think>...</think>`; see the module."""
-    parts_of = by_mark(parts, bare=False)
+    parts_of = group_by_mark(parts, bare=False)
     mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # opening sign -> mark and closing sign
     for mark in parts_of:
         opening, closing = (sign.encode() for sign in signs_of(mark))
         if opening in mark_of_opening:
             raise LayoutError(
-                f"'{mark}' starts with the opening sign of another mark; give each mark an opening sign of its own."
+                f"'{mark}' has the same opening sign as another mark; give each mark an opening sign of its own."
             )
         mark_of_opening[opening] = mark, closing
-    find_signs = finder_of({*mark_of_opening, *(closing for _, closing in mark_of_opening.values() if closing)})
+    find_signs = sign_finder({*mark_of_opening, *(closing for _, closing in mark_of_opening.values() if closing)})
     prefilled_signs = [Sign(opening, 0, 0) for opening, (mark, _) in mark_of_opening.items() if mark == layout.prefilled]
 
     def find(sample: Sample) -> Found:
         pairs, fault, signs = list[Match](), 0, [*prefilled_signs, *find_signs(sample)]
-        last, at = {sign.written: place for place, sign in enumerate(signs)}, 0
+        last_index, at = {sign.written: index for index, sign in enumerate(signs)}, 0
         while at < len(signs) - 1:
             sign = signs[at]
             if sign.written not in mark_of_opening:
@@ -141,44 +143,44 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 at += 1
                 continue
             mark, closing = mark_of_opening[sign.written]
-            has_closing = closing != b"" and last.get(closing, 0) > at
-            place = first_of(signs, range(at + 1, len(signs) - 1), (closing,) if has_closing else mark_of_opening)
-            end = signs[place]
+            has_closing = closing != b"" and last_index.get(closing, 0) > at
+            end_at = index_of_first(signs, range(at + 1, len(signs) - 1), (closing,) if has_closing else mark_of_opening)
+            end_sign = signs[end_at]
             if has_closing:
-                fault |= Fault.NESTED if any(inside.written in mark_of_opening for inside in signs[at + 1 : place]) else 0
+                fault |= Fault.NESTED if any(inside.written in mark_of_opening for inside in signs[at + 1 : end_at]) else 0
             else:
-                fault |= Fault.ORDER if place > at + 1 else 0  # the signs in between close nothing
+                fault |= Fault.ORDER if end_at > at + 1 else 0  # the closing signs in between have no opening sign
                 fault |= Fault.TRUNCATED if closing else 0
-            inner = None if closing and not has_closing else (sign.end, end.start)
-            pairs.append((mark, sign.start, end.end if has_closing else end.start, inner))
-            at = place + has_closing
-        return taken(pairs, parts_of, again="duplicate", fault=fault)
+            inner = None if closing and not has_closing else (sign.end, end_sign.start)
+            pairs.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, inner))
+            at = end_at + has_closing
+        return assign(pairs, parts_of, surplus="report", fault=fault)
 
     return find
 
 
-@register("regex", kind="segmenter", holds=lambda text, mark: _compiled(mark).search(text.encode()) is not None)
+@register("regex", kind="segmenter", holds=lambda text, mark: _compile(mark).search(text.encode()) is not None)
 def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the matches of regular expressions; see the module."""
-    parts_of = by_mark(parts, bare=False)
-    patterns = [(mark, _compiled(mark)) for mark in parts_of]
+    parts_of = group_by_mark(parts, bare=False)
+    patterns = [(mark, _compile(mark)) for mark in parts_of]
 
     def find(sample: Sample) -> Found:
-        claimed, end = list[Match](), 0
+        disjoint_matches, end = list[Match](), 0
         matches = [(mark, pattern, match) for mark, pattern in patterns for match in pattern.finditer(sample.text)]
-        for mark, pattern, match in sorted(matches, key=lambda one: (one[2].start(), -one[2].end())):
+        for mark, pattern, match in sorted(matches, key=lambda entry: (entry[2].start(), -entry[2].end())):
             start = match.start()
             if end <= start < match.end():
                 end = match.end()
                 inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
-                claimed.append((mark, start, end, inner if inner[0] >= 0 else None))
-        return taken(claimed, parts_of, again="taken")
+                disjoint_matches.append((mark, start, end, inner if inner[0] >= 0 else None))
+        return assign(disjoint_matches, parts_of, surplus="keep")
 
     return find
 
 
-def _compiled(mark: str) -> Any:
-    """Compile a pattern of bytes."""
+def _compile(mark: str) -> Any:
+    """Compile a pattern of RE2, which searches bytes."""
     try:
         import re2  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
@@ -192,5 +194,5 @@ def _compiled(mark: str) -> Any:
     except re2.error as error:
         message = error.args[0] if error.args else b""
         reason = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
-        advice = next((f": {text}" for start, text in _INSTEAD.items() if reason.startswith(start)), "")
-        raise LayoutError(f"'{mark}' is no pattern of RE2 ({reason}){advice}.") from None
+        advice = next((f": {text}" for start, text in _ADVICE.items() if reason.startswith(start)), "")
+        raise LayoutError(f"RE2 cannot read the pattern '{mark}' ({reason}){advice}.") from None

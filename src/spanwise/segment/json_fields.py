@@ -39,13 +39,14 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_DEEP = 20  # the most steps of a suggested path
+_MOST_STEPS = 20  # of a suggested path
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
-# Matches a string (does it end, and is it a key?), a bracket or a comma. Possessive quantifiers keep the time linear: each sign
-# is read twice at most. _BROKEN and _KEY are the last groups that match in a broken string and in a key.
+# Possessive quantifiers keep the search linear in time: it reads each byte twice at most.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
+#: Matches a bracket, a comma or a string; the groups are a string's text, its closing quote, and the colon after a key.
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
+#: The last group of a match if a string has no closing quote, and if it is a key.
 _BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"
@@ -57,14 +58,14 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
 
 @dataclass(eq=False)
 class Node:
-    """One place in JSON: the part that its value is, and the next nodes by step, with keys as completions spell them."""
+    """A place in JSON that paths of the layout lead to: the part that ends here, and the places inside by key or index."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
-    counted: bool  # whether its elements are blocks of their own, up to `most`
+    counted: bool  # whether each element of this array is a block of its own, up to `most` blocks
 
 
-#: The node of every place that no path leads to.
+#: Stands for every place in JSON that no path of the layout leads to.
 _NOWHERE = Node(None, {}, counted=False)
 
 
@@ -74,9 +75,9 @@ class _Open:
 
     node: Node
     array: bool
-    index: int = -1  # the element that is being read
+    index: int = -1  # of the element that is being read
     seen: set[Node] = field(default_factory=set)
-    #: The node of the value, the first byte that its part claims, and the value's own first byte.
+    #: The node of the value that is being read, the first byte that its part claims, and the value's own first byte.
     reading: tuple[Node, int, int] | None = None
 
 
@@ -92,12 +93,12 @@ def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
     With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
     its key to the next field's key.
     """
-    root, from_key = _node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
+    root, from_key = _build_node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
     return lambda sample: _Scan(sample.text, root, from_key).run()
 
 
 class _Scan:
-    """One pass over one completion."""
+    """Scans one completion, and claims the fields of the layout in it."""
 
     def __init__(self, text: bytes, root: Node, from_key: bool) -> None:
         self.text, self.root, self.from_key = text, root, from_key
@@ -111,40 +112,40 @@ class _Scan:
         """Return the claims on the fields, in order."""
         at = self.text.find(b"{")
         while at >= 0:
-            at = self.text.find(b"{", self._object(at))
+            at = self.text.find(b"{", self._read_object(at))
         if self.stack:
             self.fault |= _TRUNCATED
             self._close(len(self.text))
         return Found(self.claims, self.fault)
 
-    def _object(self, at: int) -> int:
-        """Read from an opening brace to the end of its object, or of the text; return that place."""
+    def _read_object(self, at: int) -> int:
+        """Read an object from its opening brace on; return the byte after it, or the end of the text."""
         for match in _TOKEN.finditer(self.text, at):
-            start, group = match.start(), match.lastindex
-            if group is None:
+            start, last_group = match.start(), match.lastindex
+            if last_group is None:
                 sign = self.text[start]
                 if sign == _COMMA:
-                    self._comma(start)
+                    self._read_comma(start)
                 elif sign in b"{[":
-                    self._push(start, array=sign == _ARRAY)
+                    self._open_value(start, array=sign == _ARRAY)
                 else:
                     self._close(start, array=sign == _ARRAY_END)
                     if not self.stack:
                         return start + 1
-            elif group == _BROKEN:
+            elif last_group == _BROKEN:
                 self.fault |= _TRUNCATED
-            elif group == _KEY and not self.stack[-1].array:  # a string in an array is not a key
-                self._key(match)
+            elif last_group == _KEY and not self.stack[-1].array:  # a string in an array is not a key
+                self._read_key(match)
         return len(self.text)
 
-    def _key(self, match: re.Match[bytes]) -> None:
+    def _read_key(self, match: re.Match[bytes]) -> None:
         """Begin the value of a key of the innermost object."""
         top, key = self.stack[-1], match[1]
         if top.reading:  # the comma before this key is missing
             self.fault |= _NESTED
-            self._finish(top, match.start(), is_whole=False)
-        steps = top.node.steps
-        node = steps.get(key) or (steps.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
+            self._end_value(top, match.start(), is_whole=False)
+        inner_nodes = top.node.steps
+        node = inner_nodes.get(key) or (inner_nodes.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
         if node in top.seen:
             self.fault |= _DUPLICATE
             node = _NOWHERE
@@ -152,91 +153,94 @@ class _Scan:
             top.seen.add(node)
         top.reading = node, match.start() if self.from_key else match.end(), match.end()
 
-    def _comma(self, at: int) -> None:
+    def _read_comma(self, at: int) -> None:
         """End the value that is being read, if there is one, and begin the next element of an array."""
         top = self.stack[-1]
-        self._finish(top, at)
+        self._end_value(top, at)
         if top.array:
             top.index += 1
             top.reading = top.node.steps.get(top.index) or top.node.steps.get(-1) or _NOWHERE, at + 1, at + 1
 
-    def _push(self, at: int, *, array: bool) -> None:
-        if self.stack and not self.stack[-1].reading:
+    def _open_value(self, at: int, *, array: bool) -> None:
+        """Open an object or array inside the value that is being read."""
+        if self.stack and not self.stack[-1].reading:  # a key must stand here
             self.fault |= _NESTED
             if array:
-                return  # no part lies in an array here
-            self._close(at)  # an object starts where a key must stand: start over
-        outer = self.stack[-1].reading if self.stack else None
-        self.stack.append(_Open(outer[0] if outer else self.root, array))
+                return
+            self._close(at)
+        outer_value = self.stack[-1].reading if self.stack else None
+        self.stack.append(_Open(outer_value[0] if outer_value else self.root, array))
         self.open[array] += 1
-        self._comma(at)
+        self._read_comma(at)
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
         """Close the innermost array or object and drop unclosed ones inside of it; if `array` is None, drop all that are open."""
         is_whole = self.stack[-1].array == array
         self.fault |= 0 if is_whole or array is None else _NESTED
-        has_none = array is not None and not self.open[array]
-        while self.stack and not has_none:
+        is_done = array is not None and not self.open[array]
+        while self.stack and not is_done:
             top = self.stack.pop()
             self.open[top.array] -= 1
-            self._finish(top, at, is_whole=is_whole)
-            has_none = top.array == array
+            self._end_value(top, at, is_whole=is_whole)
+            is_done = top.array == array
 
-    def _finish(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
+    def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read; a value that was cut off has no content."""
-        reading, top.reading = top.reading, None
-        if reading is None:
+        value, top.reading = top.reading, None
+        if value is None:
             return
-        node, start, value_start = reading
+        node, claim_start, value_start = value
         part, is_extra = node.part, top.array and top.node.counted and top.index not in top.node.steps
         if part is None and not is_extra:
             return
-        text = self.text[value_start:at]
-        value = text.strip(_SPACE)
-        self.fault |= _MORE if is_extra and value else 0
-        if part is None or (top.array and not value):
+        spaced_text = self.text[value_start:at]
+        value_text = spaced_text.strip(_SPACE)
+        self.fault |= _MORE if is_extra and value_text else 0
+        if part is None or (top.array and not value_text):
             return
         if part in self.done:
             self.fault |= _DUPLICATE
             return
         if part.index is not None or EACH not in part.mark:
             self.done.add(part)
-        text_start = value_start + len(text) - len(text.lstrip(_SPACE))
-        stop = text_start + len(value)
-        self.claims.append(Claim(part, start, stop, _said(value, text_start) if is_whole else None))
+        text_start = value_start + len(spaced_text) - len(spaced_text.lstrip(_SPACE))
+        content = _value_content(value_text, text_start) if is_whole else None
+        self.claims.append(Claim(part, claim_start, text_start + len(value_text), content))
 
 
-def _said(value: bytes, start: int) -> tuple[int, int] | bytes | None:
-    """Return the text of a complete value: its JSON text, or the inside of a string."""
-    if value[:1] != b'"':
-        return (start, start + len(value)) if value else None
-    if not _WHOLE.fullmatch(value):
+def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | None:
+    """Return the content of a complete value: its JSON text, or the inside of a string."""
+    if value_text[:1] != b'"':
+        return (start, start + len(value_text)) if value_text else None
+    if not _WHOLE.fullmatch(value_text):
         return None
-    return unescaped(value[1:-1]) if b"\\" in value else (start + 1, start + len(value) - 1)
+    return unescaped(value_text[1:-1]) if b"\\" in value_text else (start + 1, start + len(value_text) - 1)
 
 
-def _node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Build the node of some paths, each given with its remaining steps."""
-    ended = [part for part, left in paths if not left]
-    if ended and len(paths) > 1:
-        inner, outer = next((part for part, left in paths if left), ended[0]), ended[-1]
+def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
+    """Build the node at which some paths meet, each given with its remaining steps."""
+    parts_here = [part for part, steps_left in paths if not steps_left]
+    if parts_here and len(paths) > 1:
+        outer = parts_here[-1]
+        inner = next((part for part, steps_left in paths if steps_left), parts_here[0])
         relation = "is the same as" if inner.mark == outer.mark else "lies inside"
         raise LayoutError(
             f"Blocks '{layout.names[inner.block]}' and '{layout.names[outer.block]}' overlap: '{inner.mark}' {relation} "
             f"'{outer.mark}', and a token belongs to one block. Name the fields of '{outer.mark}' one by one, or leave one of "
             f"the two out."
         )
-    routes = [(_way(part, left[0]), part, left[1:]) for part, left in paths if left]
+    next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
     # A pattern for every element (-1) also applies to elements named by index.
-    nodes: dict[bytes | int, Node] = {}
-    for key in dict.fromkeys(key for key, _, _ in routes):
-        inner_paths = [(part, left) for step, part, left in routes if step == key or (step == -1 and isinstance(key, int))]
-        nodes[key] = _node(inner_paths, layout)
-    return Node(ended[0] if ended else None, nodes, any(left and left[0] == -1 != _way(part, -1) for part, left in paths))
+    inner_nodes: dict[bytes | int, Node] = {}
+    for key in dict.fromkeys(step for step, _, _ in next_steps):
+        steps_to_key = {key, -1} if isinstance(key, int) else {key}
+        inner_nodes[key] = _build_node([(part, left) for step, part, left in next_steps if step in steps_to_key], layout)
+    counted = any(steps_left and steps_left[0] == -1 != _resolve_step(part, -1) for part, steps_left in paths)
+    return Node(parts_here[0] if parts_here else None, inner_nodes, counted)
 
 
-def _way(part: Part, step: str | int) -> bytes | int:
-    """Return a step of a part's path; in a repeated block `[*]` is the number of the part's block."""
+def _resolve_step(part: Part, step: str | int) -> bytes | int:
+    """Return a step as the key of a node; in a repeated block `[*]` (-1) becomes the index of the part."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step
@@ -245,16 +249,16 @@ def _way(part: Part, step: str | int) -> bytes | int:
 def steps(path: str) -> list[str | int]:
     """Return the steps of a path: keys, indices, and -1 for `[*]`."""
     matches = list(_STEP.finditer(path))
-    path_steps = [_step(match) for match in matches]
+    path_steps = [_parse_step(match) for match in matches]
     if "".join(match[0] for match in matches) != path or not isinstance(next(iter(path_steps), 0), str):
         raise LayoutError(
-            f"'{path}' is no path of JSON, which begins at a key of an object; write price, buyer.name, items[0], items[*].price "
-            f'or ["a.b"].'
+            f"'{path}' is not a path into JSON, which begins at a key of an object; write price, buyer.name, items[0], "
+            f'items[*].price or ["a.b"].'
         )
     return path_steps
 
 
-def _step(match: re.Match[str]) -> str | int:
+def _parse_step(match: re.Match[str]) -> str | int:
     key, index, quoted = match.groups()
     if index is not None:
         return -1 if index == "*" else int(index)
@@ -272,28 +276,29 @@ def unescaped(written: bytes) -> bytes:
 
 def paths(text: str) -> dict[str, None]:
     """List the paths of all values in the JSON objects of a text; of broken JSON list the keys alone."""
-    found_paths: dict[str, None] = {}
+    all_paths: dict[str, None] = {}
     at = text.find("{")
     while at >= 0:
         try:
-            value, end = _DECODER.raw_decode(text, at)
+            json_object, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return found_paths | dict.fromkeys(_KEYS.findall(text, at))
-        _walk(value, "", found_paths)
+            return all_paths | dict.fromkeys(_KEYS.findall(text, at))
+        _add_paths(json_object, "", all_paths)
         at = text.find("{", end)
-    return found_paths
+    return all_paths
 
 
-def _walk(value: object, path: str, paths: dict[str, None], depth: int = 0) -> None:
+def _add_paths(value: object, path: str, paths: dict[str, None], depth: int = 0) -> None:
+    """Add the path of a JSON value and of all values inside it."""
     if path:
         paths[path] = None
-    if depth == _DEEP:
+    if depth == _MOST_STEPS:
         return
     if isinstance(value, dict):
         for key, inner in value.items():
             is_plain = bool(key) and not set(key) & set('.[]"')
             step = (f".{key}" if path else key) if is_plain else f"[{json.dumps(key)}]"
-            _walk(inner, path + step, paths, depth + 1)
+            _add_paths(inner, path + step, paths, depth + 1)
     elif isinstance(value, list):
         for inner in value:
-            _walk(inner, f"{path}{EACH}", paths, depth + 1)
+            _add_paths(inner, f"{path}{EACH}", paths, depth + 1)

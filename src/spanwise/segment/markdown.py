@@ -38,11 +38,11 @@ from typing import Any, NamedTuple
 from spanwise.errors import LayoutError, unknown
 from spanwise.layout import Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Finder, Found, Match, Sample, by_mark, taken
+from spanwise.segment.claims import Finder, Found, Match, Sample, assign, group_by_mark
 from spanwise.types import Fault
 
 _ANY = "section"
-# A line that opens or closes a fence, or a heading, and the text after its signs.
+#: Matches the line of a fence or a heading; its groups are the fence's sign, the heading's sign and the text after either.
 _LINE = re.compile(rb"^(?:[ \t]*+(`{3,}+|~{3,}+)| {0,3}+(#{1,6}+)(?![^ \t\r\n]))([^\n]*+)\n?", re.MULTILINE)
 
 
@@ -67,24 +67,24 @@ class Heading(NamedTuple):
 
 def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
     """Return the fenced code blocks of a text, and the headings outside of them; an open block runs to the end."""
-    blocks, headings, size = list[Fence](), list[Heading](), len(text)
+    fences, headings, text_end = list[Fence](), list[Heading](), len(text)
     open_fence: re.Match[bytes] | None = None
     for match in _LINE.finditer(text):
-        sign, level, line = match[1], match[2], match[3].strip()
+        fence_sign, heading_sign, line_text = match[1], match[2], match[3].strip()
         if open_fence is not None:
-            if sign and sign.startswith(open_fence[1]) and not line:
+            if fence_sign and fence_sign.startswith(open_fence[1]) and not line_text:
                 inner = open_fence.end(), match.start()
-                blocks[-1] = blocks[-1]._replace(stop=match.end(), inner=inner, closed=True)
+                fences[-1] = fences[-1]._replace(stop=match.end(), inner=inner, closed=True)
                 open_fence = None
-        elif level:
-            unhashed = line.rstrip(b"#")
-            title = unhashed.rstrip() if unhashed[-1:] in (b"", b" ", b"\t") else line
-            headings.append(Heading(match.start(), match.end(), len(level), title.decode(errors="replace")))
-        elif sign[:1] == b"~" or b"`" not in line:
+        elif heading_sign:
+            unhashed = line_text.rstrip(b"#")
+            title = unhashed.rstrip() if unhashed[-1:] in (b"", b" ", b"\t") else line_text
+            headings.append(Heading(match.start(), match.end(), len(heading_sign), title.decode(errors="replace")))
+        elif fence_sign[:1] == b"~" or b"`" not in line_text:
             open_fence = match
-            language = b"".join(line.split(None, 1)[:1]).decode(errors="replace").lower()
-            blocks.append(Fence(match.start(), size, (match.end(), size), language, closed=False))
-    return blocks, headings
+            language = b"".join(line_text.split(None, 1)[:1]).decode(errors="replace").lower()
+            fences.append(Fence(match.start(), text_end, (match.end(), text_end), language, closed=False))
+    return fences, headings
 
 
 def _titles(text: str) -> list[str]:
@@ -96,34 +96,32 @@ def _titles(text: str) -> list[str]:
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the sections of Markdown; see the module."""
     parts_of: dict[str, list[Part]] = {}
-    for mark, mark_parts in by_mark(parts).items():
+    for mark, mark_parts in group_by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
             raise LayoutError(
-                f"'{mark}' is no heading of Markdown; write its title without the #, such as Plan, or section for any heading."
+                f"'{mark}' is not a Markdown heading; write its title without the #, such as Plan, or section for any heading."
             )
         if mark.lower() in parts_of:
-            raise LayoutError(
-                f"'{mark}' stands in the layout with other capital letters, too; write it the same way everywhere."
-            )
+            raise LayoutError(f"The layout has '{mark}' also with other capital letters; write it the same way everywhere.")
         parts_of[mark.lower()] = mark_parts
 
     def find(sample: Sample) -> Found:
         _, headings = outline(sample.text)
         marks = [title if (title := heading.title.lower()) in parts_of else _ANY for heading in headings]
-        sections = zip(marks, headings, _stops(headings, len(sample.text)), strict=True)
-        matches = [(mark, one.start, stop, (one.end, stop)) for mark, one, stop in sections if mark in parts_of]
-        return taken(matches, parts_of, again="refused")
+        sections = zip(marks, headings, _section_stops(headings, len(sample.text)), strict=True)
+        matches = [(mark, heading.start, stop, (heading.end, stop)) for mark, heading, stop in sections if mark in parts_of]
+        return assign(matches, parts_of, surplus="drop")
 
     return find
 
 
-def _stops(titled: Sequence[Heading], size: int) -> list[int]:
-    """Return where each section ends."""
+def _section_stops(headings: Sequence[Heading], text_end: int) -> list[int]:
+    """Return the byte at which the section of each heading ends."""
     stops: list[int] = []
-    next_of = [size] * 8  # for each level, the start of the next heading that ends it
-    for heading in reversed(titled):
-        stops.append(next_of[heading.level])
-        next_of[heading.level :] = [heading.start] * (8 - heading.level)
+    stop_of_level = [text_end] * 8  # level -> the start of the next heading of this level or a higher one
+    for heading in reversed(headings):
+        stops.append(stop_of_level[heading.level])
+        stop_of_level[heading.level :] = [heading.start] * (8 - heading.level)
     return stops[::-1]
 
 
@@ -131,75 +129,73 @@ _ALIASES = {
     "py": "python", "python3": "python", "js": "javascript", "jsx": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash",
     "c++": "cpp", "c#": "c_sharp", "csharp": "c_sharp", "golang": "go", "rs": "rust", "rb": "ruby",
 }  # fmt: skip
-#: The grammars' names of each of our kinds.
+#: Our kind of code -> the names that grammars have for its nodes.
 _KINDS = {
     "function": ("function_definition", "function_declaration", "method_definition", "method_declaration", "function_item"),
     "class": ("class_definition", "class_declaration", "class_specifier"),
     "import": (
-        "import_statement",
-        "import_from_statement",
-        "future_import_statement",
-        "import_declaration",
-        "use_declaration",
+        "import_statement", "import_from_statement", "future_import_statement", "import_declaration", "use_declaration",
     ),
-}
+}  # fmt: skip
 _MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
 
-#: A function from the root of a syntax tree to the bytes of each match, and whether the match is broken.
+#: Takes the root of a syntax tree and returns the first and last byte of each match, and whether its syntax is valid.
 _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 
 
 @register("code", kind="segmenter", says=lambda text: ["fence"] * bool(outline(text.encode(errors="replace"))[0]))
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find fenced code blocks, and functions, classes, statements in them; see the module."""
-    parts_of = by_mark(parts)
+    parts_of = group_by_mark(parts)
     parsers: dict[str, Any] = {}
     matchers: dict[str, dict[str, _Matcher]] = {}
     for mark in parts_of:
         if mark == "fence":
             continue
-        written = _MARK.fullmatch(mark)
-        if written is None:
+        language_and_kind = _MARK.fullmatch(mark)
+        if language_and_kind is None:
             raise LayoutError(
-                f"'{mark}' is no mark of code; write fence, or a language and a kind, such as python.function."
+                f"The segmenter 'code' does not know the mark '{mark}'; write fence, or a language and a kind, such as "
+                f"python.function."
             )
-        language, kind = written.groups()
+        language, kind = language_and_kind.groups()
         if language not in parsers:
-            parsers[language], matchers[language] = _parser(language), {}
-        matchers[language][mark] = _matcher(parsers[language].language, language, kind)
+            parsers[language], matchers[language] = _load_parser(language), {}
+        matchers[language][mark] = _build_matcher(parsers[language].language, language, kind)
 
     def find(sample: Sample) -> Found:
-        text, fault, pieces = sample.text, 0, list[Match]()
-        blocks, _ = outline(text)
-        for block in blocks if "fence" in parts_of else ():
-            fault |= 0 if block.closed else Fault.TRUNCATED
-            pieces.append(("fence", block.start, block.stop, block.inner if block.closed else None))
+        text, fault, matches = sample.text, 0, list[Match]()
+        fences, _ = outline(text)
+        for fence in fences if "fence" in parts_of else ():
+            fault |= 0 if fence.closed else Fault.TRUNCATED
+            matches.append(("fence", fence.start, fence.stop, fence.inner if fence.closed else None))
         for language, parser in parsers.items():
-            for start, stop in _code_of(language, blocks, len(text)):
-                root = parser.parse(text[start:stop]).root_node
-                fault |= _broken(root, text[start:stop].rstrip().rfind(b"\n") + 1)
+            for code_start, code_stop in _code_bytes(language, fences, len(text)):
+                code_text = text[code_start:code_stop]
+                root = parser.parse(code_text).root_node
+                fault |= _syntax_fault(root, code_text.rstrip().rfind(b"\n") + 1)
                 seen: set[tuple[int, int]] = set()
-                for mark, matches in matchers[language].items():
-                    for first, last, whole in matches(root):
-                        if (first, last) not in seen:
-                            seen.add((first, last))
-                            place = start + first, start + last
-                            pieces.append((mark, *place, place if whole else None))
-        return taken(pieces, parts_of, again="refused", fault=fault)
+                for mark, match_nodes in matchers[language].items():
+                    for start, stop, is_valid in match_nodes(root):
+                        if (start, stop) not in seen:
+                            seen.add((start, stop))
+                            bytes_in_text = code_start + start, code_start + stop
+                            matches.append((mark, *bytes_in_text, bytes_in_text if is_valid else None))
+        return assign(matches, parts_of, surplus="drop", fault=fault)
 
     return find
 
 
-def _code_of(language: str, blocks: Sequence[Fence], size: int) -> list[tuple[int, int]]:
-    """Return the bytes that hold code of a language."""
-    if not blocks:
-        return [(0, size)]
+def _code_bytes(language: str, fences: Sequence[Fence], text_end: int) -> list[tuple[int, int]]:
+    """Return the bytes that hold code of a language: the whole text if it has no fence."""
+    if not fences:
+        return [(0, text_end)]
     return [
-        block.inner for block in blocks if not block.language or _ALIASES.get(block.language, block.language) == language
+        fence.inner for fence in fences if not fence.language or _ALIASES.get(fence.language, fence.language) == language
     ]
 
 
-def _broken(root: Any, last_line: int) -> int:
+def _syntax_fault(root: Any, last_line: int) -> int:
     """Return TRUNCATED if a syntax error reaches into the last line, NESTED if one lies before it."""
     fault, stack = 0, [root] if root.has_error else []
     while stack:
@@ -211,67 +207,72 @@ def _broken(root: Any, last_line: int) -> int:
     return int(fault)
 
 
-def _matcher(grammar: Any, language: str, kind: str) -> _Matcher:
+def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     """Return a function that finds the outermost nodes of a kind."""
     if kind == "statement":
-        return lambda root: [_place(node) for node in root.named_children if not node.is_error and not node.is_extra]
+        return lambda root: [_locate(node) for node in root.named_children if not node.is_error and not node.is_extra]
     if kind == "docstring" and language == "python":
-        return lambda root: _outermost(root, _docstring)
-    types = {grammar.node_kind_for_id(n) for n in range(grammar.node_kind_count) if grammar.node_kind_is_named(n)}
-    names = {name for name in _KINDS.get(kind, (kind,)) if name in types}
-    if not names:
-        ours = [*(kinds for kinds, theirs in _KINDS.items() if types.intersection(theirs)), "statement"]
-        ours += ["docstring"] if language == "python" else []
-        raise LayoutError(f"{unknown(f'kind of {language}', kind, types)} Beside these: {', '.join(ours)}.")
-    decorated = kind in ("function", "class")
+        return lambda root: _match_outermost(root, _find_docstring)
+    node_types = {grammar.node_kind_for_id(n) for n in range(grammar.node_kind_count) if grammar.node_kind_is_named(n)}
+    types_of_kind = {name for name in _KINDS.get(kind, (kind,)) if name in node_types}
+    if not types_of_kind:
+        our_kinds = [*(ours for ours, theirs in _KINDS.items() if node_types.intersection(theirs)), "statement"]
+        our_kinds += ["docstring"] if language == "python" else []
+        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} Beside these: {', '.join(our_kinds)}.")
+    may_be_decorated = kind in ("function", "class")
 
     def match(node: Any) -> Any:
-        inner = node.child_by_field_name("definition") if decorated and node.type == "decorated_definition" else node
-        return node if inner is not None and inner.is_named and inner.type in names else None
+        is_decorated = may_be_decorated and node.type == "decorated_definition"
+        definition = node.child_by_field_name("definition") if is_decorated else node
+        return node if definition is not None and definition.is_named and definition.type in types_of_kind else None
 
-    return lambda root: _outermost(root, match)
+    return lambda root: _match_outermost(root, match)
 
 
-def _outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
-    """Return the places of the nodes that match, in order, without nested ones; queries are quadratic in a node's children."""
-    places, stack = list[tuple[int, int, bool]](), [root]
+def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
+    """Locate the outermost nodes that match, in order; tree-sitter's queries would take quadratic time."""
+    located_nodes, stack = list[tuple[int, int, bool]](), [root]
     while stack:
         node = stack.pop()
-        matched = match(node)
-        if matched is not None:
-            places.append(_place(matched))
-        if matched != node:
+        matched_node = match(node)
+        if matched_node is not None:
+            located_nodes.append(_locate(matched_node))
+        if matched_node != node:
             stack += reversed(node.children)
-    return places
+    return located_nodes
 
 
-def _docstring(node: Any) -> Any:
-    """Return the string that a module, class or function of Python starts with."""
+def _find_docstring(node: Any) -> Any:
+    """Return the string that a module, class or function of Python starts with; None if there is none."""
     if node.type not in ("module", "class_definition", "function_definition"):
         return None
     body = node if node.type == "module" else node.child_by_field_name("body")
-    first = next((child for child in body.named_children if child.type != "comment"), None) if body is not None else None
-    inner = first.named_children if first is not None and first.type == "expression_statement" else []
-    return inner[0] if len(inner) == 1 and inner[0].type == "string" else None
+    statements = [] if body is None else body.named_children
+    first_statement = next((child for child in statements if child.type != "comment"), None)
+    if first_statement is None or first_statement.type != "expression_statement":
+        return None
+    expressions = first_statement.named_children
+    return expressions[0] if len(expressions) == 1 and expressions[0].type == "string" else None
 
 
-def _place(node: Any) -> tuple[int, int, bool]:
+def _locate(node: Any) -> tuple[int, int, bool]:
+    """Return the first byte of a node, the byte after its last one, and whether its syntax is valid."""
     return node.start_byte, node.end_byte, not node.has_error
 
 
-def _parser(language: str) -> Any:
-    """Return the parser of a language."""
+def _load_parser(language: str) -> Any:
+    """Load the tree-sitter parser of a language."""
     try:
-        sitter = import_module("tree_sitter")
+        tree_sitter = import_module("tree_sitter")
         package = import_module(f"tree_sitter_{language}")
     except ModuleNotFoundError as error:
         installed = sorted(
             module.name.removeprefix("tree_sitter_") for module in iter_modules() if module.name.startswith("tree_sitter_")
         )
         raise LayoutError(
-            f"Code of '{language}' cannot be read: {error.name} is not installed. Languages here: "
-            f"{', '.join(installed) or 'none'}; pip install 'spanwise[segment]' brings python, "
-            f"pip install tree-sitter-{language.replace('_', '-')} this one."
+            f"Code of '{language}' cannot be read, because {error.name} is not installed. Installed languages: "
+            f"{', '.join(installed) or 'none'}. Install this one with pip install tree-sitter-{language.replace('_', '-')}, or "
+            f"python with pip install 'spanwise[segment]'."
         ) from None
-    make = getattr(package, "language", None) or getattr(package, f"language_{language}")
-    return sitter.Parser(sitter.Language(make()))
+    load_grammar = getattr(package, "language", None) or getattr(package, f"language_{language}")
+    return tree_sitter.Parser(tree_sitter.Language(load_grammar()))

@@ -1,4 +1,4 @@
-"""`find_blocks`: from token ids to the blocks of a layout, exact to the byte; and the segmenter `tags`."""
+"""`find_blocks` finds a layout's blocks in token ids, exact to the byte; the segmenter `tags` finds blocks by their tags."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from spanwise.segment.claims import SEGMENTERS, Claim, Finder, Found, Pieces, Sa
 from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
-_TAG = re.compile(r"<([^\W\d][\w.-]* ?)>")
-#: The longest sequence of tags that is cached; longer ones rarely repeat, and would fill the memory.
-_REPEATED = 64
-#: Tokenizers' special tokens that look like tags.
+_OPENING_TAG = re.compile(r"<([^\W\d][\w.-]* ?)>")
+#: Longer sequences of tags are not cached, because they rarely repeat and would fill the memory.
+_LONGEST_CACHED = 64
+#: Names of special tokens that look like tags, such as `<pad>`.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
 _TOKENS_AT_A_TIME = 1_000_000
 
@@ -73,29 +73,29 @@ def find_blocks(
         >>> text[0]
         {'solution': {'a': '4', '': 'So <a>4</a>'}, 'confidence': {'c': '0.9', '': '<c>0.9</c>'}}
     """
-    valid_nt = _valid(ids_nt, mask_nt)
+    valid_nt = _check_mask(ids_nt, mask_nt)
     ids = ids_nt.detach().cpu().numpy()
-    logp = _logp(layout, logp_nt, valid_nt)
-    cutter = _cutter(layout)
-    size = max(1, _TOKENS_AT_A_TIME // max(ids.shape[1], 1))
-    tables, texts = [], []
-    for first in range(0, max(len(ids), 1), size):
-        rows = slice(first, first + size)
+    logp = _check_logp(layout, logp_nt, valid_nt)
+    cutter = _build_cutter(layout)
+    rows_at_once = max(1, _TOKENS_AT_A_TIME // max(ids.shape[1], 1))
+    chunks, texts = [], []
+    for first_row in range(0, max(len(ids), 1), rows_at_once):
+        rows = slice(first_row, first_row + rows_at_once)
         chunk_logp = None if logp is None else logp[rows]
-        table, text = _segment_rows(ids[rows], valid_nt[rows], chunk_logp, layout, cutter, vocabulary, first)
-        tables.append(table)
-        texts += text
-    *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*tables, strict=True))
+        columns, chunk_texts = _segment_rows(ids[rows], valid_nt[rows], chunk_logp, layout, cutter, vocabulary, first_row)
+        chunks.append(columns)
+        texts += chunk_texts
+    *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*chunks, strict=True))
     spans = Spans(layout.names, *columns)
-    vars(spans)["length_nk"] = length_nk  # fill the cached property, because the value is known already
+    vars(spans)["length_nk"] = length_nk  # saves the cached property `Spans.length_nk` its computation
     return spans, texts
 
 
-#: A function from the texts of completions, and their samples, to their pieces.
+#: Cuts completions, which it takes both as texts and as samples, into pieces.
 _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 
 
-def _cutter(layout: Layout) -> _Cutter:
+def _build_cutter(layout: Layout) -> _Cutter:
     """Return a function that cuts completions into the pieces of a layout."""
     if layout.segmenters == ("tags",):
         parser = TagParser(layout)  # the parser knows the order of tags, which claims cannot express, and reads only text
@@ -111,80 +111,81 @@ def _segment_rows(
     layout: Layout,
     cutter: _Cutter,
     vocabulary: Vocabulary,
-    first: int,
+    first_row: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
-    """Segment some completions at once; return the tables of `Spans` (start, end, block, fault, length), and the texts."""
-    (n, t), count = valid_nt.shape, len(layout.names)
+    """Segment some completions at once; return the columns of `Spans` (start, end, block, fault, length), and the texts."""
+    (n, t), block_count = valid_nt.shape, len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
     id_t = ids_nt[valid_nt]
     logp_t = np.empty(0) if logp_nt is None else logp_nt[valid_nt]
-    data, end_t = _join(vocabulary, id_t, row_t + first)
+    try:
+        all_bytes, end_t = vocabulary.join(id_t)
+    except AlignmentError as error:
+        bad_t = np.flatnonzero((id_t < 0) | (id_t >= len(vocabulary)))
+        raise AlignmentError(f"Completion {row_t[bad_t[0]] + first_row}: {error}") from None
     # The tokens and bytes of completion i lie between the edges i and i + 1.
     token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     byte_edge = np.concatenate(([0], end_t))[token_edge]
     edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
-    chunks = [data[start:stop] for _, (start, stop) in edges]
+    completions = [all_bytes[start:stop] for _, (start, stop) in edges]
     samples = (
         Sample(text, id_t[low:high], end_t[low:high] - start, column_t[low:high], logp_t[low:high], vocabulary)
-        for text, ((low, high), (start, _)) in zip(chunks, edges, strict=True)
+        for text, ((low, high), (start, _)) in zip(completions, edges, strict=True)
     )
-    pieces = cutter(chunks, samples)
+    pieces_n = cutter(completions, samples)
 
-    row = np.repeat(np.arange(n), [len(cut_up.starts) for cut_up in pieces])
-    block = np.array([k for cut_up in pieces for k in cut_up.blocks], dtype=np.int64)
-    byte = np.array([byte for cut_up in pieces for byte in cut_up.starts], dtype=np.int64) + byte_edge[row]
-    # The first token of each piece; a boundary inside token j starts its piece at j + 1.
-    begin = np.searchsorted(end_t, byte, side="right")
-    begin += np.concatenate(([0], end_t))[begin] != byte
-    begin = np.minimum(begin, token_edge[row + 1])
-    begin[np.flatnonzero(np.diff(row, prepend=-1))] = token_edge[:-1]  # also takes tokens without bytes
-    tokens, size = np.diff(begin, append=len(end_t)), np.diff(byte, append=byte_edge[-1])
-    block_nt = np.full((n, t), -1, dtype=np.int8 if count <= 127 else np.int16)
-    block_nt[valid_nt] = np.repeat(block, tokens)
-    length_nk = np.bincount(row * count + block, weights=tokens, minlength=n * count).astype(np.int64).reshape(n, count)
-    used = np.flatnonzero(tokens)
-    cells = row[used], block[used]  # not start_nk[at] = ...: a block may come twice, and numpy may keep either value
-    start_nk, end_nk = np.full((n, count), t, dtype=np.int64), np.zeros((n, count), dtype=np.int64)
-    np.minimum.at(start_nk, cells, column_t[begin[used]])
-    np.maximum.at(end_nk, cells, column_t[begin[used] + tokens[used] - 1] + 1)
-    fault_n = np.array([cut_up.fault for cut_up in pieces], dtype=np.int64)
-    fault_n[row[(size > 0) & (length_nk[row, block] == 0)]] |= int(Fault.STRADDLED)
+    # The index p numbers the pieces of all completions.
+    row_p = np.repeat(np.arange(n), [len(pieces.starts) for pieces in pieces_n])
+    block_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
+    first_byte_p = np.array([byte for pieces in pieces_n for byte in pieces.starts], dtype=np.int64) + byte_edge[row_p]
+    # If a piece begins inside token j, its first token is j + 1.
+    first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
+    first_token_p += np.concatenate(([0], end_t))[first_token_p] != first_byte_p
+    first_token_p = np.minimum(first_token_p, token_edge[row_p + 1])
+    # The first piece of a completion begins with its first token, even if that token has no bytes.
+    first_token_p[np.flatnonzero(np.diff(row_p, prepend=-1))] = token_edge[:-1]
+    token_count_p = np.diff(first_token_p, append=len(end_t))
+    byte_count_p = np.diff(first_byte_p, append=byte_edge[-1])
+    block_nt = np.full((n, t), -1, dtype=np.int8 if block_count <= 127 else np.int16)
+    block_nt[valid_nt] = np.repeat(block_p, token_count_p)
+    length_nk = np.zeros((n, block_count), dtype=np.int64)
+    np.add.at(length_nk, (row_p, block_p), token_count_p)
+    with_tokens = np.flatnonzero(token_count_p)
+    cells = row_p[with_tokens], block_p[with_tokens]
+    start_nk, end_nk = np.full((n, block_count), t, dtype=np.int64), np.zeros((n, block_count), dtype=np.int64)
+    np.minimum.at(start_nk, cells, column_t[first_token_p[with_tokens]])
+    np.maximum.at(end_nk, cells, column_t[(first_token_p + token_count_p)[with_tokens] - 1] + 1)
+    fault_n = np.array([pieces.fault for pieces in pieces_n], dtype=np.int64)
+    fault_n[row_p[(byte_count_p > 0) & (length_nk[row_p, block_p] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
-    texts = [_text(*each, layout.keys) for each in zip(chunks, pieces, (length_nk > 0).tolist(), strict=True)]
-    return (np.where(length_nk > 0, start_nk, 0), end_nk, block_nt, fault_n, length_nk), texts
+    present_nk = length_nk > 0
+    texts = [_text(*row, layout.keys) for row in zip(completions, pieces_n, present_nk.tolist(), strict=True)]
+    return (np.where(present_nk, start_nk, 0), end_nk, block_nt, fault_n, length_nk), texts
 
 
-def _join(vocabulary: Vocabulary, ids: np.ndarray, completion: np.ndarray) -> tuple[bytes, np.ndarray]:
-    try:
-        return vocabulary.join(ids)
-    except AlignmentError as error:
-        bad_index = np.flatnonzero((ids < 0) | (ids >= len(vocabulary)))
-        raise AlignmentError(f"Completion {completion[bad_index[0]]}: {error}") from None
-
-
-def _logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
-    """Return the log-probabilities, if a segmenter of the layout reads them."""
+def _check_logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
+    """Check the log-probabilities and return them as an array; return None if no segmenter of the layout reads them."""
     segmenter = next((name for name in layout.segmenters if SEGMENTERS.find(name).reads_logp), None)
     if segmenter is None:
         return None
     if logp_nt is None:
-        raise RecipeError(f"The segmenter '{segmenter}' cuts by log-probabilities (logp_nt), which are not there.")
+        raise RecipeError(f"The segmenter '{segmenter}' cuts by log-probabilities, and there are none; pass logp_nt.")
     _check_shape(logp_nt, valid_nt.shape, "logp_nt")
     logp = logp_nt.detach().float().cpu().numpy()
     for n, t in np.argwhere(np.isnan(logp) & valid_nt)[:1].tolist():
         raise AlignmentError(
-            f"The log-probability of completion {n} is nan at trainable token {t}, and the segmenter '{segmenter}' cuts by it; "
-            f"give that of every sampled token."
+            f"The log-probability of completion {n} is nan at trainable token {t}, and the segmenter '{segmenter}' cuts by it. "
+            f"Pass the log-probability of every sampled token."
         )
     return logp
 
 
-def _valid(ids_nt: Tensor, mask_nt: Tensor) -> Bool[np.ndarray, "n t"]:
+def _check_mask(ids_nt: Tensor, mask_nt: Tensor) -> Bool[np.ndarray, "n t"]:
     _check_shape(mask_nt, tuple(ids_nt.shape), "mask_nt")
     if mask_nt.is_floating_point() or mask_nt.is_complex():
         raise AlignmentError(
-            f"mask_nt is {mask_nt.dtype}: a mask says yes or no. Pass a bool tensor or integers 0 and 1; if these are "
-            f"advantages, the arguments are swapped."
+            f"mask_nt has dtype {mask_nt.dtype}, but a mask holds yes or no. Pass a bool tensor or the integers 0 and 1; if you "
+            f"passed advantages here, swap the arguments."
         )
     mask = mask_nt.detach().cpu().numpy()
     for n, t in np.argwhere((mask != 0) & (mask != 1))[:1].tolist():
@@ -197,41 +198,41 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
         raise AlignmentError(f"{name} has shape {tuple(values_nt.shape)} and ids_nt {shape}; give one value per token.")
 
 
-def _text(data: bytes, cut: Pieces, present: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
+def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
     """Return the text of a completion, block by block."""
-    pieces: dict[int, list[bytes]] = {}
-    for k, start, stop in zip(cut.blocks, cut.starts, (*cut.starts[1:], len(data)), strict=True):
-        pieces.setdefault(k, []).append(data[start:stop])
+    pieces_of_block: dict[int, list[bytes]] = {}
+    for k, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
+        pieces_of_block.setdefault(k, []).append(completion[start:stop])
     text: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
     for k, (name, block_keys) in enumerate(keys.items()):
-        if present[k]:
-            text[name] = inside = dict[str, str | None]()
+        if present_k[k]:
+            text[name] = block_text = dict[str, str | None]()
             for key in block_keys:
-                inner = cut.contents.get((k, key))
-                stretch = data[inner[0] : inner[1]] if isinstance(inner, tuple) else inner
-                inside[key] = None if stretch is None else stretch.decode("utf-8", "replace")
-            inside[""] = b"".join(pieces[k]).decode("utf-8", "replace")
-    # Every block is one piece, in the order of the layout.
-    if len(pieces) == len(cut.blocks) and sorted(pieces) == [*cut.blocks]:
+                content = pieces.contents.get((k, key))
+                content_bytes = completion[slice(*content)] if isinstance(content, tuple) else content
+                block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
+            block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
+    # The blocks joined give the whole text only if each is one piece and they follow the layout's order.
+    if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
         return text
-    return PiecewiseText(text, data.decode("utf-8", "replace"))
+    return PiecewiseText(text, completion.decode("utf-8", "replace"))
 
 
-class _Mark(NamedTuple):
+class _Tag(NamedTuple):
     """One tag in the text: its name, whether it closes, and its bytes [start, end)."""
 
-    tag: str
+    name: str
     closes: bool
     start: int
     end: int
 
 
-def _opened(text: str) -> list[str]:
+def _opening_tags(text: str) -> list[str]:
     """Return the tags that a text opens, without special tokens that look like tags."""
-    return [tag for tag in _TAG.findall(text) if tag not in _SPECIAL]
+    return [tag for tag in _OPENING_TAG.findall(text) if tag not in _SPECIAL]
 
 
-@register("tags", kind="segmenter", says=_opened, asks=lambda mark: [f"<{mark}>"], opens=lambda mark: (f"<{mark}>",))
+@register("tags", kind="segmenter", says=_opening_tags, asks=lambda mark: [f"<{mark}>"], opens=lambda mark: (f"<{mark}>",))
 def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find blocks by tags: `answer` is `<answer>...</answer>`.
 
@@ -247,78 +248,84 @@ def tags(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 class TagParser:
-    """Reads the completions of one layout by their tags."""
+    """Finds the tags of one layout in completions."""
 
     def __init__(self, layout: Layout, parts: Sequence[Part] | None = None) -> None:
         self._parts = list(layout.parts if parts is None else parts)
-        tags = [part.mark for part in self._parts]
+        tag_names = [part.mark for part in self._parts]
         self._key_of = {(part.block, part.mark): part.key for part in self._parts}
-        self._before = [_Mark(layout.prefilled, False, 0, 0)] if layout.prefilled in tags else []
-        names = b"|".join(re.escape(tag.encode()) for tag in dict.fromkeys(tags))
-        self._pattern = re.compile(b"(</?(?:" + names + b")>)" if tags else rb"((?!))")
-        self._known = lru_cache(4096)(self._work_out)
+        self._prefilled = [_Tag(layout.prefilled, False, 0, 0)] if layout.prefilled in tag_names else []
+        alternatives = b"|".join(re.escape(name.encode()) for name in dict.fromkeys(tag_names))
+        self._pattern = re.compile(b"(</?(?:" + alternatives + b")>)" if tag_names else rb"((?!))")
+        self._parse_tags_cached = lru_cache(4096)(self._parse_tags)
 
     def find(self, sample: Sample) -> Found:
-        """Return the tags of a completion as claims, each up to the next, for layouts that use other segmenters too."""
+        """Return a claim for each tag, up to the next tag: layouts with several segmenters are cut by claims."""
         pieces, starts = self.parse(sample.text)
-        places = zip(self._parts, starts, strict=True)
-        opened = [(part, at, pieces.contents.get((part.block, part.key))) for part, at in places if at is not None]
-        return Found([Claim(part, at, None, inner) for part, at, inner in opened], pieces.fault)
+        claims = [
+            Claim(part, start, None, pieces.contents.get((part.block, part.key)))
+            for part, start in zip(self._parts, starts, strict=True)
+            if start is not None
+        ]
+        return Found(claims, pieces.fault)
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
-        """Find the blocks of a text, and the place where each part opens (None if its tag is not found)."""
-        stretches = self._pattern.split(text)  # alternately the text between tags and a tag
-        edges, tags = [0, *accumulate(map(len, stretches))], tuple(stretches[1::2])
-        work_out = self._known if len(tags) <= _REPEATED else self._work_out
-        pieces, starts = work_out(tags, edges[1] == 0)
-        contents = {key: (edges[opened], edges[closed]) for key, (opened, closed) in pieces.contents.items()}
-        placed = Pieces(pieces.blocks, tuple([edges[at] for at in pieces.starts]), pieces.fault, contents)
-        return placed, [None if at is None else edges[at] for at in starts]
+        """Find the blocks of a text, and the byte at which each part opens (None if its tag is not found)."""
+        texts_and_tags = self._pattern.split(text)  # text, tag, text, tag, ..., text
+        edges, tags = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
+        parse_tags = self._parse_tags_cached if len(tags) <= _LONGEST_CACHED else self._parse_tags
+        pieces, starts = parse_tags(tags, edges[1] == 0)
+        contents = {key: (edges[start], edges[stop]) for key, (start, stop) in pieces.contents.items()}
+        pieces_in_bytes = Pieces(pieces.blocks, tuple([edges[start] for start in pieces.starts]), pieces.fault, contents)
+        return pieces_in_bytes, [None if start is None else edges[start] for start in starts]
 
-    def _work_out(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Work out a sequence of tags by places: 0 is the first byte, tag i lies at [2i + 1, 2i + 2)."""
-        marks = [*self._before]
+    def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
+        """Parse a text of which only the tags are known: its edges are 0, and 2i + 1 and 2i + 2 around tag i."""
+        seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
-            marks.append(_Mark(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
-        matched: dict[Part, int] = {}  # each part's first opening after the previous match
-        cursor = 0
+            seen_tags.append(_Tag(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
+        openings = [None if tag.closes else tag.name for tag in seen_tags]
+        tag_of_part: dict[Part, int] = {}  # part -> the index of its opening tag
+        next_index = 0
         for part in self._parts:
-            at = next((i for i in range(cursor, len(marks)) if marks[i].tag == part.mark and not marks[i].closes), None)
-            if at is not None:
-                matched[part], cursor = at, at + 1
-        first = {part.block: marks[at].start for part, at in reversed(matched.items())}
-        if 0 in first or 0 not in first.values():
-            first[0] = 0
-        blocks, starts = zip(*sorted(first.items()), strict=True)
-        fault, misplaced, contents = self._judge(marks, set(matched.values()), blocks, starts)
-        missing = {part.mark for part in self._parts if part not in matched and not part.index}
+            if part.mark in openings[next_index:]:
+                tag_of_part[part] = openings.index(part.mark, next_index)
+                next_index = tag_of_part[part] + 1
+        start_of_block = {part.block: seen_tags[index].start for part, index in reversed(tag_of_part.items())}
+        if 0 in start_of_block or 0 not in start_of_block.values():
+            start_of_block[0] = 0
+        blocks, starts = zip(*sorted(start_of_block.items()), strict=True)
+        fault, misplaced, contents = self._check_tags(seen_tags, set(tag_of_part.values()), blocks, starts)
+        missing = {part.mark for part in self._parts if part not in tag_of_part and not part.index}
         pieces = Pieces(blocks, starts, int(fault | (Fault.MISSING if missing - misplaced else 0)), contents)
-        return pieces, [marks[matched[part]].start if part in matched else None for part in self._parts]
+        return pieces, [seen_tags[tag_of_part[part]].start if part in tag_of_part else None for part in self._parts]
 
-    def _judge(
-        self, marks: Sequence[_Mark], matched: Collection[int], blocks: Sequence[int], starts: Sequence[int]
+    def _check_tags(
+        self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
-        """Return the faults of the marks, the tags outside the layout's order, and the last pair of each tag."""
-        fault, opened, seen, misplaced = 0, set[str](), set[tuple[int, str]](), set[str]()
-        pending: dict[tuple[int, str], int] = {}
+        """Return the faults of the tags, the names of tags out of order, and the text inside the last pair of each tag."""
+        fault, open_names, misplaced = 0, set[str](), set[str]()
+        seen: set[tuple[int, str]] = set()
+        content_start: dict[tuple[int, str], int] = {}
         contents: dict[tuple[int, str], tuple[int, int]] = {}
-        for index, mark in enumerate(marks):
+        for index, tag in enumerate(tags):
             # A prefilled tag has no bytes; it lies in the first block, even if the second block also opens at byte 0.
-            pair = blocks[0 if mark.end == 0 else bisect_right(starts, mark.start) - 1], mark.tag
-            if mark.closes:
-                fault |= 0 if mark.tag in opened else Fault.ORDER
-                opened.discard(mark.tag)
-                if pair in pending and pair in self._key_of:
-                    contents[pair[0], self._key_of[pair]] = pending.pop(pair), mark.start
+            block_and_name = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1], tag.name
+            key = self._key_of.get(block_and_name)
+            if tag.closes:
+                fault |= 0 if tag.name in open_names else Fault.ORDER
+                open_names.discard(tag.name)
+                if block_and_name in content_start and key is not None:
+                    contents[block_and_name[0], key] = content_start.pop(block_and_name), tag.start
                 continue
-            if pair in seen and pair in self._key_of:
+            if block_and_name in seen and key is not None:
                 fault |= Fault.DUPLICATE
-            elif index not in matched:
+            elif index not in matched_indices:
                 fault |= Fault.ORDER
-                misplaced.add(mark.tag)
-            fault |= Fault.NESTED if opened - {mark.tag} else 0
-            seen.add(pair)
-            opened.add(mark.tag)
-            pending[pair] = mark.end
-        return fault | (Fault.TRUNCATED if opened else 0), misplaced, contents
+                misplaced.add(tag.name)
+            fault |= Fault.NESTED if open_names - {tag.name} else 0
+            seen.add(block_and_name)
+            open_names.add(tag.name)
+            content_start[block_and_name] = tag.end
+        return fault | (Fault.TRUNCATED if open_names else 0), misplaced, contents

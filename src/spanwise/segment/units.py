@@ -1,4 +1,4 @@
-"""Segmenters that cut a completion into units, one after the other: prose by its text, and runs of tokens, whatever they say.
+"""Segmenters that cut a completion into consecutive units: prose by what it says, or runs of tokens by number or probability.
 
 They are for repeated blocks, `Layout({"step[*]": "steps:"})` or `Layout(["step[*]"], segmenter="steps")`. Units follow each other
 without a gap; what stands before the first one belongs to it, or to the rest where the layout has one. More units than `most`: the
@@ -22,126 +22,130 @@ import numpy as np
 from spanwise.errors import LayoutError
 from spanwise.layout import EACH, Layout, Part
 from spanwise.registry import register
-from spanwise.segment.claims import Finder, Found, Match, Sample, taken
+from spanwise.segment.claims import Finder, Found, Match, Sample, assign
 
-#: Returns the bytes where the units of a completion begin, in order; each unit ends where the next one begins.
+#: Returns the bytes at which the units of a completion begin, in order; a unit ends where the next begins.
 _Starts = Callable[[Sample], Iterable[int]]
 
-_TEXT = re.compile(rb"[^\s]")
+_NON_SPACE = re.compile(rb"[^\s]")
 _LINE = re.compile(rb"\n(?:\s*(?:\n|\Z))?")
 _PARAGRAPH = re.compile(rb"(?:\A|\n)\s*(?:\n|\Z)")
 _EMPTY_LINE = re.compile(rb"\n[^\S\n]*+\n")
-# Closing quotes and brackets are " ' ) ] * _ and their curly and CJK forms.
-_SHUT = rb"(?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xe3\x80[\x8d\x8f]|\xef\xbc\x89)*+"
+# Closing quotes and brackets: " ' ) ] * _ and their curly and CJK forms.
+_CLOSING = rb"(?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xe3\x80[\x8d\x8f]|\xef\xbc\x89)*+"
 _SENTENCE = re.compile(
     rb"(?<![.!?])(?<!\xe2\x80\xa6)(?:[.!?]|\xe2\x80\xa6)++"
-    + _SHUT
+    + _CLOSING
     + rb"\s++(?![a-z])|(?:\xe3\x80\x82|\xef\xbc[\x81\x9f])++"
-    + _SHUT
+    + _CLOSING
     + rb"\s*+|(?:\A|\n)[^\S\n]*+\n\s*+"
 )
-_WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
-_SHORT = re.compile(rf"\b(?:{'|'.join(map(re.escape, _WORDS))})\.\Z".encode())
-# At most three spaces may stand before a step: a list indented further lies inside a step. The numbers themselves are not read.
-# `1.` and `2)` have up to three digits and white space or `**` behind them; the word is `Step`, `step` or `STEP` with spaces, a
-# number and no further letter; of `#` there are up to six and then spaces.
+_SHORT_WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
+_ABBREVIATION = re.compile(rf"\b(?:{'|'.join(map(re.escape, _SHORT_WORDS))})\.\Z".encode())
+#: The start of a step: `Step 1`, `1.` or `1)`, also bold or as a heading; a list indented by four spaces lies inside a step.
 _STEP = re.compile(
     rb"^ {0,3}(?:#{1,6} ++)?(?:\*\*)?(?:[Ss]tep ++[0-9]++\b|STEP ++[0-9]++\b|[0-9]{1,3}[.)](?=\s|\*\*))", re.MULTILINE
 )
 
 
-def _in_a_row(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Finder:
-    """Return a finder of units; with `trimmed` their text has no white space around it."""
+def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Finder:
+    """Return a finder of units; `trimmed` leaves the white space around a unit out of its content."""
 
     def find(sample: Sample) -> Found:
         text, units = sample.text, list[Match]()
         for start, stop in pairwise([*starts_of(sample), len(text)]):
-            first = _TEXT.search(text, start, stop) if trimmed else None
-            if first is not None:
-                units.append(("", start, stop, (first.start(), start + len(text[start:stop].rstrip()))))
+            first_character = _NON_SPACE.search(text, start, stop) if trimmed else None
+            if first_character is not None:
+                units.append(("", start, stop, (first_character.start(), start + len(text[start:stop].rstrip()))))
             elif start < stop and not trimmed:
                 units.append(("", start, stop, (start, stop)))
-        return taken(units, {"": parts}, again="taken")
+        return assign(units, {"": parts}, surplus="keep")
 
     return find
 
 
 def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
-    """Refuse a mark for a segmenter that takes none; a block of a list is marked by its own name."""
+    """Refuse a mark for a segmenter that takes none; a mark that only repeats the block's name is allowed."""
     for part in parts:
         name, mark = layout.names[part.block], part.mark
         if mark and name not in (mark, mark.replace(EACH, f"[{part.index}]", 1)):
             raise LayoutError(
-                f"The segmenter '{part.segmenter}' takes no mark, and block '{name}' has '{mark}'; write "
+                f"The segmenter '{part.segmenter}' takes no mark, but block '{name}' has '{mark}'; write "
                 f"{{'{part.segmenter.rstrip('s')}[*]': '{part.segmenter}:'}}."
             )
 
 
-def _unmarked(starts_of: _Starts, *, trimmed: bool = True) -> Callable[..., Finder]:
-    """Return a segmenter without marks that finds some units."""
+def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -> None:
+    """Register a segmenter that takes no marks."""
 
-    def units(parts: Sequence[Part], *, layout: Layout) -> Finder:
+    def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
         check_no_mark(parts, layout)
-        return _in_a_row(parts, starts_of, trimmed=trimmed)
+        return _unit_finder(parts, starts_of, trimmed=trimmed)
 
-    return units
+    register(name, kind="segmenter")(segmenter)
 
 
-def _after(ends: re.Pattern[bytes]) -> _Starts:
+def _start_after(pattern: re.Pattern[bytes]) -> _Starts:
     """Return a function that starts a unit after each match of a pattern."""
-    return lambda sample: [0, *(match.end() for match in ends.finditer(sample.text))]
+    return lambda sample: [0, *(match.end() for match in pattern.finditer(sample.text))]
 
 
 def _sentence_starts(sample: Sample) -> list[int]:
-    """Return the bytes where sentences begin."""
-    # A sentence ends after a run of `.`, `!`, `?` or U+2026, before white space and no small letter a to z. Closing quotes and
-    # brackets belong to it, and then the white space. Signs after a short word (see _SHORT) or after a number of up to three digits
-    # that begins its line do not end it. CJK signs need no white space after them. An empty line always ends a sentence.
+    """Return the bytes at which sentences begin.
+
+    A sentence ends after a run of `.`, `!`, `?` or U+2026, before white space and no small letter a to z. Closing quotes and
+    brackets belong to it, and then the white space. A full stop after a short word, or after a number of up to three digits that
+    begins its line, does not end it. CJK signs need no white space after them. An empty line always ends a sentence.
+    """
     text, starts = sample.text, [0]
     for match in _SENTENCE.finditer(text):
-        unit_start = match.start()
-        if text[unit_start] != 46 or not _ends_none(text, unit_start) or _EMPTY_LINE.search(text, unit_start, match.end()):
+        sign_start = match.start()
+        is_full_stop = text[sign_start] == 46
+        if not is_full_stop or not _is_in_sentence(text, sign_start) or _EMPTY_LINE.search(text, sign_start, match.end()):
             starts.append(match.end())
     return starts
 
 
-def _ends_none(text: bytes, at: int) -> bool:
-    """Return whether the full stop at a byte follows a short word, or a number at the start of a line."""
-    if _SHORT.search(text, max(0, at - 8), at + 1):
+def _is_in_sentence(text: bytes, full_stop: int) -> bool:
+    """Return whether a full stop belongs to an abbreviation, or to a number at the start of a line."""
+    if _ABBREVIATION.search(text, max(0, full_stop - 8), full_stop + 1):
         return True
-    near = text[max(0, at - 4) : at]
-    first = at - len(near) + len(near.rstrip(b"0123456789"))
-    if not 1 <= at - first <= 3:
+    text_before = text[max(0, full_stop - 4) : full_stop]
+    number_start = full_stop - len(text_before) + len(text_before.rstrip(b"0123456789"))
+    if not 1 <= full_stop - number_start <= 3:
         return False
-    while first and text[first - 1] in b" \t\r\v\f":
-        first -= 1
-    return first == 0 or text[first - 1] == 10
+    line_start = number_start
+    while line_start and text[line_start - 1] in b" \t\r\v\f":
+        line_start -= 1
+    return line_start == 0 or text[line_start - 1] == 10
 
 
-def _after_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
-    """Return a function that starts a unit at each of some token numbers."""
+def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
+    """Return a function that starts a unit at each token whose index `cuts_of` returns."""
 
     def starts_of(sample: Sample) -> list[int]:
-        firsts = cuts_of(sample)
-        return [0, *sample.end_t[firsts[(firsts > 0) & (firsts < len(sample.end_t))] - 1].tolist()]
+        token_indices = cuts_of(sample)
+        inside = (token_indices > 0) & (token_indices < len(sample.end_t))
+        return [0, *sample.end_t[token_indices[inside] - 1].tolist()]
 
     return starts_of
 
 
-register("lines", kind="segmenter")(_unmarked(_after(_LINE)))
-register("paragraphs", kind="segmenter")(_unmarked(_after(_PARAGRAPH)))
-register("sentences", kind="segmenter")(_unmarked(_sentence_starts))
-register("steps", kind="segmenter")(_unmarked(lambda sample: [match.start() for match in _STEP.finditer(sample.text)]))
-# Only this segmenter sees masked tokens (tool output): a turn begins after them.
-_TURNS = _after_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1)
-register("turns", kind="segmenter")(_unmarked(_TURNS, trimmed=False))
+_register_unmarked("lines", _start_after(_LINE))
+_register_unmarked("paragraphs", _start_after(_PARAGRAPH))
+_register_unmarked("sentences", _sentence_starts)
+_register_unmarked("steps", lambda sample: [match.start() for match in _STEP.finditer(sample.text)])
+# A turn begins after masked tokens (tool output), which leave a gap between the columns.
+_TURNS = _start_at_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1)
+_register_unmarked("turns", _TURNS, trimmed=False)
 
 
 @register("fixed", kind="segmenter")
 def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Cut after every so many trainable tokens: `fixed:32`."""
-    size = int(_number(_one_mark(parts), parts, example="fixed:32"))
-    return _in_a_row(parts, _after_tokens(lambda sample: np.arange(size, len(sample.end_t), size)), trimmed=False)
+    run_length = int(_parse_number(_single_mark(parts), parts, example="fixed:32"))
+    starts_of = _start_at_tokens(lambda sample: np.arange(run_length, len(sample.end_t), run_length))
+    return _unit_finder(parts, starts_of, trimmed=False)
 
 
 @register("cuts", kind="segmenter", reads_logp=True)
@@ -151,12 +155,11 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
     """
-    number, at, threshold = _one_mark(parts).partition("@")
-    size = int(_number(number, parts, example="cuts:5@0.9"))
-    low = math.log(_number(threshold if at else "0.9", parts, example="cuts:5@0.9", share=True))
-    return _in_a_row(
-        parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)[size - 1 :: size] + 1), trimmed=False
-    )
+    count, at_sign, threshold = _single_mark(parts).partition("@")
+    every = int(_parse_number(count, parts, example="cuts:5@0.9"))
+    logp_limit = math.log(_parse_number(threshold if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
+    starts_of = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[every - 1 :: every] + 1)
+    return _unit_finder(parts, starts_of, trimmed=False)
 
 
 @register("low_probability", kind="segmenter", reads_logp=True)
@@ -166,27 +169,27 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
     Reference:
         "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
     """
-    low = math.log(_number(_one_mark(parts), parts, example="low_probability:0.2", share=True))
-    return _in_a_row(parts, _after_tokens(lambda sample: np.flatnonzero(sample.logp_t < low)), trimmed=False)
+    logp_limit = math.log(_parse_number(_single_mark(parts), parts, example="low_probability:0.2", probability=True))
+    return _unit_finder(parts, _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)), trimmed=False)
 
 
-def _one_mark(parts: Sequence[Part]) -> str:
-    """Return the mark of all parts; refuse several marks, because a completion is cut in one way."""
+def _single_mark(parts: Sequence[Part]) -> str:
+    """Return the mark that all parts share; refuse several marks, because a completion is cut in one way."""
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(
-            f"'{parts[0].mark}' and '{other_mark}' cut the same tokens in two ways; write one of them, in a block called 'name[*]'."
+            f"'{parts[0].mark}' and '{other_mark}' cut the same tokens in two ways; keep one of them, in a block called 'name[*]'."
         )
     return parts[0].mark
 
 
-def _number(written: str, parts: Sequence[Part], *, example: str, share: bool = False) -> int | float:
-    """Return the number in a mark: a whole number from 1 on, or a share above 0 and up to 1."""
-    expected = "a probability above 0 and up to 1" if share else "a whole number of tokens from 1 on"
+def _parse_number(written: str, parts: Sequence[Part], *, example: str, probability: bool = False) -> int | float:
+    """Parse the number in a mark: a whole number from 1 on, or a probability above 0 and up to 1."""
+    expected = "a probability above 0 and up to 1" if probability else "a whole number of tokens from 1 on"
     try:
-        value = float(written) if share else int(written) if written.isascii() and written.isdecimal() else 0
+        number = float(written) if probability else int(written) if written.isascii() and written.isdecimal() else 0
     except ValueError:
-        value = 0
-    if value > 0 and (value <= 1 or not share):
-        return value
-    raise LayoutError(f"The segmenter '{parts[0].segmenter}' takes {expected}, such as {example}; there is '{written}'.")
+        number = 0
+    if number > 0 and (number <= 1 or not probability):
+        return number
+    raise LayoutError(f"The segmenter '{parts[0].segmenter}' takes {expected}, such as {example}; you wrote '{written}'.")

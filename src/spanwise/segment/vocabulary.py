@@ -136,34 +136,37 @@ class Vocabulary:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not hasattr(backend, "to_str"):
             raise DataError(f"{type(tokenizer).__name__} is not a fast tokenizer; load it with use_fast=True.")
-        spec = json.loads(backend.to_str())
-        to_bytes, replaces = _compile(spec.get("decoder"))
-        added_tokens = {token["id"]: token for token in spec.get("added_tokens", [])}
-        vocab: Mapping[str, int] = backend.get_vocab(with_added_tokens=True)
-        pieces = [b""] * max(max(vocab.values(), default=-1) + 1, size or 0)
-        for text, index in vocab.items():
+        tokenizer_json = json.loads(backend.to_str())
+        to_bytes, replace_characters = _compile_decoder(tokenizer_json.get("decoder"))
+        added_tokens = {token["id"]: token for token in tokenizer_json.get("added_tokens", [])}
+        id_of: Mapping[str, int] = backend.get_vocab(with_added_tokens=True)
+        pieces = [b""] * max(max(id_of.values(), default=-1) + 1, size or 0)
+        for text, index in id_of.items():
             if index in added_tokens:
-                pieces[index] = (text if added_tokens[index]["special"] else replaces(text)).encode()
+                pieces[index] = (text if added_tokens[index]["special"] else replace_characters(text)).encode()
             else:
                 pieces[index] = to_bytes(text)
         vocabulary = cls(tuple(pieces), frozenset(added_tokens))
-        _check(vocabulary, backend)
+        _check_probe(vocabulary, backend)
         return vocabulary
 
 
-def _check(vocabulary: Vocabulary, backend: Any) -> None:
+def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
+    """Check on a test text that the pieces join to what the tokenizer itself decodes."""
     try:
         ids = backend.encode(PROBE, add_special_tokens=False).ids
     except Exception:  # a word vocabulary without an unknown token cannot encode the probe
         return
-    ours = vocabulary.join(np.array(ids, dtype=np.int64))[0].decode(errors="replace")
-    theirs = backend.decode(ids, skip_special_tokens=False)
-    if ours.lstrip(" ") != theirs.lstrip(" "):
-        raise DataError(f"The tokens of {PROBE!r} join to {ours!r}, but the tokenizer decodes them to {theirs!r}. {_REMEDY}")
+    joined = vocabulary.join(np.array(ids, dtype=np.int64))[0].decode(errors="replace")
+    decoded = backend.decode(ids, skip_special_tokens=False)
+    if joined.lstrip(" ") != decoded.lstrip(" "):
+        raise DataError(
+            f"The tokens of {PROBE!r} join to {joined!r}, but the tokenizer decodes them to {decoded!r}. {_REMEDY}"
+        )
 
 
-def _compile(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], Callable[[str], str]]:
-    """Compile a decoder's JSON into a function from piece to bytes, and one for added tokens, which only replaces characters."""
+def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], Callable[[str], str]]:
+    """Turn a decoder's JSON into two functions: from a learned token to its bytes, and from an added token to its text."""
     if decoder is None:
         raise DataError(
             f"The tokenizer has no decoder, so its text is joined with spaces that no token holds. Set one, for example "
@@ -177,20 +180,22 @@ def _compile(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes],
         if kind == "Fuse":
             is_fused = True
         elif kind == "Strip" and is_fused:
-            pass  # strips the ends of the whole text: at most the leading space, which we keep
+            pass  # it strips the leading space of a text, but a completion keeps it, as it continues a prompt
         elif kind == "Replace" and comes_first and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
         elif kind == "Metaspace" and comes_first:
             replacements.append((step["replacement"], " "))
-        elif kind in _FINISH and comes_first:
-            encode_piece = _FINISH[kind]
+        elif kind in _ENCODERS and comes_first:
+            encode_piece = _ENCODERS[kind]
         else:
-            raise DataError(f"The tokenizer's decoder has the step {json.dumps(step, ensure_ascii=False)}. {_REMEDY}")
+            raise DataError(
+                f"The tokenizer's decoder has a step that spanwise cannot read: {json.dumps(step, ensure_ascii=False)}. {_REMEDY}"
+            )
 
-    def replaces(text: str) -> str:
-        return reduce(lambda value, change: value.replace(*change), replacements, text)
+    def replace_characters(text: str) -> str:
+        return reduce(lambda changed, replacement: changed.replace(*replacement), replacements, text)
 
-    return lambda text: encode_piece(replaces(text)), replaces
+    return lambda text: encode_piece(replace_characters(text)), replace_characters
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -201,7 +206,7 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _ALPHABET = _byte_of_character()
-_BYTE = re.compile("<0x([0-9a-fA-F]{2})>")
+_BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 
 
 def _byte_level(text: str) -> bytes:
@@ -212,8 +217,9 @@ def _byte_level(text: str) -> bytes:
 
 
 def _byte_fallback(text: str) -> bytes:
-    byte = _BYTE.fullmatch(text)
-    return text.encode() if byte is None else bytes.fromhex(byte[1])
+    match = _BYTE_PIECE.fullmatch(text)
+    return text.encode() if match is None else bytes.fromhex(match[1])
 
 
-_FINISH: dict[str, Callable[[str], bytes]] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback}
+#: Name of a decoder -> a function from a piece to its bytes.
+_ENCODERS: dict[str, Callable[[str], bytes]] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback}
