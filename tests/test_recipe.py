@@ -6,7 +6,7 @@ import yaml
 from spanwise.credit import METHODS, bae, grpo, rlcr
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
-from spanwise.recipe import _described, answer_layout, load, resolved, scheme_of
+from spanwise.recipe import _parse_descriptions, answer_layout, load, resolved, scheme_of
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
@@ -177,4 +177,4 @@ def test_the_rule_the_tags_and_the_modes_of_a_recipe():
 
 def test_descriptions_of_attributes():
     docstring = "A point.\n\n    Attributes:\n        x: to the right,\n            if above 0.\n        y: up."
-    assert _described(docstring) == {"x": "to the right, if above 0.", "y": "up."}
+    assert _parse_descriptions(docstring) == {"x": "to the right, if above 0.", "y": "up."}

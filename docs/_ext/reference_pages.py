@@ -70,7 +70,7 @@ def recipe_groups() -> dict[str, list[str]]:
             groups[comment[1]] = []
         elif field and field[1] in Recipe.model_fields:
             groups[next(reversed(groups))].append(field[1])
-    groups["How credit is given"] += list(MODES)
+    groups["Rule of credit"] += list(MODES)
     return groups
 
 

@@ -23,9 +23,9 @@ from spanwise.scheme import SCRIPT, Scheme
 from spanwise.score import REWARDS, MathVerifier
 from spanwise.score.criteria import is_column
 
-#: The tasks that need no model or dataset by name.
+#: The tasks that bring their own model and prompts.
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")
-#: The tasks of a model and a dataset by name.
+#: The tasks for which the recipe names a model and a dataset.
 _BY_NAME = ("confidence", "two_attempts", SCRIPT)
 #: Field -> the tasks that can use it; all tasks can use any other field.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
@@ -34,8 +34,7 @@ _USED_BY: Mapping[str, tuple[str, ...]] = {
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
-#: The defaults for a model and a dataset by name, because those below suit a model of 0.4 M parameters: the paper's learning rate
-#: and entropy control, and evaluations that take no longer than the training.
+#: The defaults if the recipe names a model and a dataset; those in `Recipe` suit an embedded model of 0.4 M parameters.
 HUB: Mapping[str, Any] = {
     "learning_rate": 1e-6, "warmup_steps": 20, "entropy": 0.0, "eval_every": 0, "eval_prompts": 100, "eval_samples": 4,
     "save_every": 40, "keep_rollouts": 20,
@@ -108,7 +107,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    # What is trained on what.
+    # Task, model and data.
     task: Literal["digits", "digits_twice", "digits_long", "fields", "invoices", "confidence", "two_attempts", "own"] = (
         "digits"
     )
@@ -124,7 +123,7 @@ class Recipe(BaseModel):
     answer_column: str | None = "answer"
     instruction: str | None = None
 
-    # How credit is given.
+    # Rule of credit.
     method: str = "bae"
     calibration: Literal["brier", "log_score"] | None = None
     baseline: Literal["none", "batch", "group", "outcome", "blended"] | None = None
@@ -137,10 +136,9 @@ class Recipe(BaseModel):
     values: Literal["shared", "objective"] | None = None
     verifier: dict[str, Any] = Field(default_factory=dict)
     options: dict[str, Any] = Field(default_factory=dict)
-
     refine: str | dict[str, Any] | None = None
 
-    # How long and how fast.
+    # Training loop.
     steps: int = Field(120, ge=1)
     prompts: int = Field(16, ge=1)
     group_size: int = Field(16, ge=2)
@@ -156,7 +154,7 @@ class Recipe(BaseModel):
     seed: int = 0
     trainer: dict[str, Any] = Field(default_factory=dict)
 
-    # What is looked at and kept.
+    # Evaluation and files.
     eval_every: int = Field(10, ge=0)
     eval_prompts: int = Field(512, ge=1)
     eval_samples: int = Field(8, ge=1)
@@ -175,19 +173,19 @@ class Recipe(BaseModel):
     @field_validator("layout", mode="before")
     @classmethod
     def _marked_by_name(cls, written: Any) -> Any:
-        listed = isinstance(written, list) and all(isinstance(name, str) for name in written)
-        return {name: [name] for name in written} if listed else written
+        is_list_of_names = isinstance(written, list) and all(isinstance(name, str) for name in written)
+        return {name: [name] for name in written} if is_list_of_names else written
 
     @field_validator("verifier")
     @classmethod
-    def _known_limits(cls, written: dict[str, Any]) -> dict[str, Any]:
-        for name, value in written.items():
+    def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
+        for name, limit in limits.items():
             check_known("field of verifier", name, ("workers", "deadline"))
-            kinds, must = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                raise ValueError(f"verifier.{name} is {value!r}, and must be {must}.")
-        MathVerifier(**written)  # the check starts no worker; a RewardError is a ValueError
-        return written
+            types, expected = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
+            if isinstance(limit, bool) or not isinstance(limit, types):
+                raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected}.")
+        MathVerifier(**limits)  # checks the limits without starting a worker; pydantic gathers its RewardError, too
+        return limits
 
     @field_validator("*", mode="before")
     @classmethod
@@ -203,26 +201,27 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # reading each section checks it
+        _ = self.modes, self.refinement  # these properties check their sections of the recipe
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
                     raise ValueError(f"Task '{self.task}' needs a {field}; add --{field} with a hub name or a folder.")
         elif self.model or self.dataset:
             raise ValueError(
-                f"A model or dataset is given, but the task is '{self.task}'; add --task confidence to train on them."
+                f"You named a model or a dataset, but task '{self.task}' has its own; add --task confidence to train on yours."
             )
         if self.task == SCRIPT and self.layout is None:
-            raise ValueError(f"The task is '{SCRIPT}', whose blocks are not known otherwise; the recipe needs a layout.")
+            raise ValueError(f"Task '{SCRIPT}' has no layout of its own; add the layout of its completions to the recipe.")
         for field, tasks in _USED_BY.items():
-            value = getattr(self, field)
-            if self.task not in tasks and value != type(self).model_fields[field].default:
-                raise ValueError(f"Task '{self.task}' does not use {field} (got {value!r}); leave {field} out.")
+            setting = getattr(self, field)
+            if self.task not in tasks and setting != type(self).model_fields[field].default:
+                raise ValueError(f"Task '{self.task}' does not use {field} (got {setting!r}); leave {field} out.")
         batch_size = self.prompts * self.group_size
         if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
                 f"{self.prompts} prompts x {self.group_size} completions = {batch_size} cannot be cut into {self.mini_batches} "
-                f"mini-batches of whole micro-batches of {self.micro_batch or batch_size // self.mini_batches}."
+                f"mini-batches of whole micro-batches of {self.micro_batch or batch_size // self.mini_batches}; choose numbers "
+                f"that divide it."
             )
         return self
 
@@ -266,161 +265,155 @@ class Recipe(BaseModel):
     def answer_tags(self) -> dict[str, str]:
         """The tags that hold the answer and the confidence, as the objectives name them."""
         tags = {"answer": "answer", "confidence": "confidence"}
-        kinds = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
+        role_of_reward = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
         for entry in self.objectives or ():
-            if entry.get("reward") in kinds:
-                tags[kinds[entry["reward"]]] = (entry.get("options") or {}).get("tag", kinds[entry["reward"]])
+            if (role := role_of_reward.get(entry.get("reward"))) is not None:
+                tags[role] = (entry.get("options") or {}).get("tag", role)
         return tags
 
 
-def _described(docstring: str | None) -> dict[str, str]:
+def _parse_descriptions(docstring: str | None) -> dict[str, str]:
     """Read the description of each attribute from a docstring."""
     entries = re.split(r"\n {4}(?=\w)", cleandoc(docstring or "").partition("Attributes:")[2])
     return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries[1:])}
 
 
-for _name, _about in _described(Recipe.__doc__).items():
-    Recipe.model_fields[_name].description = _about
+for _name, _description in _parse_descriptions(Recipe.__doc__).items():
+    Recipe.model_fields[_name].description = _description
 
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
     from_file = {} if path is None else _read(path)
     changes = dict(overrides or {})
-    _check_void(from_file, changes)
-    values = {**from_file, **changes}
-    if "task" not in values and (values.get("model") or values.get("dataset")):
-        values["task"] = "confidence"
-    if values.get("task", EMBEDDED[0]) not in EMBEDDED:
-        values = {**HUB, **values}
+    _check_presets(from_file, changes)
+    settings = {**from_file, **changes}
+    if "task" not in settings and (settings.get("model") or settings.get("dataset")):
+        settings["task"] = "confidence"
+    if settings.get("task", EMBEDDED[0]) not in EMBEDDED:
+        settings = {**HUB, **settings}
     try:
-        return Recipe.model_validate(values)
+        return Recipe.model_validate(settings)
     except ValidationError as error:
-        raise RecipeError(_sentence(error)) from error
+        raise RecipeError(_explain(error)) from error
 
 
 def _read(path: str | Path) -> dict[str, Any]:
     """Read a recipe file as a dictionary."""
     folder = Path(path).parent
     try:
-        read = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        written = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"The recipe '{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     except yaml.YAMLError as error:
         raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise RecipeError(f"The recipe '{path}' is nested deeper than can be read.") from error
-    if read is not None and not isinstance(read, dict):
-        raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(read).__name__}.")
-    # The files beside a run's recipe are results, not inputs.
-    return dict(read or {}) if (folder / "metrics.jsonl").is_file() else _beside(read or {}, folder)
+    if written is not None and not isinstance(written, dict):
+        raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(written).__name__}.")
+    # Beside the recipe of a finished run lie results, to which no path in it points.
+    return dict(written or {}) if (folder / "metrics.jsonl").is_file() else _resolve_paths(written or {}, folder)
 
 
-def _beside(written: Any, folder: Path, field: str = "") -> Any:
+def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
     """Resolve the paths in a recipe: look for them in the current folder, then beside the recipe."""
     if isinstance(written, dict) and field in ("", "critic", "objectives"):
-        return {key: _beside(value, folder, str(key)) for key, value in written.items()}
+        return {key: _resolve_paths(value, folder, str(key)) for key, value in written.items()}
     if isinstance(written, list):
-        return [_beside(entry, folder, field) for entry in written]
+        return [_resolve_paths(entry, folder, field) for entry in written]
     if not isinstance(written, str):
         return written
     if field in ("reward", "given") and ":" in written:
         return seen_from_here(written, folder)
     is_path = field in ("model", "dataset") or (field == "criteria" and not is_column(written))
-    beside = is_path and not Path(written).exists() and (folder / written).exists()
-    return str(folder / written) if beside else written
+    is_beside = is_path and not Path(written).exists() and (folder / written).exists()
+    return str(folder / written) if is_beside else written
 
 
 def _no_field(key: str) -> str:
     """Say that the recipe has no such field, and where a method's options belong."""
     if any(key in entry.of_a_run().options for entry in METHODS.values()):
-        return f"There is no recipe field '{key}'. Options of a method stand together, as in options: {{{key}: ...}}."
+        return f"There is no recipe field '{key}'. It is an option of a method, so write options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
 
 
-def _check_void(written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     """Refuse to change a preset that the file already spells out; the change would be ignored."""
     for field in ("method", "baseline", "calibration"):
-        old_value = written.get(field, Recipe.model_fields[field].default)
-        if field not in given or given[field] == old_value:
+        old_setting = from_file.get(field, Recipe.model_fields[field].default)
+        if field not in changes or changes[field] == old_setting:
             continue
         preset_fields = ("objectives", "per") if field == "method" else ("objectives",)
-        own_fields = [name for name in preset_fields if written.get(name) is not None and name not in given]
+        own_fields = [name for name in preset_fields if from_file.get(name) is not None and name not in changes]
         if own_fields:
             resets = " ".join(f"--set {name}=null" for name in own_fields)
             raise RecipeError(
-                f"The recipe has its own {' and '.join(own_fields)}, so changing {field} to {given[field]} would change "
-                f"nothing or half of it. Change it there, or take the preset's with {resets}."
+                f"The recipe has its own {' and '.join(own_fields)}, so {field} {changes[field]} would change only a part of the "
+                f"rule, or nothing. Change the recipe itself, or take what {field} sets with {resets}."
             )
 
 
 def scheme_of(
     recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
 ) -> Scheme:
-    """Build the complete rule of credit of a recipe; import no function of `recorded` rewards, and none without `run_code`."""
-    entries = _of_task(recipe, task_layout) if recipe.objectives is None else recipe.objectives
+    """Build the scheme of a recipe; a reward's function is imported if `run_code` allows it and its rewards are not `recorded`."""
+    entries = _task_objectives(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     rule = {
         "name": recipe.method,
-        "layout": _layout(recipe, task_layout),
-        "objectives": entries and [_objective(n, recorded, run_code) for n in enumerate(entries, start=1)],
+        "layout": _choose_layout(recipe, task_layout),
+        "objectives": entries and [_build_objective(n, recorded, run_code) for n in enumerate(entries, start=1)],
         **{field: getattr(recipe, field) for field in ("calibration", "baseline", "per", "values")},
         "modes": recipe.scheme_modes,
         "refine": recipe.refinement,
     }
     method(recipe.method).check_names(rule.keys() & recipe.options.keys())
-    return _limited(Scheme.preset(**rule, **recipe.options, longest=longest, recorded=recorded), recipe.verifier)
+    return _apply_limits(Scheme.preset(**rule, **recipe.options, longest=longest, recorded=recorded), recipe.verifier)
 
 
-def _of_task(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
+def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
     """Return the objectives of the tasks that fill in JSON, one reward per field; None for other tasks."""
     if recipe.task not in ("fields", "invoices"):
         return None
     entry = method(recipe.method)
-    # Every field pays for keys and punctuation too: a wrong one loses a field, and no other reward would notice.
-    rest_block = () if layout.rest is None else (layout.names[layout.rest],)
-    pays = (OWN, *rest_block) if entry.kind == "block" else layout.names
-    baseline = {"baseline": "group"} if "baseline" in entry.inputs else {}
-    each = {"reward": "equals", "each": "*", "pays": pays, "if_missing": 0.0, **baseline}
-    if recipe.task == "fields":
-        return [each]
-    # Sixteen rewards on the form would drown the values, so it is paid for two things of its own: its keys with the end, and the
-    # length of the list. They make an omission cost; `if_missing` would put its cost on the last token, and so teach not to end.
     by_block = entry.kind == "block"
-    own, form = ((OWN,), rest_block) if by_block else (layout.names, layout.names)
+    form = () if layout.rest is None else (layout.names[layout.rest],)
+    shared = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in entry.inputs else {})}
+    each_field = {"reward": "equals", "each": "*", "pays": (OWN, *form) if by_block else layout.names, **shared}
+    if recipe.task == "fields":
+        return [each_field]  # a field also pays keys and punctuation, because a wrong key loses the field
+    paid_blocks = form if by_block else layout.names
+    if by_block:
+        # Sixteen fields that pay the form would drown the values, so the last two objectives pay it: they make omissions cost.
+        each_field |= {"pays": (OWN,), "if_missing": None}
+    json_schema = {"schema": _invoice_schema(layout), "alone": True}
     return [
-        {**each, "pays": own, "if_missing": None if by_block else 0.0},
-        {
-            "reward": "json_schema",
-            "pays": form,
-            "options": {"schema": _invoice_schema(layout), "alone": True},
-            "if_missing": 0.0,
-            **baseline,
-        },
-        {"reward": "count", "pays": form, "options": {"path": "items"}, "if_missing": 0.0, **baseline},
+        each_field,
+        {"reward": "json_schema", "pays": paid_blocks, "options": json_schema, **shared},
+        {"reward": "count", "pays": paid_blocks, "options": {"path": "items"}, **shared},
     ]
 
 
 def _invoice_schema(layout: Layout) -> dict[str, Any]:
-    marks = [mark for _, tags in layout.blocks for mark in tags]
-    of_item = [mark.removeprefix("items[*].") for mark in marks if "[" in mark]
-    lists = {"items": {"items": {"type": "object", "required": of_item}}}
-    return {"type": "object", "required": [*(mark for mark in marks if "[" not in mark), *lists], "properties": lists}
+    paths = [path for _, marks in layout.blocks for path in marks]
+    item_fields = [path.removeprefix("items[*].") for path in paths if "[" in path]
+    items = {"items": {"items": {"type": "object", "required": item_fields}}}
+    return {"type": "object", "required": [*(path for path in paths if "[" not in path), "items"], "properties": items}
 
 
-def _limited(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
+def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
     """Give the recipe's verifier limits to all objectives that use a verifier, unless an objective sets its own."""
 
-    def compares(objective: Objective) -> bool:
+    def has_verifier(objective: Objective) -> bool:
         return isinstance(objective.reward, str) and limits.keys() <= REWARDS.find(objective.reward).options.keys()
 
     if not limits:
         return scheme
-    if not any(map(compares, scheme.objectives)):
+    if not any(map(has_verifier, scheme.objectives)):
         raise RecipeError(
             f"No objective compares answers as mathematics, so verifier: {dict(limits)} would do nothing; leave it out."
         )
-    limited = [replace(one, options={**limits, **one.options}) if compares(one) else one for one in scheme.objectives]
-    return replace(scheme, objectives=limited)
+    objectives = [replace(o, options={**limits, **o.options}) if has_verifier(o) else o for o in scheme.objectives]
+    return replace(scheme, objectives=objectives)
 
 
 def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> Scheme:
@@ -430,18 +423,18 @@ def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | No
     """
     recipe = load(path)
     if options:
-        known = METHODS.find(recipe.method).options
-        taken = {name: value for name, value in options.items() if name in known}
-        recipe = recipe.model_copy(update={"options": {**taken, **recipe.options}})
+        method_options = METHODS.find(recipe.method).options
+        used_options = {name: value for name, value in options.items() if name in method_options}
+        recipe = recipe.model_copy(update={"options": {**used_options, **recipe.options}})
     if recipe.own_layout is None:
         raise RecipeError(
-            f"The recipe '{path}' names no layout, so that no block of a completion is known; add for example "
+            f"The recipe '{path}' names no layout, so spanwise cannot find the blocks of completions; add for example "
             f"layout: {{solution: [answer], confidence: [confidence]}}."
         )
     return scheme_of(recipe, recipe.own_layout, longest)
 
 
-def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
+def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     if recipe.own_layout is not None:
         return recipe.own_layout
     segmenter = task_layout.segmenter if recipe.segmenter == "tags" else recipe.segmenter
@@ -451,36 +444,36 @@ def _layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     """Return the layout that completions are read by: the recipe's, or the task's."""
-    layout = _layout(recipe, task_layout)
+    layout = _choose_layout(recipe, task_layout)
     # A recipe that pays the whole completion as one block does not change the text, so the task's blocks stay.
-    unmarked = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
-    if len(layout.names) == 1 and (unmarked or layout.marks == task_layout.marks):
-        settings = {"segmenter": task_layout.segmenter if not layout.marks else layout.segmenter, "most": task_layout.most}
-        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, **settings)
+    is_unmarked = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
+    if len(layout.names) == 1 and (is_unmarked or layout.marks == task_layout.marks):
+        segmenter = layout.segmenter if layout.marks else task_layout.segmenter
+        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, segmenter=segmenter, most=task_layout.most)
     return layout
 
 
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
     """Refuse tags that the embedded model has never learnt; its prompts do not ask for them."""
-    layout, tags = recipe.own_layout, task_layout.tags
-    unknown_tags = [f"<{tag}>" for tag in (layout.tags if layout and layout.segmenter == "tags" else ()) if tag not in tags]
+    layout, learnt_tags = recipe.own_layout, dict.fromkeys(task_layout.tags)
+    recipe_tags = layout.tags if layout and layout.segmenter == "tags" else ()
+    unknown_tags = [f"<{tag}>" for tag in recipe_tags if tag not in learnt_tags]
     if unknown_tags:
         raise RecipeError(
-            f"The model of the embedded task '{recipe.task}' writes {', '.join(f'<{tag}>' for tag in dict.fromkeys(tags))} and "
-            f"nothing else, so no completion would hold {', '.join(unknown_tags)}. Use its tags in the layout, or train a "
-            "--model on a --dataset."
+            f"The model of the embedded task '{recipe.task}' writes only {', '.join(f'<{tag}>' for tag in learnt_tags)}, so no "
+            f"completion would hold {', '.join(unknown_tags)}. Use its tags in the layout, or train a --model on a --dataset."
         )
 
 
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     """Return the recipe as plain data with its scheme written out, ready for YAML; loading it again gives the same run."""
-    plain = scheme.plain()
-    entries = [entry for entry in recipe.objectives or () if ":" in str(entry["reward"])]
-    for filled, objective in zip(plain["objectives"], scheme.objectives, strict=True):
-        for entry in entries:  # a module may have imported the function
-            if not isinstance(objective.reward, str) and str(entry["reward"]).endswith(f":{objective.reward.__qualname__}"):
-                filled["reward"] = entry["reward"]
-    return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain}
+    plain_scheme = scheme.plain()
+    import_paths = [entry["reward"] for entry in recipe.objectives or () if ":" in str(entry["reward"])]
+    for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
+        for path in import_paths:  # the recipe's own path, because its module may only import the function
+            if not isinstance(objective.reward, str) and str(path).endswith(f":{objective.reward.__qualname__}"):
+                plain_objective["reward"] = path
+    return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}
 
 
 def recorded_elsewhere(**_: Any) -> list[float]:
@@ -488,7 +481,7 @@ def recorded_elsewhere(**_: Any) -> list[float]:
     raise RecipeError("This reward function belongs to the run that recorded it; only its recorded values are known here.")
 
 
-def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str], run_code: bool) -> Objective:
+def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str], run_code: bool) -> Objective:
     """Build an objective from its entry; import its function only if the reward is not recorded and code may run."""
     position, entry = numbered
     for key in entry:
@@ -510,24 +503,25 @@ def _objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str
         else:
             functions = [reward, *functions]
     elif isinstance(reward, str) and reward in recorded and not is_registered(reward, kind="reward"):
-        entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # a column of a file, by its own name
+        entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # the reward is a column of the file
     elif isinstance(reward, str) and recorded and not is_registered(reward, kind="reward"):
         raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
     if functions and not run_code:
         raise RecipeError(
-            f"Objective {position} needs the function '{functions[0]}', whose values are not recorded. Code that a folder "
-            "names does not run by itself. If you trust it, name the recipe: --recipe FILE."
+            f"Objective {position} needs the function '{functions[0]}', and its values are not recorded. spanwise does not run "
+            "code that a folder names. If you trust this code, name the recipe: --recipe FILE."
         )
     return Objective(**entry)
 
 
-def _sentence(error: ValidationError) -> str:
-    """Turn a validation error into our sentence: the field, its value, the allowed values, and the field's purpose."""
-    faults: dict[tuple[str, str], list[str]] = {}
+def _explain(error: ValidationError) -> str:
+    """Turn a validation error into sentences: each field, its value, the allowed values, and the field's purpose."""
+    bounds_of: dict[tuple[str, str], list[str]] = {}
     sentences = []
     for item in error.errors():
         kind, value, context = item["type"], item["input"], item.get("ctx", {})
-        field = ".".join(str(part) for part in item["loc"] if part not in ("str", "float", "list[str]"))  # parts of a union
+        # Pydantic appends to the field's name which type of a union it tried.
+        field = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
         if kind == "invalid_key":
             sentences.append(_no_field(field))
         elif kind == "value_error":
@@ -536,14 +530,14 @@ def _sentence(error: ValidationError) -> str:
             sentences.append(unknown(field, value, re.findall(r"'([^']*)'", context["expected"])))
         else:
             bound = next((f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context), None)
-            note = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
-            must = bound or _KINDS.get(kind.split("_")[0], item["msg"])
-            faults.setdefault((f"{field} is {value!r}", note), []).append(must)
-    sentences += [f"{start}, and must be {' or '.join(must)}{note}" for (start, note), must in faults.items()]
+            purpose = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
+            allowed = bound or _KINDS.get(kind.split("_")[0], item["msg"])
+            bounds_of.setdefault((f"{field} is {value!r}", purpose), []).append(allowed)
+    sentences += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in bounds_of.items()]
     return "; ".join(sentences)
 
 
-#: Pydantic's names for bounds and for kinds of value, in our words.
+#: Name of a bound, or of a type, in pydantic -> our words.
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 _KINDS = {
     "int": "a whole number",

@@ -1,4 +1,4 @@
-"""The problems of the embedded tasks: drawn at random, with 512 kept for evaluation; and the digit chains.
+"""Draw the problems of the embedded tasks, and keep 512 of each for evaluation; make up the digit chains and their traces.
 
 A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six. Steps are
 taken from left to right, modulo 10. `~` is a smudged operator: its true value is in no prompt.
@@ -54,17 +54,17 @@ class Source(Generic[AnyProblems]):
         """Draw random problems, without the prompts in `exclude`; with `unique` no prompt is drawn twice."""
         if size < 1:
             raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
-        drawn_prompts, parts, missing_count = set(exclude), list[AnyProblems](), size
+        excluded_prompts, chunks, missing_count = set(exclude), list[AnyProblems](), size
         while missing_count:
-            candidates, rows = self.draw_any(missing_count, rng), list[int]()
+            candidates, new_rows = self.draw_any(missing_count, rng), list[int]()
             for row, prompt in enumerate(candidates.prompts):
-                if prompt not in drawn_prompts:
-                    rows.append(row)
-                    drawn_prompts.update([prompt] if unique else [])
-            parts.append(candidates.take(np.array(rows, dtype=np.int64)))
-            missing_count -= len(rows)
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return type(parts[0])(*(np.concatenate(column) for column in columns))
+                if prompt not in excluded_prompts:
+                    new_rows.append(row)
+                    excluded_prompts.update([prompt] if unique else [])
+            chunks.append(candidates.take(np.array(new_rows, dtype=np.int64)))
+            missing_count -= len(new_rows)
+        columns = zip(*(vars(chunk).values() for chunk in chunks), strict=True)
+        return type(chunks[0])(*(np.concatenate(column) for column in columns))
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
         """Draw random problems that are no evaluation problems."""
@@ -89,15 +89,17 @@ SMUDGE_IS_PLUS = 0.7
 STEPS = 6
 _RISKY = "*~"
 
-#: The two blocks of a completion.
+#: The two blocks of a completion of the digit chain.
 DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
 
-# The smudged digit chain. All prompts have the same number of tokens. A smudged operator is `+` with probability 0.7 and `-` with
-# 0.3, drawn once per prompt, so that no model can know every answer.
 @dataclass(frozen=True)
 class Problems(EmbeddedProblems):
-    """N problems as arrays; steps from `length_n` on are fillers."""
+    """N digit chains as arrays; steps from `length_n` on are fillers.
+
+    All prompts have the same number of tokens. A smudged operator is `+` with probability 0.7 and `-` with 0.3, drawn once per
+    prompt, so that no model can know every answer.
+    """
 
     start_n: Int[np.ndarray, " n"]  # the first digit
     length_n: Int[np.ndarray, " n"]  # the number of steps
@@ -114,26 +116,24 @@ class Problems(EmbeddedProblems):
     @property
     def prompts(self) -> list[str]:
         """The prompt texts, fillers and the final `=` included."""
-        pairs = zip(self.start_n.tolist(), self.items, strict=True)
-        return [f"{start}{''.join(items)}{FILLER * (STEPS - len(items))}=" for start, items in pairs]
+        chains = zip(self.start_n.tolist(), self.items, strict=True)
+        return [f"{start}{''.join(steps)}{FILLER * (STEPS - len(steps))}=" for start, steps in chains]
 
     @property
     def answers(self) -> list[str]:
-        """Return the true answers, one digit each, for the actual value of the hidden coin."""
-        never_ns = np.zeros(self.operator_ns.shape, dtype=bool)
-        return [str(digit) for digit in run_chain(self, never_ns, self.operand_ns)[:, -1].tolist()]
+        """The true answers, one digit each; a smudged operator has its hidden true value."""
+        no_slip_ns = np.zeros(self.operator_ns.shape, dtype=bool)
+        return [str(digit) for digit in run_chain(self, no_slip_ns, self.operand_ns)[:, -1].tolist()]
 
 
 @dataclass(frozen=True)
 class TraceNoise:
-    """The rates and kinds of errors in a warm-start trace."""
+    """The probabilities and kinds of errors in the traces of a warm start."""
 
-    # The probability that a step's digit becomes random, by operator in the order of `OPERATORS`.
-    slip: tuple[float, float, float, float]
+    slip: tuple[float, float, float, float]  # the probability that a step's digit becomes random, for each of `OPERATORS`
     refusal: float  # the probability of no solution: `<reasoning></reasoning><answer>?</answer>`
-    refusal_confidence: tuple[
-        float, ...
-    ] = ()  # the confidences that a refusal draws from; empty: a refusal follows the rule of all traces
+    # A refusal draws its confidence from these; if there are none, by the rule below.
+    refusal_confidence: tuple[float, ...] = ()
     power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
     spread: float = 0.25
 
@@ -144,8 +144,8 @@ NOISE: dict[str, TraceNoise] = {
 }
 
 
-def taken(digit: int, step: str) -> int:
-    """Return the digit after a step, modulo 10."""
+def apply_step(digit: int, step: str) -> int:
+    """Return the digit after a step such as `+3`, modulo 10."""
     operand = int(step[1])
     return {"+": digit + operand, "-": digit - operand, "*": digit * operand}[step[0]] % 10
 
@@ -154,7 +154,7 @@ def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
     """Return the digit after every step; after a slip the chain continues from the wrong digit."""
-    digit_n, columns = problems.start_n, list[np.ndarray]()
+    digit_n, digits_after_step = problems.start_n, list[np.ndarray]()
     plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
         operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
@@ -163,8 +163,8 @@ def run_chain(
         true_n = np.choose(operator_n, choices) % 10
         next_n = np.where(slip_ns[:, step], slipped_ns[:, step], true_n)
         digit_n = np.where(step < problems.length_n, next_n, digit_n)
-        columns.append(digit_n)
-    return np.stack(columns, axis=1)
+        digits_after_step.append(digit_n)
+    return np.stack(digits_after_step, axis=1)
 
 
 def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
@@ -176,10 +176,10 @@ def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.G
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
     """Return p_true, the probability that a model which copies the noisy traces gets all steps right."""
-    agree = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
-    by_operator_o = (1 - 0.9 * np.array(noise.slip)) * np.array([1, 1, 1, agree])
-    used_ns = np.arange(STEPS) < problems.length_n[:, None]
-    return np.where(used_ns, by_operator_o[problems.operator_ns], 1.0).prod(axis=1)
+    smudge_read_right = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
+    step_right_o = (1 - 0.9 * np.array(noise.slip)) * np.array([1, 1, 1, smudge_read_right])
+    is_step_ns = np.arange(STEPS) < problems.length_n[:, None]
+    return np.where(is_step_ns, step_right_o[problems.operator_ns], 1.0).prod(axis=1)
 
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
@@ -191,7 +191,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
     if noise.refusal_confidence:
         confidence_n = np.where(refuse_n, rng.choice(noise.refusal_confidence, size), confidence_n)
     rows = zip(problems.items, digit_ns.tolist(), refuse_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
-    return [_write(items, digits[: len(items)], refuse=refuse, confidence=q) for items, digits, refuse, q in rows]
+    return [_write_trace(steps, digits[: len(steps)], refuse=refuse, confidence=q) for steps, digits, refuse, q in rows]
 
 
 def is_refusal(text: BlockText) -> bool:
@@ -207,12 +207,12 @@ def is_refusal(text: BlockText) -> bool:
     return not (len(answer) == 1 and answer in "0123456789")
 
 
-def _write(items: list[str], digits: list[int], *, refuse: bool, confidence: float) -> str:
+def _write_trace(steps: list[str], digits: list[int], *, refuse: bool, confidence: float) -> str:
     reasoning, answer = ("", "?") if refuse else ("".join(map(str, digits)), str(digits[-1]))
-    risky = "".join(item for item in items if item[0] in _RISKY)
+    risky_steps = "".join(step for step in steps if step[0] in _RISKY)
     return (
         f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
-        f"<analysis>{risky}</analysis><confidence>{confidence:.1f}</confidence>"
+        f"<analysis>{risky_steps}</analysis><confidence>{confidence:.1f}</confidence>"
     )
 
 
@@ -240,26 +240,25 @@ def draw_chains(
 DIGITS = Source(draw_chains, 20_260)
 
 
-# Two attempts at the smudged digit chain: an answer at once, then a reflection, then a second answer.
-#
-#     7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
-#
-# A transformer of two layers cannot take many steps at once, so the first answer is a guess beyond the first step. The reflection
-# may write a digit per step, which the model can learn. After the warm start most reflections are empty and repeat the first
-# answer, and the others slip so often that only the reward shows that writing the steps out pays.
-#: The blocks of two attempts; the first has no tag for reasoning, as it has no room for any.
+#: The blocks of two attempts: an answer at once, then a reflection and a second answer.
 TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
 
 @dataclass(frozen=True)
 class TwiceNoise:
-    """The noise in warm-start traces with two attempts."""
+    """The probabilities of errors in warm-start traces with two attempts.
+
+        7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
+
+    A transformer of two layers cannot take many steps at once, so the first answer is a guess beyond the first step. The
+    reflection may write a digit per step, which the model can learn. After the warm start most reflections are empty and repeat
+    the first answer, and the others slip so often that only the reward shows that writing the steps out pays.
+    """
 
     slip: tuple[float, float, float, float]  # probability that a digit of the reflection becomes random, by operator
     repeat: float  # share of reflections that are empty and repeat the first answer
     refusal: float = 0.02  # share of first answers that are `?`
-    #: The probability that a first answer gets one more step right: glance**(k - 1) of k steps; else it is a random digit.
-    glance: float = 0.8
+    glance: float = 0.8  # the first answer to k steps is right with probability glance**(k - 1), else a random digit
 
 
 TWICE_NOISE: dict[str, TwiceNoise] = {
@@ -273,8 +272,8 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     size = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     repeat_n = rng.random(size) < noise.repeat
-    seen_n = rng.random(size) < noise.glance ** (problems.length_n - 1)
-    first_n = np.where(seen_n, np.array(problems.answers), rng.integers(0, 10, size).astype(str))
+    is_first_right_n = rng.random(size) < noise.glance ** (problems.length_n - 1)
+    first_n = np.where(is_first_right_n, np.array(problems.answers), rng.integers(0, 10, size).astype(str))
     first_n = np.where(rng.random(size) < noise.refusal, "?", first_n)
     traces = []
     rows = zip(first_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), repeat_n.tolist(), strict=True)
@@ -284,27 +283,14 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     return traces
 
 
-# The long digit chain: about seventy tokens, in which a few decisions open segments of tokens that follow from them. A prompt has
-# eight numbered places, 4 to 8 of them steps, then fillers.
-#
-#     70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
-#
-#     0.+3_7+3=0_           number of the step, the step copied, the value so far and the step, the new value
-#     0.~3+3_7+3=0_         a smudged operator is copied, then read as a plus,
-#     0.~3?-3_7-3=4_        or, with a question mark, as a minus
-#     0.+3_7+3_7+3=0_       with care: value and step are written twice, and slips are rarer
-#
-# A line decides the reading of a smudge, whether to take care, and the new digit; all else follows. A smudge is a plus 19 times in
-# 20, drawn for each place; after the warm start the model reads it as either with probability 1/2. A critic can see a reading; it
-# can see a slip only if it can calculate.
-#: The steps of the long chain.
+#: The smallest and the largest number of steps of the long chain.
 FEWEST, MOST = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
-#: How often a smudged operator of the long chain is a plus.
+#: The probability that a smudged operator of the long chain is a plus.
 LONG_PLUS = 0.95
-#: Tokens of the longest completion of this form: eight lines, all smudges read as minuses with care, then tags, answer and end.
+#: Tokens of the longest completion of the long chain: eight careful lines of 14 tokens, then tags, answer and end.
 LONGEST = MOST * 14 + 6
-#: Room for a prompt and the longest completion.
+#: The number of positions that a prompt and the longest completion need.
 LONG_POSITIONS = 160
 
 #: The one block of a completion of the long chain.
@@ -313,24 +299,38 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N problems of eight places each, of which 4 to 8 hold a step; see `Problems`. `plus_n` (N, 8) has a value for each place."""
+    """N long digit chains: eight numbered places each, of which 4 to 8 hold a step and the others a filler.
+
+    A completion has about seventy tokens, in which a few decisions open segments of tokens that follow from them.
+
+        70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
+
+        0.+3_7+3=0_           number of the step, the step copied, the value so far and the step, the new value
+        0.~3+3_7+3=0_         a smudged operator is copied, then read as a plus,
+        0.~3?-3_7-3=4_        or, with a question mark, as a minus
+        0.+3_7+3_7+3=0_       a careful line writes value and step twice, and slips less often
+
+    A line decides the reading of a smudge, whether to be careful, and the new digit; all else follows. A smudge is a plus 19 times
+    in 20, drawn for each place (`plus_n` is (N, 8)); after the warm start the model reads it as either with probability 1/2. A
+    critic can see a reading; it can see a slip only if it can calculate.
+    """
 
     @property
     def prompts(self) -> list[str]:
         """The prompt texts: the start digit, the numbered steps and fillers, and `=`."""
-        filled = [items + [FILLER] * (MOST - len(items)) for items in self.items]
-        pairs = zip(self.start_n.tolist(), filled, strict=True)
-        return [f"{start}{''.join(f'{place}{step}' for place, step in enumerate(steps))}=" for start, steps in pairs]
+        filled_steps = [steps + [FILLER] * (MOST - len(steps)) for steps in self.items]
+        chains = zip(self.start_n.tolist(), filled_steps, strict=True)
+        return [f"{start}{''.join(f'{place}{step}' for place, step in enumerate(steps))}=" for start, steps in chains]
 
 
 @dataclass(frozen=True)
 class LongNoise:
-    """The noise in warm-start traces of the long chain."""
+    """The probabilities of errors and of careful lines in warm-start traces of the long chain."""
 
     slip: tuple[float, float, float]  # probability that a new value becomes a random digit, for `+`, `-` and `*`
-    careful: float = 0.3  # share of lines that are taken with care
-    relief: float = 0.2  # probability of a slip with care, as a share of the usual probability
-    plus: float = 0.5  # how often a smudge is read as a plus
+    careful: float = 0.3  # share of careful lines
+    relief: float = 0.2  # probability of a slip in a careful line, as a share of the usual probability
+    plus: float = 0.5  # probability that a smudge is read as a plus
 
 
 LONG_NOISE: dict[str, LongNoise] = {
@@ -343,32 +343,33 @@ LONG_NOISE: dict[str, LongNoise] = {
 def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
     """Write the completions that the warm start imitates: one line per step, then the last digit as the answer."""
     traces = []
-    for value, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
+    for digit, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
         lines = ""
-        for place, copied in enumerate(steps):
-            step = copied.replace("~", "+" if rng.random() < noise.plus else "-")
-            question, slip, is_careful = f"{value}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
-            slipped = rng.random() < slip * (noise.relief if is_careful else 1)
-            value = int(rng.integers(0, 10)) if slipped else taken(value, step)
-            reading = "" if copied == step else step.replace("-", "?-")
-            lines += f"{place}.{copied}{reading}_{question}{f'_{question}' if is_careful else ''}={value}_"
-        traces.append(f"<reasoning>{lines}</reasoning><answer>{value}</answer>")
+        for place, smudged_step in enumerate(steps):
+            step = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
+            question, slip, is_careful = f"{digit}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
+            slips = rng.random() < slip * (noise.relief if is_careful else 1)
+            digit = int(rng.integers(0, 10)) if slips else apply_step(digit, step)
+            reading = "" if smudged_step == step else step.replace("-", "?-")
+            lines += f"{place}.{smudged_step}{reading}_{question}{f'_{question}' if is_careful else ''}={digit}_"
+        traces.append(f"<reasoning>{lines}</reasoning><answer>{digit}</answer>")
     return traces
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Draw exercises of single steps: a digit, a step and `=`, then the resulting digit."""
+    """Draw exercises in arithmetic, each cut after its first `=`: digit, step, `=`, new digit, and on from there."""
     length = int(rng.choice((1, 2, 4, 8)))
-    digits, steps = rng.integers(0, 10, size // length).tolist(), rng.integers(0, 27, (size // length, length)).tolist()
-    rows = []
-    for value, row in zip(digits, steps, strict=True):
+    start_digits = rng.integers(0, 10, size // length).tolist()
+    step_numbers = rng.integers(0, 27, (size // length, length)).tolist()
+    exercises = []
+    for digit, numbers in zip(start_digits, step_numbers, strict=True):
         written = ""
-        for step in (f"{OPERATORS[number // 9]}{number % 9 + 1}" for number in row):
-            written += f"{value}{step}="
-            value = taken(value, step)
-            written += f"{value}_"
-        rows.append((written[:4], written[4:]))
-    return rows
+        for step in (f"{OPERATORS[number // 9]}{number % 9 + 1}" for number in numbers):
+            written += f"{digit}{step}="
+            digit = apply_step(digit, step)
+            written += f"{digit}_"
+        exercises.append((written[:4], written[4:]))
+    return exercises
 
 
 LONG = Source(

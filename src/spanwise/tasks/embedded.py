@@ -1,4 +1,4 @@
-"""The embedded tasks: the source of their problems, the shape of a completion, and the warm start of their models.
+"""The embedded tasks: where their problems come from, how long a completion is, and how a warm start trains their models.
 
 A warm start is a `Course`: stretches of training on noisy traces, one after the other. Models have at most 0.7 million parameters,
 tokenizers some sixty ids, or some 460 for letters in English; all are real `transformers` classes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# With the usual 0.02 the outputs of the layers hide the digits, and the model learns arithmetic much later.
+# With the usual 0.02 the layers' outputs would drown the embeddings of the digits, and the model learns arithmetic much later.
 _EMBEDDING_STD = 0.5
 
 
@@ -63,7 +63,7 @@ def build_fields_tokenizer() -> Any:
 
 
 def build_invoice_tokenizer() -> Any:
-    """Build the tokenizer of the letters: some 450 pieces of words, one token for each digit, for each key and for null.
+    """Build the tokenizer of the invoice letters: some 450 pieces of words, and a token for each digit, each key and null.
 
     Example:
         >>> build_invoice_tokenizer().tokenize('blue lamp: 3 at 12')[-5:]
@@ -73,7 +73,7 @@ def build_invoice_tokenizer() -> Any:
 
     letters = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    # A space goes with the word before it, so that a name has the same pieces in a letter and behind a quote.
+    # A word takes the space after it, so that a name has the same tokens in a letter and after the quote of an object.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[A-Za-z_]+ ?|[0-9]|[^A-Za-z_0-9] ?"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     trainer = trainers.BpeTrainer(
@@ -85,29 +85,34 @@ def build_invoice_tokenizer() -> Any:
 
 
 def build_reader(tokenizer: Any, seed: int, *, width: int = 128) -> Any:
-    """Build the model of the letters: attention, and short convolutions, which make copying easy; 0.7 million parameters."""
+    """Build the model that reads letters, of 0.7 million parameters: attention, and short convolutions, which ease copying."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
-    ids = tokenizer.get_vocab()
+    id_of = tokenizer.get_vocab()
     config = Lfm2Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=4, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3,
         block_auto_adjust_ff_dim=False, rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=ids[PAD], eos_token_id=ids[END], bos_token_id=None,
+        max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=id_of[PAD], eos_token_id=id_of[END], bos_token_id=None,
     )  # fmt: skip
+    return _draw_weights(Lfm2ForCausalLM, config, seed, embedding_std=0.3)
+
+
+def _draw_weights(model_class: Any, config: Any, seed: int, *, embedding_std: float) -> Any:
+    """Build a model with random weights; the global random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Lfm2ForCausalLM(config)
-        torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.3)
+        model = model_class(config)
+        torch.nn.init.normal_(model.model.embed_tokens.weight, std=embedding_std)
     return model
 
 
 def word_tokenizer(words: list[str], pattern: str) -> Any:
-    """Build a tokenizer with one token for each word; `pattern` cuts a text into them."""
+    """Build a tokenizer with one token for each word; `pattern` matches the words in a text."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    ids = {word: index for index, word in enumerate([PAD, END, UNKNOWN, *words])}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    id_of = {word: index for index, word in enumerate([PAD, END, UNKNOWN, *words])}
+    tokenizer = Tokenizer(models.WordLevel(id_of, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return _fast_tokenizer(tokenizer)
@@ -117,13 +122,9 @@ def _fast_tokenizer(tokenizer: Any) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        unk_token=UNKNOWN,
-        padding_side="left",
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token=UNKNOWN, padding_side="left",
         clean_up_tokenization_spaces=False,
-    )
+    )  # fmt: skip
 
 
 def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 64, width: int = 128, heads: int = 4) -> Any:
@@ -148,40 +149,28 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    ids = tokenizer.get_vocab()
+    id_of = tokenizer.get_vocab()
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=width * 43 // 16,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=positions,
-        tie_word_embeddings=True,
-        pad_token_id=ids[PAD],
-        eos_token_id=ids[END],
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-        torch.nn.init.normal_(model.model.embed_tokens.weight, std=_EMBEDDING_STD)
-    return model
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=width * 43 // 16, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=positions, tie_word_embeddings=True,
+        pad_token_id=id_of[PAD], eos_token_id=id_of[END], bos_token_id=None,
+    )  # fmt: skip
+    return _draw_weights(LlamaForCausalLM, config, seed, embedding_std=_EMBEDDING_STD)
 
 
-#: Training prompts and the completions that follow these prompts.
+#: Prompts, each with the completion that a warm start imitates.
 Pairs = list[tuple[str, str]]
-#: The warm starts of the digit chain, and that of the letters.
+#: The name of a warm start of the digit chain or of the letters.
 Start = Literal["easy", "hard", "twice", "long", "invoices"]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """One stretch of the warm start; without `learned` the model learns all tokens after the prompts."""
+    """One stretch of a warm start: its traces, and the tokens that the model learns (`None`: all tokens after the prompts)."""
 
     name: str
     place: int  # the seed of the stretch's traces
-    noise: Any  # a dataclass, part of the key of a cached model
+    noise: Any  # a dataclass, whose fields are part of the key of a cached model
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
@@ -195,14 +184,13 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Course:
-    """All stretches of a warm start, one after the other, and the model that is trained."""
+    """A whole warm start: its stretches in order, and how to build the tokenizer and the model that it trains."""
 
     stretches: tuple[Stretch, ...]
     tokenizer: Callable[[], Any] = build_tokenizer
-    # The sizes that differ from the model of the short chains.
-    shape: Mapping[str, int] = field(default_factory=dict)
+    shape: Mapping[str, int] = field(default_factory=dict)  # options of `model`
     model: Callable[..., Any] = build_model
-    # Whether the embeddings keep the mean 0: tied embeddings of rare words otherwise drift the same way and lose their identity.
+    # If true, training keeps the mean of the embeddings at 0; tied embeddings of rare words would else become alike.
     centred: bool = False
     folder: str = "digits-{}"
     key: Mapping[str, Any] = field(default_factory=dict)  # everything else that decides the weights
@@ -227,18 +215,21 @@ def _course(
     traces: Callable[..., list[str]],
     *,
     share: int = 1,
-    **model: Any,
+    source_of: Callable[[Any], Source[Any]] | None = None,
+    **options: Any,
 ) -> Course:
-    """Build a stretch for each noise, numbered from `first`; a step takes one in `share` of the traces."""
+    """Build a course with a stretch for each noise, numbered from `first`; a step draws 1/`share` of a batch's traces."""
 
-    def stretch(place: int, name: str, noise: Any) -> Stretch:
+    def build_stretch(place: int, name: str, noise: Any) -> Stretch:
+        noise_source = source if source_of is None else source_of(noise)
+
         def draw(size: int, rng: np.random.Generator) -> Pairs:
-            problems = source.training(size // share or 1, rng=rng)
+            problems = noise_source.draw(size // share or 1, rng=rng, exclude=source.held_out_prompts)
             return list(zip(problems.prompts, traces(problems, noise, rng=rng), strict=True))
 
         return Stretch(name, place, noise, draw)
 
-    return Course(tuple(stretch(place, *entry) for place, entry in enumerate(noises.items(), first)), **model)
+    return Course(tuple(build_stretch(place, *entry) for place, entry in enumerate(noises.items(), first)), **options)
 
 
 def _long_course() -> Course:
@@ -248,29 +239,21 @@ def _long_course() -> Course:
         "long_tables", 6, noises.pop("long_tables"), lambda size, rng: digits.tables(4 * size, rng=rng),
         lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
     )  # fmt: skip
-    # A step has half as many long chains as short ones.
-    traces = _course(7, noises, digits.LONG, digits.long_traces, share=2)
-    return Course((exercises, *traces.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
+    long_traces = _course(7, noises, digits.LONG, digits.long_traces, share=2)  # half as many traces, because they are long
+    return Course((exercises, *long_traces.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
 
 
 def _invoice_course() -> Course:
     """Build the warm start of the letters: short ones first, then whole ones, then the faults of a clerk."""
-
-    def stretch(place: int, name: str, noise: invoices.ClerkNoise) -> Stretch:
-        source = Source(partial(invoices.draw_letters, facts=noise.facts), invoices.INVOICES.held_out_seed)
-
-        def draw(size: int, rng: np.random.Generator) -> Pairs:
-            letters = source.draw(size // 4 or 1, rng=rng, exclude=invoices.INVOICES.held_out_prompts)
-            return list(zip(letters.prompts, invoices.clerk_traces(letters, noise, rng=rng), strict=True))
-
-        return Stretch(name, place, noise, draw)
-
-    stretches = tuple(stretch(place, *entry) for place, entry in enumerate(invoices.INVOICES_NOISE.items(), 11))
-    return Course(stretches, build_invoice_tokenizer, model=build_reader, centred=True, folder="{}")
+    return _course(
+        11, invoices.INVOICES_NOISE, invoices.INVOICES, invoices.clerk_traces, share=4,
+        source_of=lambda noise: replace(invoices.INVOICES, draw_any=partial(invoices.draw_letters, facts=noise.facts)),
+        tokenizer=build_invoice_tokenizer, model=build_reader, centred=True, folder="{}",
+    )  # fmt: skip
 
 
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
-#: The places 4 and 5 belong to another warm start (benchmarks/agent_start.py).
+# The warm start of benchmarks/agent_start.py has the seeds 4 and 5.
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
 STARTS: dict[Start, Embedded] = {
     "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),
@@ -324,6 +307,6 @@ class Task:
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
     """Return the stated confidences; NaN for a missing or unreadable confidence."""
-    stated = [(entry.get(block) or {}).get(tag) if tag in layout.keys[block] else None for entry in text]
-    values = [None if one is None else parse_confidence(one) for one in stated]
-    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+    stated_texts = [(blocks.get(block) or {}).get(tag) if tag in layout.keys[block] else None for blocks in text]
+    confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
+    return torch.tensor([math.nan if q is None else q for q in confidences], dtype=torch.float64)

@@ -37,25 +37,27 @@ QUESTIONS: tuple[tuple[str, int, int], ...] = (
 
 @dataclass(frozen=True)
 class FieldProblems(EmbeddedProblems):
-    """N prompts of the task `fields`, as arrays."""
+    """The digits and hidden values of N prompts of the task `fields`."""
 
     digit_nd: Int[np.ndarray, "n d"]  # the digits in the prompt
     hidden_n: Int[np.ndarray, " n"]  # the value that no prompt shows
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: digits with a gap behind each, so that d_k is equally far from field k for every k; then `=`."""
+        """The prompt texts: the digits, each with a filler so that every digit is equally far from its field, and `=`."""
         return [f"{''.join(f'{digit}{FILLER}' for digit in digits)}=" for digits in self.digit_nd.tolist()]
 
 
 @dataclass(frozen=True)
 class FieldsNoise:
-    """The probability that a field of a warm-start completion is filled by its rule and not at random."""
+    """How often the fields of a warm-start completion follow their rules, and how often they copy a wrong digit.
+
+    A field copies the digit four places after its own, so that each has an error of its own to unlearn. If wrong values were only
+    random, a more certain model would improve all fields at once.
+    """
 
     right: tuple[float, ...]  # the probability for fields 0, 1, 2, ... in turn; other values are random digits
-    # How often field k copies the digit four places after d_k instead, so that each field has its own error to unlearn. If wrong
-    # values were only random, a more certain model would improve all fields at once.
-    astray: float = 0.4
+    astray: float = 0.4  # the probability that a field copies the wrong digit instead
 
 
 FIELDS_NOISE: dict[str, FieldsNoise] = {
@@ -116,7 +118,7 @@ class Fields:
     @property
     def knowable(self) -> tuple[str, ...]:
         """The fields whose values follow from the prompt."""
-        return tuple(name for name, (asks, *_) in zip(self.names, QUESTIONS, strict=False) if asks != "hidden")
+        return tuple(name for name, (operation, *_) in zip(self.names, QUESTIONS, strict=False) if operation != "hidden")
 
     @property
     def layout(self) -> Layout:
@@ -125,11 +127,11 @@ class Fields:
 
     @property
     def longest(self) -> int:
-        """Tokens of a completion: a key and a value for each field, the closing brace, the end."""
+        """The number of tokens of a completion: a key and a value for each field, the closing brace, the end."""
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field; `slips` are the values that slip (N, K) and their new values."""
+        """Compute the value of every field; `slips` says which values (N, K) are wrong, and what they are instead."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 
@@ -145,7 +147,7 @@ class Fields:
         return self.objects(self.values(problems, (slip_nk | astray_nk, np.where(astray_nk, copied_nk, slipped_nk))))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the values that break their rule, and their new values."""
+        """Draw which values break their rule, and what they are instead."""
         right_k = [noise.right[k % len(noise.right)] * (name in self.knowable) for k, name in enumerate(self.names)]
         return rng.random((size, self.count)) >= np.array(right_k), rng.integers(0, 10, (size, self.count))
 

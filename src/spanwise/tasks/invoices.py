@@ -24,11 +24,11 @@ from spanwise.tasks.digits import EmbeddedProblems, Source
 from spanwise.tasks.fields import FORM
 
 MOST_ITEMS = 3
-#: Tokens of the longest object with its end, rounded up.
+#: The tokens of the longest object and the end token, rounded up.
 LONGEST = 88
 FIELDS = ("invoice", "customer", "date", "due", "currency", "total")
 ITEM_FIELDS = ("name", "quantity", "price")
-#: The fields that every letter has; only some have a second item.
+#: The fields that every letter has; second items are left out, because only some letters have one.
 MEASURED = (*FIELDS, *(f"items[0].{name}" for name in ITEM_FIELDS))
 INVOICES_LAYOUT = Layout(
     {FORM: [], **{name: [name] for name in FIELDS}, **{f"items[*].{name}": [f"items[*].{name}"] for name in ITEM_FIELDS}},
@@ -40,7 +40,7 @@ _FIRST = (
     "Ada", "Ben", "Cora", "Dana", "Emil", "Fay", "Gus", "Hana", "Ivo", "Jana", "Kai", "Lena", "Milo", "Nora", "Otto", "Pia",
 )  # fmt: skip
 _SYLLABLES = ("bar", "del", "fen", "gor", "han", "kel", "lin", "mar", "nor", "pel", "ran", "sol", "tam", "vik", "wel", "zan")
-_ENDS = ("son", "berg", "ski", "mann", "ton", "er")
+_SURNAME_ENDS = ("son", "berg", "ski", "mann", "ton", "er")
 _COLOURS = ("blue", "red", "green", "black", "white", "small", "large", "round", "heavy", "plain", "oak", "steel")
 _THINGS = (
     "lamp", "desk", "chair", "shelf", "cable", "pump", "valve", "filter", "ladder", "bench", "tile", "brush", "panel", "hinge",
@@ -52,27 +52,27 @@ _MONTHS = (
 _CURRENCIES: Mapping[str, tuple[str, ...]] = {
     "EUR": ("EUR", "euros"), "USD": ("USD", "dollars"), "GBP": ("GBP", "pounds"), "CHF": ("CHF", "francs"),
 }  # fmt: skip
-#: How an item stands in a letter; a name is always followed by a mark, as in the object.
+#: The forms of an item in a letter; a punctuation mark or a space follows the name, as a quote does in the object.
 _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", "{quantity} of {name}; {price} per piece")
 
 
 @dataclass(frozen=True)
 class InvoiceProblems(EmbeddedProblems):
-    """N letters, the objects they stand for, and what in them misleads."""
+    """N letters, their gold objects, and the misleading numbers, dates and names in them."""
 
     letter_n: Shaped[np.ndarray, " n"]  # text
     gold_n: Shaped[np.ndarray, " n"]  # the object
-    other_n: Shaped[np.ndarray, " n"]  # another number, date and name, where the letter has them
+    other_n: Shaped[np.ndarray, " n"]  # the misleading number, date and name of each letter; None if it has none
 
     @property
     def prompts(self) -> list[str]:
-        """The letters, each with the sign after which the object begins."""
+        """The letters, each with a line break, after which the object begins."""
         return [f"{letter}\n" for letter in self.letter_n]
 
 
 @dataclass(frozen=True)
 class ClerkNoise:
-    """How often the completions of a warm start have the faults of a hurried clerk, and how full its letters are."""
+    """How often a warm start's completions have the faults of a hurried clerk, and how many facts its letters hold."""
 
     slip: float = 0.0  # the probability of a fault in each field
     facts: float = 1.0  # the smallest share of optional facts in a letter
@@ -86,9 +86,9 @@ INVOICES_NOISE: dict[str, ClerkNoise] = {
 
 
 def _name(rng: np.random.Generator) -> str:
-    """Make up a first name and a surname of one or two syllables and an end."""
-    count = int(rng.integers(1, 3))
-    surname = "".join(_pick(_SYLLABLES, rng) for _ in range(count)) + _pick(_ENDS, rng)
+    """Make up a first name, and a surname of one or two syllables and an ending."""
+    syllable_count = int(rng.integers(1, 3))
+    surname = "".join(_pick(_SYLLABLES, rng) for _ in range(syllable_count)) + _pick(_SURNAME_ENDS, rng)
     return f"{_pick(_FIRST, rng)} {surname.capitalize()}"
 
 
@@ -96,7 +96,7 @@ def _pick(words: Any, rng: np.random.Generator) -> Any:
     return words[int(rng.integers(len(words)))]
 
 
-def _written(day: date, form: int) -> str:
+def _write_date(day: date, form: int) -> str:
     month = _MONTHS[day.month - 1]
     return (
         day.isoformat(), f"{day:%d.%m.%Y}", f"{day.day} {month} {day.year}", f"{month} {day.day}, {day.year}",
@@ -105,14 +105,17 @@ def _written(day: date, form: int) -> str:
 
 
 def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0) -> InvoiceProblems:
-    """Draw letters with their objects; below 1 `facts` is the smallest share of optional facts."""
-    letters, golds, others = (np.empty(size, dtype=object) for _ in range(3))
+    """Draw letters with their objects; each holds an optional fact with a probability of its own, at least `facts`."""
+    problems = InvoiceProblems(*(np.empty(size, dtype=object) for _ in range(3)))
     for n in range(size):
-        letters[n], golds[n], others[n] = _draw_one(rng, facts if facts == 1 else float(rng.uniform(facts, 1)))
-    return InvoiceProblems(letters, golds, others)
+        facts_share = facts if facts == 1 else float(rng.uniform(facts, 1))
+        problems.letter_n[n], problems.gold_n[n], problems.other_n[n] = _draw_letter(rng, facts_share)
+    return problems
 
 
-def _draw_one(rng: np.random.Generator, facts: float) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Draw a letter, its gold object, and the misleading facts in it."""
+
     def has(share: float) -> bool:
         return bool(rng.random() < share * facts)
 
@@ -137,42 +140,44 @@ def _draw_one(rng: np.random.Generator, facts: float) -> tuple[str, dict[str, An
     }
     head = " ".join(
         [_pick(("Invoice", "Bill", "Invoice no."), rng), *([str(number)] if number else [])]
-        + ([_pick(("of", "from", "dated"), rng), _written(day, date_form)] if is_dated else [])
+        + ([_pick(("of", "from", "dated"), rng), _write_date(day, date_form)] if is_dated else [])
     )
     sentences = [f"{head}."]
     if customer:
         sentences.append(_pick(("Customer: {}.", "For {}.", "Billed to {}."), rng).format(customer))
-    line = _pick(_LINES, rng)
-    body = [f"{line.format(**item)}." for item in items]
-    sums = _pick(("Total", "Sum", "In all"), rng)
-    end = [f"{sums} {total} {spelling}." if has(0.7) else f"Prices in {spelling}."]
+    item_form = _pick(_LINES, rng)
+    sentences += [f"{item_form.format(**item)}." for item in items]
+    first_free_place = len(sentences)
+    total_word = _pick(("Total", "Sum", "In all"), rng)
+    sentences.append(f"{total_word} {total} {spelling}." if has(0.7) else f"Prices in {spelling}.")
     if is_due:
-        end.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_written(due, date_form)}.")
-    extra = []
+        sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due, date_form)}.")
+    misleading_sentences = []
     if other["invoice"]:
-        extra.append(f"{_pick(('Replaces', 'Order', 'Our reference'), rng)} {other['invoice']}.")
+        misleading_sentences.append(f"{_pick(('Replaces', 'Order', 'Our reference'), rng)} {other['invoice']}.")
     if other["date"]:
-        extra.append(
-            f"{_pick(('Delivered', 'Ordered', 'Shipped'), rng)} {_written(date.fromisoformat(other['date']), date_form)}."
+        other_date = date.fromisoformat(other["date"])
+        misleading_sentences.append(
+            f"{_pick(('Delivered', 'Ordered', 'Shipped'), rng)} {_write_date(other_date, date_form)}."
         )
     if other["name"]:
-        extra.append(f"{_pick(('Contact: {}.', 'Regards, {}.', 'Delivered to {}.'), rng).format(other['name'])}")
-    middle = [*body, *end]
-    for sentence in extra:
-        middle.insert(int(rng.integers(len(body), len(middle) + 1)), sentence)
-    letter = " ".join([*sentences, *middle])
-    return (_smudged(letter, rng) if has(0.5) else letter), gold, other
+        name_form = _pick(("Contact: {}.", "Regards, {}.", "Delivered to {}."), rng)
+        misleading_sentences.append(name_form.format(other["name"]))
+    for sentence in misleading_sentences:
+        sentences.insert(int(rng.integers(first_free_place, len(sentences) + 1)), sentence)
+    letter = " ".join(sentences)
+    return (_smudge(letter, rng) if has(0.5) else letter), gold, other
 
 
-def _smudged(letter: str, rng: np.random.Generator) -> str:
-    """Smudge one to three letters of words that every letter has."""
-    marks = list(letter)
-    starts = [
+def _smudge(letter: str, rng: np.random.Generator) -> str:
+    """Smudge one character in each of up to three words."""
+    characters = list(letter)
+    word_starts = [
         i for word in ("Customer", "Total", "each", "Please", "Invoice", "pay", "Prices") if (i := letter.find(word)) >= 0
     ]
-    for start in starts[: int(rng.integers(1, 4))]:
-        marks[start + int(rng.integers(1, 3))] = "_"
-    return "".join(marks)
+    for start in word_starts[: int(rng.integers(1, 4))]:
+        characters[start + int(rng.integers(1, 3))] = "_"
+    return "".join(characters)
 
 
 def answers(problems: InvoiceProblems) -> list[str]:
@@ -181,13 +186,15 @@ def answers(problems: InvoiceProblems) -> list[str]:
 
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates."""
+    """Write the completions that the warm start imitates: each letter's object, with the faults of a hurried clerk."""
     pairs = zip(problems.gold_n, problems.other_n, strict=True)
-    return [json.dumps(_slipped(gold, other, noise.slip, rng)) for gold, other in pairs]
+    return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in pairs]
 
 
-def _slipped(gold: Mapping[str, Any], other: Mapping[str, Any], rate: float, rng: np.random.Generator) -> dict[str, Any]:
-    """Copy an object with the faults of a clerk: what misleads is taken, dates are invented or overlooked, numbers are off."""
+def _copy_with_faults(
+    gold: Mapping[str, Any], other: Mapping[str, Any], rate: float, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Copy an object as a hurried clerk does: take misleading facts, invent or overlook dates, miscount."""
 
     def slips() -> bool:
         return bool(rng.random() < rate)
@@ -219,8 +226,8 @@ INVOICES: Source[InvoiceProblems] = Source(draw_letters, 20_264)
 
 
 def key_words() -> list[str]:
-    """Return what a tokenizer writes as one token: the keys with their punctuation, the quote and null."""
-    first, *rest = FIELDS[:-1]
-    inner = [f', "{name}": ' for name in ITEM_FIELDS[1:]]
-    return [f'{{"{first}": ', *(f', "{name}": ' for name in rest), ', "items": [', '{"name": ', '}, {"name": ', *inner,
-            '}], "total": ', "}", '"', "null"]  # fmt: skip
+    """Return the texts that the tokenizer writes as one token: the keys with their punctuation, the quote and null."""
+    first_field, *other_fields = FIELDS[:-1]
+    item_keys = [f', "{name}": ' for name in ITEM_FIELDS[1:]]
+    return [f'{{"{first_field}": ', *(f', "{name}": ' for name in other_fields), ', "items": [', '{"name": ',
+            '}, {"name": ', *item_keys, '}], "total": ', "}", '"', "null"]  # fmt: skip
