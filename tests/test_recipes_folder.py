@@ -11,7 +11,7 @@ from spanwise import Batch, Vocabulary, credit_batch, read
 from spanwise.commands.train.train import train, trainer_config
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
-from spanwise.tasks.hub import LAYOUTS, untold
+from spanwise.tasks.hub import LAYOUTS, find_unasked
 
 pytestmark = [
     # transformers 5 warns of its own property, which TRL reads.
@@ -104,8 +104,8 @@ def test_an_invented_item_costs_and_the_form_is_paid_once() -> None:
 
 def test_the_fields_recipe_asks_for_its_fields() -> None:
     recipe, filled = planned(FIELDS)
-    assert untold(filled.layout, [str(recipe.instruction)]) == []
-    assert "total" in untold(filled.layout, [str(recipe.instruction).replace("total", "totals")])
+    assert find_unasked(filled.layout, [str(recipe.instruction)]) == []
+    assert "total" in find_unasked(filled.layout, [str(recipe.instruction).replace("total", "totals")])
 
 
 @pytest.mark.parametrize("baseline", CONFIDENCE)

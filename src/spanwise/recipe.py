@@ -348,8 +348,8 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         if own_fields:
             resets = " ".join(f"--set {name}=null" for name in own_fields)
             raise RecipeError(
-                f"The recipe has its own {' and '.join(own_fields)}, so {field} {changes[field]} would change only a part of the "
-                f"rule, or nothing. Change the recipe itself, or take what {field} sets with {resets}."
+                f"The recipe has its own {' and '.join(own_fields)}, so changing {field} to {changes[field]} would have only part "
+                f"of its effect, or none. Change the recipe itself, or use what {field} sets with {resets}."
             )
 
 

@@ -108,7 +108,7 @@ class Fields:
     def __post_init__(self) -> None:
         fewest, most = self.counts
         if not fewest <= self.count <= most:
-            raise DataError(f"{self.count} fields were requested; kind '{self.kind}' has {fewest} to {most}.")
+            raise DataError(f"You asked for {self.count} fields, but kind '{self.kind}' has {fewest} to {most}.")
 
     @property
     def names(self) -> tuple[str, ...]:

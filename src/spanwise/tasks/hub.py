@@ -20,12 +20,12 @@ from spanwise.tasks.digits import HELD_OUT
 from spanwise.tasks.embedded import Task
 
 PromptFormat = Literal["confidence", "two_attempts"]
-#: The place of an instruction: no chat template, a template without a system message, or one with it.
+#: Where an instruction goes: into plain text (no chat template), into the user's message, or into a system message.
 PromptStyle = Literal["plain", "user", "system"]
 #: The number of prompts that are searched for the tags of the layout.
-_LOOKED_AT = 64
-#: Names that TRL itself passes to a reward function, or reads as images.
-_TAKEN = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
+_SEARCHED_PROMPTS = 64
+#: Column names that TRL uses itself, so that a dataset's columns of these names are dropped.
+_TRL_NAMES = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
 _READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _NO_ROWS = "The dataset '{}' is empty and cannot be read; add rows, or set --dataset to another one."
 
@@ -104,37 +104,31 @@ def load_task(
     """
     if prompt_format not in LAYOUTS:
         raise DataError(unknown("prompt format", prompt_format, LAYOUTS))
-    tokenizer, style = _tokenizer(model)
-    texts = (question_column, prompt_column, "prompt", answer_column)
-    rows = read_rows(dataset, split, texts=texts)
+    tokenizer, style = _load_tokenizer(model)
+    text_columns = (question_column, prompt_column, "prompt", answer_column)
+    rows = read_rows(dataset, split, texts=text_columns)
     columns = find_columns(rows.column_names, question_column, prompt_column, answer_column, instruction)
     check_cells(rows, dataset, columns, template=style != "plain")
     if eval_split is None:
-        rows, held_out = set_aside(rows, dataset, eval_limit)
+        rows, held_out_rows = set_aside(rows, dataset, eval_limit)
     else:
-        held_out = read_rows(dataset, eval_split, texts=texts)
-        check_cells(held_out, dataset, columns, template=style != "plain")
-        held_out = held_out.select(range(min(eval_limit, len(held_out))))
+        held_out_rows = read_rows(dataset, eval_split, texts=text_columns)
+        check_cells(held_out_rows, dataset, columns, template=style != "plain")
+        held_out_rows = held_out_rows.select(range(min(eval_limit, len(held_out_rows))))
     if limit is not None:
         rows = rows.select(range(min(limit, len(rows))))
-    text = INSTRUCTIONS[prompt_format] if instruction is None else instruction
-    train, evaluation = (_prompts(part, columns, text, style) for part in (rows, held_out))
-    shape = layout or LAYOUTS[prompt_format]
-    seen = [shown(prompt, tokenizer) for prompt in train["prompt"][:_LOOKED_AT]]
-    _check_told(shape, seen, instruction=instruction, whole=columns.whole, usual=prompt_format)
-    return Task(
-        name=f"{Path(model).name} on {Path(dataset).name}"
-        + (f", {prompt_format}" if shape == LAYOUTS[prompt_format] else ""),
-        model=model,
-        train=train,
-        evaluation=evaluation,
-        layout=shape,
-        max_completion_length=max_completion_length,
-    )
+    usual_layout, usual_instruction = LAYOUTS[prompt_format], INSTRUCTIONS[prompt_format]
+    instruction_text = usual_instruction if instruction is None else instruction
+    train, evaluation = (_add_prompts(part, columns, instruction_text, style) for part in (rows, held_out_rows))
+    layout = layout or usual_layout
+    rendered_prompts = [render(prompt, tokenizer) for prompt in train["prompt"][:_SEARCHED_PROMPTS]]
+    _check_asked(layout, rendered_prompts, instruction=instruction, whole=columns.whole, usual=prompt_format)
+    name = f"{Path(model).name} on {Path(dataset).name}" + (f", {prompt_format}" if layout == usual_layout else "")
+    return Task(name, model, train, evaluation, layout, max_completion_length)
 
 
-def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
-    """Load the tokenizer, and find the place of an instruction: without a chat template, in the user's or a system message."""
+def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
+    """Load the tokenizer of a model, and find out where its prompts take an instruction."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -142,7 +136,9 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # transformers raises many types, and the parser of a damaged file adds its own
         if Path(model).is_dir():
-            fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {_listing(Path(model))}"
+            fault = (
+                f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {_list_files(model)}"
+            )
         else:
             fault = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
         raise DataError(
@@ -157,35 +153,37 @@ def _tokenizer(model: str) -> tuple[Any, PromptStyle]:
     return tokenizer, "system"
 
 
-def _prompts(part: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
+def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
     """Return the rows with the columns `prompt` and `answer` beside the other columns."""
-    added = ["prompt"] if columns.answer is None else ["prompt", "answer"]
-    prompt_columns = [columns.prompt] if columns.whole else []
-    other_columns = [name for name in part.column_names if name not in (*added, *prompt_columns, *_TAKEN)]
+    added_columns = ["prompt"] if columns.answer is None else ["prompt", "answer"]
+    dropped_names = (*added_columns, *([columns.prompt] if columns.whole else []), *_TRL_NAMES)
+    other_columns = [name for name in rows.column_names if name not in dropped_names]
+    dropped_columns = [name for name in rows.column_names if name in dropped_names]
     options = {"columns": columns, "instruction": instruction, "style": style}
-    dropped_columns = [name for name in part.column_names if name not in other_columns]
-    return part.map(_row, fn_kwargs=options, remove_columns=dropped_columns).select_columns([*added, *other_columns])
+    return rows.map(_build_row, fn_kwargs=options, remove_columns=dropped_columns).select_columns(
+        [*added_columns, *other_columns]
+    )
 
 
-def _row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
+def _build_row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
     prompt = cells[columns.prompt]
-    row = {"prompt": prompt if columns.whole else asked(str(prompt), instruction, style)}
+    row = {"prompt": prompt if columns.whole else add_instruction(str(prompt), instruction, style)}
     return row if columns.answer is None else {**row, "answer": str(cells[columns.answer])}
 
 
-def _check_told(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
+def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
     """Refuse spanwise's own instruction for tags that it does not ask for; warn if the user's prompts name none of the tags."""
-    missing = untold(layout, prompts)
-    if not missing or instruction == "":
+    missing_words = find_unasked(layout, prompts)
+    if not missing_words or instruction == "":
         return
-    tags, usual_tags = ", ".join(missing), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
+    tags, usual_tags = ", ".join(missing_words), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
             f"The layout has {tags}, but no prompt asks for them: the usual instruction of '{usual}' asks for {usual_tags}. Set "
             "instruction to a text that asks for the layout's tags, prompt_column to a column of whole prompts, or "
             "instruction='' for a model that writes them by itself."
         )
-    noun = "tags" if missing[0].startswith("<") else "keys"
+    noun = "tags" if missing_words[0].startswith("<") else "keys"
     warnings.warn(
         f"None of the first {len(prompts)} prompts holds {tags} of the layout. A model that has not learnt these {noun} before "
         "will not write them; ask for them in the prompts. If it knows them, set instruction=''.",
@@ -194,9 +192,9 @@ def _check_told(layout: Layout, prompts: list[str], *, instruction: str | None, 
     )
 
 
-def _listing(folder: Path) -> str:
-    names = sorted(file.name for file in folder.iterdir())
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "no file"
+def _list_files(folder: str) -> str:
+    file_names = sorted(file.name for file in Path(folder).iterdir())
+    return ", ".join(file_names[:8]) + (", ..." if len(file_names) > 8 else "") if file_names else "no file"
 
 
 def message(role: str, content: str) -> list[dict[str, str]]:
@@ -204,8 +202,8 @@ def message(role: str, content: str) -> list[dict[str, str]]:
     return [{"role": role, "content": content}]
 
 
-def asked(question: str, instruction: str, style: PromptStyle) -> Any:
-    r"""Put an instruction before a question; an empty instruction adds nothing."""
+def add_instruction(question: str, instruction: str, style: PromptStyle) -> Any:
+    """Put an instruction before a question; an empty instruction adds nothing."""
     if style == "plain":
         return f"{instruction}\n\nProblem:\n{question}\n\n" if instruction else question
     if style == "system" and instruction:
@@ -213,17 +211,17 @@ def asked(question: str, instruction: str, style: PromptStyle) -> Any:
     return message("user", f"{instruction}\n\n{question}" if instruction else question)
 
 
-def shown(prompt: Any, tokenizer: Any) -> str:
+def render(prompt: Any, tokenizer: Any) -> str:
     """Return a prompt as the model sees it: a text unchanged, a conversation in the chat template."""
     if isinstance(prompt, str):
         return prompt
     try:
         return tokenizer.apply_chat_template(prompt, tokenize=False)
     except Exception as error:  # a chat template raises its own exception type for a conversation that it rejects
-        raise DataError(f"The model's chat template does not take the prompt {prompt!r:.80}: {error}.") from error
+        raise DataError(f"The model's chat template rejects the prompt {prompt!r:.80}: {error}.") from error
 
 
-def untold(layout: Layout, texts: Sequence[str]) -> list[str]:
+def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
     """Return the opening tags and keys of a layout that no text names, except those that the prompt itself opens."""
     words: dict[str, None] = {}
     for part in layout.parts:
@@ -245,7 +243,7 @@ class DatasetColumns:
     prompt: str
     whole: bool  # whether the column holds whole prompts, which stay unchanged
     answer: str | None
-    conversations: bool = False  # whether nobody named the column, so that conversations must end before the answer
+    conversations: bool = False  # whether it is a column `messages` that nobody named, whose conversations may hold answers
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:
@@ -253,35 +251,36 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     from datasets import Dataset, DatasetDict, config, load_dataset, load_from_disk
 
     path = Path(dataset)
-    suffix, kinds = path.suffix.lower(), (*_READERS, *SUFFIXES)
+    suffix, readable_suffixes = path.suffix.lower(), (*_READERS, *SUFFIXES)
     if path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # the libraries would report readers of local files to a server
-    if path.is_file() != (suffix in kinds):
+    if path.is_file() != (suffix in readable_suffixes):
         not_found = f"does not exist in '{Path.cwd()}' or beside the recipe"
         problem = "is not a kind of file that can be read" if path.is_file() else not_found
+        suffixes = ", ".join(readable_suffixes)
         raise DataError(
-            f"The dataset file '{dataset}' {problem}; set --dataset to a {', '.join(kinds)} file, a folder or a hub name."
+            f"The dataset file '{dataset}' {problem}; set --dataset to a {suffixes} file, a folder or a hub name."
         )
     if suffix in SUFFIXES:
-        cells = read_delimited(path).to_pydict()
-        return Dataset.from_dict(
-            {name: parse_chats(cell if name in texts else parse_numbers(cell)) for name, cell in cells.items()}
-        )
-    name, _, part = (dataset, "", "") if path.exists() else dataset.partition(":")
+        columns = read_delimited(path).to_pydict()
+        return Dataset.from_dict({
+            name: parse_chats(cells if name in texts else parse_numbers(cells)) for name, cells in columns.items()
+        })
+    hub_name, _, hub_config = (dataset, "", "") if path.exists() else dataset.partition(":")
     reader = _READERS.get(suffix)
     try:
         if reader:
             return load_dataset(reader, data_files={split: str(path)}, split=split)
         if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
-            saved = load_from_disk(dataset)
-            return saved[split] if isinstance(saved, DatasetDict) else saved
-        return load_dataset(name, part or None, split=split)
+            saved_dataset = load_from_disk(dataset)
+            return saved_dataset[split] if isinstance(saved_dataset, DatasetDict) else saved_dataset
+        return load_dataset(hub_name, hub_config or None, split=split)
     except Exception as error:  # datasets, pyarrow and the hub client each raise their own types
         if "StopIteration" in reason(error) or "corresponds to no data" in reason(error):
             raise DataError(_NO_ROWS.format(dataset)) from error
-        kind = "file" if reader else "folder" if path.is_dir() else "name"
+        file_or_folder = "file" if reader else "folder" if path.is_dir() else "name"
         raise DataError(
-            f"Split '{split}' of the dataset {kind} '{dataset}' cannot be read ({reason(error)}). "
+            f"Split '{split}' of the dataset {file_or_folder} '{dataset}' cannot be read ({reason(error)}). "
             f"Check --dataset (a file, a folder, or a hub name such as 'owner/name' or 'owner/name:config') and --set split=NAME."
         ) from error
 
@@ -296,13 +295,13 @@ def find_columns(
         may_be_conversations = prompt == "messages"
     if prompt is not None and instruction:
         raise RecipeError(
-            f"Prompts of the column '{prompt}' are used as they are, so that the instruction would go nowhere. Leave it out, or "
-            f"have it put before each of them with --set question_column={prompt} in place of prompt_column."
+            f"Prompts of the column '{prompt}' are used unchanged, so the instruction would be ignored. Leave it out, or set "
+            f"question_column={prompt} instead of prompt_column; then it goes before each prompt."
         )
     if prompt is None and instruction is None and "prompt" in names and question != "prompt":
         warnings.warn(
-            f"The dataset has a column 'prompt' beside '{question}': what the model is shown is '{question}' with the usual "
-            "instruction before it. Set prompt_column=prompt if your prompts are to be used as they are.",
+            f"The dataset has a column 'prompt' beside '{question}', and the model sees '{question}' after the usual instruction. "
+            "Set prompt_column=prompt to use your prompts unchanged instead.",
             UserWarning,
             stacklevel=3,
         )
@@ -321,7 +320,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
             continue
         if name not in rows.column_names:
             advice = {
-                "question_column": ", or whole prompts, used as they are, with prompt_column=NAME",
+                "question_column": ", or a column of whole prompts with --set prompt_column=NAME",
                 "answer_column": ", or set answer_column=null if there are no answers",
             }
             raise DataError(
@@ -330,37 +329,37 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
             )
         for row, cell in enumerate(rows[name]):
             is_empty = cell is None or not str(cell).strip()
-            fault = "fill it in or remove the row." if is_empty else _fault(cell, option, columns, template=template)
+            fault = "fill it in or remove the row." if is_empty else _cell_fault(cell, option, columns, template=template)
             if fault:
                 content = "nothing" if is_empty else f"{cell!r:.80}"
                 raise DataError(f"Row {row} of the dataset '{dataset}' has {content} in column '{name}'; {fault}")
 
 
-def _fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
+def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
     """Say why a cell is no question, prompt or answer; return None for a good cell."""
     if option == "prompt_column":
         fault = prompt_fault(cell, template=template)
         if not fault and columns.conversations and cell[-1]["role"] == "assistant":
-            return "which ends with an answer of the assistant, but a prompt ends before the answer. Leave that message out."
+            return "a prompt ends before the assistant's answer, and this one includes it. Leave that message out."
         return fault
     if not isinstance(cell, (list, dict)):
         return None
     if option == "question_column":
-        return "a question is a text. Name the column with prompt_column if it holds whole prompts, to be used as they are."
-    return "an answer is one text or number. With answer_column=null the column is left to your own reward functions."
+        return "a question must be a text. If the column holds whole prompts, name it with prompt_column instead."
+    return "an answer must be one text or number. Set answer_column=null to leave the column to your own reward functions."
 
 
 def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
     """Return the training rows in order, and the first `eval_limit` of the rows kept for evaluation."""
-    size = min(HELD_OUT, max(1, len(rows) // 5))
+    held_out_count = min(HELD_OUT, max(1, len(rows) // 5))
     if len(rows) < 2 or eval_limit < 1:
         raise DataError(
-            f"The dataset '{dataset}' has {len(rows)} rows and {eval_limit} evaluation rows were asked for; "
-            f"at least one must be left on each side. Give a larger dataset or --set eval_prompts=1 or more."
+            f"The dataset '{dataset}' has {len(rows)} rows and eval_prompts is {eval_limit}, but training and evaluation need at "
+            f"least one row each. Give a larger dataset, or set eval_prompts to 1 or more."
         )
-    held_out = np.random.default_rng(0).permutation(len(rows))[:size]
-    other_rows = np.setdiff1d(np.arange(len(rows)), held_out)
-    return rows.select(other_rows.tolist()), rows.select(sorted(held_out[:eval_limit].tolist()))
+    held_out_indices = np.random.default_rng(0).permutation(len(rows))[:held_out_count]
+    training_indices = np.setdiff1d(np.arange(len(rows)), held_out_indices)
+    return rows.select(training_indices.tolist()), rows.select(sorted(held_out_indices[:eval_limit].tolist()))
 
 
 def reason(error: BaseException) -> str:

@@ -1,11 +1,10 @@
-"""The warm start: a tiny model trained once on noisy traces of an embedded task, and cached.
+"""Train a tiny model once on noisy traces of an embedded task, and cache it: the warm start.
 
-Models are kept as whole folders or not at all, and each file is known by its digest.
+A cached model is a whole folder or none, and a record holds the digest of each file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -15,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from spanwise.tasks.embedded import PAD, Course, Start, Stretch, Task, embedded
 from spanwise.tasks.fields import Fields
 
 _RECORD = "warm_start.json"
-#: The warm starts that the package brings; `make starts` trains them anew.
+#: The folder of the warm starts in the package; `make starts` trains them again.
 SHIPPED = Path(__file__).with_name("starts")
 _logger = logging.getLogger(__name__)
 Progress = Callable[[int, int, float], None]
@@ -98,7 +98,7 @@ class WarmStartSettings:
 
 
 def shortened(steps: int, settings: WarmStartSettings | None = None) -> WarmStartSettings:
-    """Return settings with every phase cut to `steps`, for a model that has learned little in a short time."""
+    """Return settings with every phase cut to `steps`: training is short, and the model learns little."""
     settings = settings or WarmStartSettings()
     return replace(settings, **{name: replace(phase, steps=steps) for name, phase in _phases(settings).items()})
 
@@ -143,7 +143,7 @@ def warm_start(
     done_count = next((index + 1 for index in reversed(range(len(stretches))) if is_intact(folders[index])), 0)
     if done_count == len(stretches):
         return folders[-1]
-    total = sum(_phases(settings)[stretch.name].steps for stretch in stretches[done_count:])
+    total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stretches[done_count:])
     tokenizer = course.tokenizer()
     model = load(folders[done_count - 1]) if done_count else course.model(tokenizer, seed, **course.shape)
     step = 0
@@ -151,7 +151,7 @@ def warm_start(
         for loss in _train(model, tokenizer, stretches[index], seed, settings, centred=course.centred):
             step += 1
             if progress is not None:
-                progress(step, total, loss)
+                progress(step, total_steps, loss)
         save(model, tokenizer, folders[index], record=_identity(course, index, seed, settings))
     return folders[-1]
 
@@ -184,8 +184,7 @@ def digits_task(
         DataError: `eval_size` is not in 1..512, `train_size` is below 1, or the cache cannot be written.
     """
     if train_size < 1:
-        subject = "The fields need" if isinstance(start, Fields) else "The digit chain needs"
-        raise DataError(f"{subject} at least 1 training prompt; train_size is {train_size}.")
+        raise DataError(f"A task needs at least 1 training prompt, but train_size is {train_size}; set it to 1 or more.")
     task = embedded(start)
     evaluation = task.source.held_out(eval_size)
     train = task.source.training(train_size, rng=np.random.default_rng([seed, 1]))
@@ -208,29 +207,34 @@ def _dataset(prompts: list[str], answers: list[str]) -> Any:
 def _train(
     model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: WarmStartSettings, *, centred: bool
 ) -> Iterator[float]:
-    """Train in place, one step per item; yields the mean loss over the completion tokens."""
+    """Train the model on one stretch of the course; after each step yield the mean loss of the completions' tokens."""
     phase = _phases(settings)[stretch.name]
 
-    def share(step: int) -> float:
-        rise, fall = (step + 1) / settings.warm_up, (1 + math.cos(math.pi * step / max(phase.steps, 1))) / 2
-        return min(1.0, rise) * (settings.floor + (1 - settings.floor) * fall)
+    def learning_rate_factor(step: int) -> float:
+        warm_up_factor, cosine_factor = (
+            (step + 1) / settings.warm_up,
+            (1 + math.cos(math.pi * step / max(phase.steps, 1))) / 2,
+        )
+        return min(1.0, warm_up_factor) * (settings.floor + (1 - settings.floor) * cosine_factor)
 
-    optimizers = _optimizers(model, phase)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, share) for optimizer in optimizers]
-    rng, threads = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
-    ids = tokenizer.get_vocab()
+    optimizers = _build_optimizers(model, phase)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor) for optimizer in optimizers]
+    rng, old_thread_count = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
+    id_of = tokenizer.get_vocab()
     model.train()
-    # For so small a model a second thread helps little on an idle machine and slows a busy machine down several times.
+    # With so small a model a second thread hardly helps, and it slows a busy machine down several times.
     torch.set_num_threads(1)
     try:
         for _ in range(phase.steps):
-            ids_nt, length_n = stretch.batch(tokenizer, settings.batch, rng)
-            shortest = int(length_n.min())
+            ids_nt, prompt_length_n = stretch.batch(tokenizer, settings.batch, rng)
+            shortest = int(prompt_length_n.min())
             logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - shortest + 1).logits
-            learned_nt = ids_nt if stretch.learned is None else torch.where(stretch.learned(ids_nt, ids), ids_nt, ids[PAD])
-            learned_nt = torch.where(torch.arange(ids_nt.shape[1]) < length_n[:, None], ids[PAD], learned_nt)
+            is_learned_nt = torch.arange(ids_nt.shape[1]) >= prompt_length_n[:, None]
+            if stretch.learned is not None:
+                is_learned_nt &= stretch.learned(ids_nt, id_of)
+            target_nt = torch.where(is_learned_nt, ids_nt, id_of[PAD])
             loss = torch.nn.functional.cross_entropy(
-                logits_ntv[:, :-1].flatten(0, 1), learned_nt[:, shortest:].flatten(), ignore_index=ids[PAD]
+                logits_ntv[:, :-1].flatten(0, 1), target_nt[:, shortest:].flatten(), ignore_index=id_of[PAD]
             )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -243,45 +247,46 @@ def _train(
                 embeddings_vd -= embeddings_vd.mean(dim=0)
             yield loss.item()
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(old_thread_count)
     model.eval()
 
 
-def _optimizers(model: Any, phase: Phase) -> list[torch.optim.Optimizer]:
+def _build_optimizers(model: Any, phase: Phase) -> list[torch.optim.Optimizer]:
     if not hasattr(torch.optim, "Muon"):
         raise DataError(
             f"The warm start is trained with torch.optim.Muon, which torch {torch.__version__} does not have; "
             f"install torch 2.9 or newer, or copy a finished warm start into the cache folder '{default_cache_folder()}'."
         )
-    matrices, others = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
+    matrices, other_weights = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
     for weight in model.parameters():
-        (matrices if weight.ndim == 2 and weight is not model.get_input_embeddings().weight else others).append(weight)
+        is_matrix = weight.ndim == 2 and weight is not model.get_input_embeddings().weight
+        (matrices if is_matrix else other_weights).append(weight)
     return [
         matrix_optimizer(matrices, lr=phase.matrix_learning_rate),
-        torch.optim.AdamW(others, lr=phase.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(other_weights, lr=phase.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
 def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
-    return {name: value for name, value in vars(settings).items() if isinstance(value, Phase)}
+    return {name: setting for name, setting in vars(settings).items() if isinstance(setting, Phase)}
 
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
-    """Return everything that decides the weights: this stretch and the stretches before it."""
-    used = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
-    skipped = _phases(settings).keys() - used.keys()
+    """Return everything that decides the weights after a stretch of the course."""
+    stretch_of = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
+    unused_phases = _phases(settings).keys() - stretch_of.keys()
     return {
         "difficulty": course.stretches[index].name,
         "seed": seed,
-        "settings": {name: value for name, value in asdict(settings).items() if name not in skipped},
-        "noise": {name: asdict(stretch.noise) for name, stretch in used.items()},
+        "settings": {name: setting for name, setting in asdict(settings).items() if name not in unused_phases},
+        "noise": {name: asdict(stretch.noise) for name, stretch in stretch_of.items()},
         **course.key,
     }
 
 
 def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSettings) -> str:
-    key = hashlib.sha256(json.dumps(_identity(course, index, seed, settings), sort_keys=True).encode()).hexdigest()
-    return f"{course.folder.format(course.stretches[index].name)}-{seed}-{key[:12]}"
+    identity = json.dumps(_identity(course, index, seed, settings), sort_keys=True)
+    return f"{course.folder.format(course.stretches[index].name)}-{seed}-{sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def default_cache_folder() -> Path:
@@ -303,32 +308,33 @@ def is_intact(folder: Path) -> bool:
     if not folder.exists():
         return False
     try:
-        files = json.loads((folder / _RECORD).read_text())["files"]
-        broken = [name for name, digest in files.items() if _digest(folder / name) != digest]
+        digest_of = json.loads((folder / _RECORD).read_text())["files"]
+        damaged_files = [name for name, digest in digest_of.items() if _digest(folder / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        broken = [f"{_RECORD} ({type(error).__name__})"]
-    if broken:
-        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, ", ".join(broken))
-    return not broken
+        damaged_files = [f"{_RECORD} ({type(error).__name__})"]
+    if damaged_files:
+        file_names = ", ".join(damaged_files)
+        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, file_names)
+    return not damaged_files
 
 
 def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
+    return sha256(file.read_bytes()).hexdigest() if file.is_file() else "missing"
 
 
 def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) -> None:
-    """Write the folder beside its place and rename it, so that a reader sees the whole folder or nothing."""
+    """Save the model under a temporary name and rename its folder, so that a reader sees the whole folder or none."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-", ignore_cleanup_errors=True) as scratch:
-            fresh = Path(scratch) / folder.name
-            with _quiet():
-                model.save_pretrained(fresh)
-                tokenizer.save_pretrained(fresh)
-            files = {file.name: _digest(file) for file in sorted(fresh.iterdir())}
-            (fresh / _RECORD).write_text(json.dumps({**record, "files": files}, indent=2))
+            new_folder = Path(scratch) / folder.name
+            with _hide_progress():
+                model.save_pretrained(new_folder)
+                tokenizer.save_pretrained(new_folder)
+            digest_of = {file.name: _digest(file) for file in sorted(new_folder.iterdir())}
+            (new_folder / _RECORD).write_text(json.dumps({**record, "files": digest_of}, indent=2))
             shutil.rmtree(folder, ignore_errors=True)
-            fresh.rename(folder)
+            new_folder.rename(folder)
     except Exception as error:
         reason = refusal(error) or (error.strerror or str(error) if isinstance(error, OSError) else None)
         if reason is None:
@@ -344,21 +350,21 @@ def load(folder: Path) -> Any:
     """Load the model of a cached folder."""
     from transformers import AutoModelForCausalLM
 
-    with _quiet():
+    with _hide_progress():
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _hide_progress() -> Iterator[None]:
     """Hide the progress bars of transformers, which would interrupt the bars of spanwise."""
     from transformers.utils import logging as transformers_logging
 
-    enabled = transformers_logging.is_progress_bar_enabled()
+    was_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if enabled:
+        if was_enabled:
             transformers_logging.enable_progress_bar()
 
 
@@ -368,8 +374,8 @@ _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
     """Return `torch.optim.Muon` if the processor multiplies bfloat16 quickly (AVX-512), else the same in float32."""
-    quick = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    return (torch.optim.Muon if quick else Float32Muon)(list(matrices), lr=lr, weight_decay=0.0)
+    has_fast_bfloat16 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(list(matrices), lr=lr, weight_decay=0.0)
 
 
 class Float32Muon(torch.optim.Optimizer):
@@ -394,9 +400,10 @@ class Float32Muon(torch.optim.Optimizer):
 
 def orthogonalised(matrix: Tensor) -> Tensor:
     """Return a matrix with the same singular vectors and singular values near 1 (0.7 to 1.2), by Newton and Schulz."""
-    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    wide = wide / wide.norm().clamp(min=_EPS)
+    wide_matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    wide_matrix = wide_matrix / wide_matrix.norm().clamp(min=_EPS)
     for _ in range(_STEPS):
-        gram = wide @ wide.T
-        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), wide, beta=_A)
-    return wide.T if matrix.shape[0] > matrix.shape[1] else wide
+        gram_matrix = wide_matrix @ wide_matrix.T
+        polynomial = torch.addmm(gram_matrix, gram_matrix, gram_matrix, beta=_B, alpha=_C)
+        wide_matrix = torch.addmm(wide_matrix, polynomial, wide_matrix, beta=_A)
+    return wide_matrix.T if matrix.shape[0] > matrix.shape[1] else wide_matrix

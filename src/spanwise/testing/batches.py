@@ -23,11 +23,11 @@ from torch.nn.utils.rnn import pad_sequence
 from spanwise.errors import RecipeError
 
 NAN = float("nan")
-_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # exact in float32, with ties
+_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # all exact in float32
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
-#: Name of an input before its index letters -> the values of its entries; `inputs=` of a call adds names.
+#: Name of an input without its index letters -> the values that its entries may have; `inputs=` adds names.
 ENTRIES: dict[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("reward", "score", "by_outcome", "metric", "value", "adv", "advantage", "bootstrap"), _numbers),
     **dict.fromkeys(("confidence", "report", "importance"), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
@@ -77,7 +77,7 @@ def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """The inputs of one call, before tokens get their places."""
+    """The inputs of one call; `place_nt` says where each token stands among the masked tokens."""
 
     spec: tuple[Input, ...]
     group_n: Int[Tensor, " n"]  # the group of each row, even if the estimator gets no groups
@@ -90,12 +90,12 @@ class DrawnBatch:
         return len(self.group_n)
 
     def take(self, index: Sequence[int]) -> DrawnBatch:
-        """Return these rows, in this order."""
-        picked = list(index)
-        return replace(self, group_n=self.group_n[picked], rows=take(self.rows, picked), place_nt=self.place_nt[picked])
+        """Return the batch of the given rows, in the given order."""
+        indices = list(index)
+        return replace(self, group_n=self.group_n[indices], rows=take(self.rows, indices), place_nt=self.place_nt[indices])
 
     def put(self, changes: Mapping[str, Any]) -> DrawnBatch:
-        """Return the same batch with other values for some inputs per row."""
+        """Return the same batch with other values for some inputs."""
         return replace(self, rows={**self.rows, **changes})
 
     def inputs(self) -> dict[str, Any]:
@@ -121,20 +121,20 @@ def read_inputs(
     """Return the inputs of an estimator: its parameters without default, and the `optional` parameters."""
     spec = []
     for parameter in inspect.signature(estimator).parameters.values():
-        name, variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if variadic or (parameter.default is not parameter.empty and name not in optional):
+        name, is_variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if is_variadic or (parameter.default is not parameter.empty and name not in optional):
             continue
         stem, _, axes = name.rpartition("_")
-        values = (entries or {}).get(name, ENTRIES.get(stem))
-        indexed = axes[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axes)
-        if not indexed or (values is None and stem not in _STRUCTURE):
+        entry_strategy = (entries or {}).get(name, ENTRIES.get(stem))
+        has_indices = axes[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axes)
+        if not has_indices or (entry_strategy is None and stem not in _STRUCTURE):
             raise RecipeError(
-                f"The suite does not know the values of '{name}'. Name inputs by their indices (reward_n, value_nt) and say "
-                f"what an entry looks like: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
-                f"Known without it: {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
+                f"The suite does not know the values of '{name}'. Name inputs by their indices (reward_n, value_nt), and give "
+                f"the values of an entry: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
+                f"The suite knows {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
             )
         dtype = torch.bool if stem == "mask" else torch.int64 if stem in _WHOLE else torch.float64
-        spec.append(Input(name, stem, axes, dtype, values))
+        spec.append(Input(name, stem, axes, dtype, entry_strategy))
     return tuple(spec)
 
 
@@ -149,13 +149,13 @@ def batches_of(
 ) -> DrawnBatch:
     """Draw batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens."""
     stems = {entry.stem for entry in spec}
-    n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # larger batches more often
+    n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # mostly larger batches
     group = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=n, max_size=n))
     trajectory = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)) if "trajectory" in stems else list(range(n))
-    # One group for each trajectory.
+    # All rows of a trajectory belong to one group.
     group = [group[trajectory.index(j)] for j in trajectory] if "group" in stems else trajectory
-    one_row = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
-    rows_of_ids = draw(st.lists(one_row, min_size=n, max_size=n))
+    row_of_ids = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
+    rows_of_ids = draw(st.lists(row_of_ids, min_size=n, max_size=n))
     has_tokens = any(entry.by_token for entry in spec)
     lengths = [len(row) if has_tokens else 0 for row in rows_of_ids]
     k = draw(st.integers(1, 3))
@@ -163,54 +163,56 @@ def batches_of(
     rows: dict[str, Any] = {}
     for entry in spec:
         if not entry.by_token:
-            rows[entry.name] = _rows(draw, entry, n, k, structure, absent)
+            rows[entry.name] = _draw_rows(draw, entry, n, k, structure, absent)
         elif entry.stem == "ids" and ids is not None:
-            rows[entry.name] = _padded(rows_of_ids, entry.dtype)
+            rows[entry.name] = _pad(rows_of_ids, entry.dtype)
         elif entry.stem != "mask":
-            rows[entry.name] = _padded([_row_of_tokens(draw, entry, size, k) for size in lengths], entry.dtype)
-    return DrawnBatch(spec, torch.tensor(group), rows, _padded([range(size) for size in lengths], fill=-1))
+            rows[entry.name] = _pad([_draw_tokens(draw, entry, length, k) for length in lengths], entry.dtype)
+    return DrawnBatch(spec, torch.tensor(group), rows, _pad([range(length) for length in lengths], fill=-1))
 
 
-def _row_of_tokens(draw: Draw, entry: Input, size: int, k: int) -> tuple[Any, ...]:
+def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ...]:
+    """Draw the values of an input at the tokens of a row."""
     if entry.stem == "block":
-        return tuple(sorted(draw(st.lists(st.integers(0, k - 1), min_size=size, max_size=size))))
+        return tuple(sorted(draw(st.lists(st.integers(0, k - 1), min_size=length, max_size=length))))
     assert entry.entries is not None
-    if entry.is_reward and size and draw(st.booleans()):  # most rewards come at the end, as from verifiers
-        return (*(0.0 for _ in range(size - 1)), draw(entry.entries))
-    return tuple(draw(st.lists(entry.entries, min_size=size, max_size=size)))
+    if entry.is_reward and length and draw(st.booleans()):  # a reward at the last token alone, as verifiers give it
+        return (*(0.0 for _ in range(length - 1)), draw(entry.entries))
+    return tuple(draw(st.lists(entry.entries, min_size=length, max_size=length)))
 
 
-def _rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[int]], absent: bool) -> Any:
+def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[int]], absent: bool) -> Any:
+    """Draw the values of an input for all rows; with `absent` some rewards are NaN."""
     if entry.stem in structure:
         return torch.tensor(structure[entry.stem], dtype=entry.dtype)
     if entry.stem == "step":  # step numbers have gaps, because only their order counts
-        row = structure["trajectory"]
-        return torch.tensor([3 * row[:i].count(j) for i, j in enumerate(row)], dtype=entry.dtype)
-    sizes = [{"k": k, "m": 2}.get(axis) or int(axis) for axis in entry.axes[1:]]
-    count = n * math.prod(sizes)
+        trajectory = structure["trajectory"]
+        return torch.tensor([3 * trajectory[:i].count(j) for i, j in enumerate(trajectory)], dtype=entry.dtype)
+    axis_sizes = [{"k": k, "m": 2}.get(axis) or int(axis) for axis in entry.axes[1:]]
+    value_count = n * math.prod(axis_sizes)
     assert entry.entries is not None
-    values = draw(st.lists(entry.entries, min_size=count, max_size=count))
+    values = draw(st.lists(entry.entries, min_size=value_count, max_size=value_count))
     if not isinstance(values[0], int | float):  # a state may be any hashable value
         return values
-    tensor = torch.tensor(values, dtype=entry.dtype).reshape(n, *sizes)
+    value_tensor = torch.tensor(values, dtype=entry.dtype).reshape(n, *axis_sizes)
     if absent and entry.is_reward and entry.axes[0] == "n":
-        gone = draw(st.lists(st.sampled_from([False] * 4 + [True]), min_size=n, max_size=n))
-        tensor[torch.tensor(gone)] = NAN
-    return tensor
+        is_absent = draw(st.lists(st.sampled_from([False] * 4 + [True]), min_size=n, max_size=n))
+        value_tensor[torch.tensor(is_absent)] = NAN
+    return value_tensor
 
 
-def _padded(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fill: int = 0) -> Tensor:
+def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fill: int = 0) -> Tensor:
     """Stack rows of different lengths into one tensor, padded on the right."""
     return pad_sequence([torch.tensor(list(row), dtype=dtype) for row in rows], batch_first=True, padding_value=fill)
 
 
 def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
     """Draw places for the same trainable tokens with masked tokens before, between and after them."""
-    rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
-    for row in rows:
+    place_rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
+    for places in place_rows:
         for _ in range(draw(st.integers(0, 3))):
-            row.insert(draw(st.integers(0, len(row))), -1)
-    return _padded(rows, fill=-1)
+            places.insert(draw(st.integers(0, len(places))), -1)
+    return _pad(place_rows, fill=-1)
 
 
 def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:

@@ -22,7 +22,7 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # numbers with sums that float32 rounds
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds their sums
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
@@ -125,7 +125,7 @@ class _Estimator(Suite):
     slow: Callable[..., Tensor] | None
     sequence: Callable[..., Tensor] | None
     by_token: ClassVar[Mapping[str, float]] = {"": 0.0}
-    to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {"signs": frozenset((-1, 1))}
+    facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {"signs": frozenset((-1, 1))}
 
     @property
     def of_tokens(self) -> bool:
@@ -137,9 +137,9 @@ class _Estimator(Suite):
         """The inputs that are rewards of whole rows."""
         return [entry.name for entry in self.spec if entry.is_reward and not entry.by_token]
 
-    def pieces(self, batch: DrawnBatch) -> list[list[int]]:
+    def separate_rows(self, batch: DrawnBatch) -> list[list[int]]:
         """Return the groups, which are credited apart from each other."""
-        return [(batch.group_n == group).nonzero().flatten().tolist() for group in batch.group_n.unique()]
+        return [_row_indices(batch.group_n == group) for group in batch.group_n.unique()]
 
     def columns(self, result: Any) -> dict[str, Tensor]:
         """Return the advantages by column name."""
@@ -155,8 +155,8 @@ class _Estimator(Suite):
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)[""]
-        rows = batch.inputs()[self.spec[0].name]
-        shape = batch.place_nt.shape if self.of_tokens else rows.shape if self.method.kind == "block" else rows.shape[:1]
+        reward_shape = batch.inputs()[self.spec[0].name].shape
+        shape = batch.place_nt.shape if self.of_tokens else reward_shape if self.method.kind == "block" else reward_shape[:1]
         if result.shape != shape:
             self.refuse(batch, result, f"the shape {tuple(shape)}")
         if result.dtype != torch.float64:
@@ -174,51 +174,56 @@ class _Estimator(Suite):
         self.same(batch, {"": result.double()}, self.call(inputs), tolerance=tolerance)
 
     def absent(self, batch: DrawnBatch, _: Draw) -> None:
-        gone_n = torch.zeros(len(batch), dtype=torch.bool)
+        absent_n = torch.zeros(len(batch), dtype=torch.bool)
         for name in self.rewards:
-            gone_n |= batch.rows[name].reshape(len(batch), -1).isnan().any(dim=1)
+            absent_n |= batch.rows[name].reshape(len(batch), -1).isnan().any(dim=1)
         result = self.run(batch)[""]
-        if bool((result[gone_n] != 0).any()):
+        if bool((result[absent_n] != 0).any()):
             self.refuse(batch, result, "exactly 0 where the reward is NaN")
-        self.alone(batch, (~gone_n).nonzero().flatten().tolist())
+        self.alone(batch, _row_indices(~absent_n))
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
         """Call the estimator with the rows in another order, under other ids."""
-        labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}  # the steps of a trajectory keep their order
-        numbered = [e for e in self.spec if e.stem in labels and isinstance(batch.rows.get(e.name), Tensor)]
+        labels = {
+            **dict.fromkeys(_IDS, LABELS),
+            "step": sorted(LABELS),
+        }  # sorted: the steps of a trajectory keep their order
+        id_inputs = [entry for entry in self.spec if entry.stem in labels and isinstance(batch.rows.get(entry.name), Tensor)]
         order = draw(st.permutations(range(len(batch))))
-        moved = batch.put(
-            {e.name: torch.tensor(labels[e.stem])[batch.rows[e.name].unique(return_inverse=True)[1]] for e in numbered}
-        ).take(order)
-        self.same(moved, self.run(moved), take(self.run(batch), order))
+        new_ids = {
+            entry.name: torch.tensor(labels[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
+            for entry in id_inputs
+        }
+        reordered = batch.put(new_ids).take(order)
+        self.same(reordered, self.run(reordered), take(self.run(batch), order))
 
     def shift(self, batch: DrawnBatch, draw: Draw) -> None:
-        shift_n = _by_group(batch, draw, (0.0, 1.0, -3.5, 0.125, 8.0))
-        moved = batch.put({name: batch.rows[name] + _wide(shift_n, batch.rows[name]) for name in self.rewards})
-        self.same(moved, self.run(moved), self.run(batch))
+        shift_n = _draw_by_group(batch, draw, (0.0, 1.0, -3.5, 0.125, 8.0))
+        shifted = batch.put({name: batch.rows[name] + _expand(shift_n, batch.rows[name]) for name in self.rewards})
+        self.same(shifted, self.run(shifted), self.run(batch))
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Make some groups constant and leave the others; in steps, whose trajectories differ in length, set all rewards to 0."""
-        numbers = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
-        numbers = [abs(n) if "negative" in self.method.exceptions else n for n in numbers]
-        level_n = _by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*numbers, NAN))
+        """Give some groups equal rewards, which must earn them 0; in steps all rewards are 0, as trajectories differ in length."""
+        levels = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
+        levels = [abs(level) if "negative" in self.method.exceptions else level for level in levels]
+        level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*levels, NAN))
         changes = {}
         for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
-            row, level = batch.rows[name], _wide(level_n, batch.rows[name])
-            changes[name] = torch.where(row.isnan() | level.isnan(), row, level)
-        constant = batch.put(changes)
-        here_n = ~level_n.isnan()
+            values, level = batch.rows[name], _expand(level_n, batch.rows[name])
+            changes[name] = torch.where(values.isnan() | level.isnan(), values, level)
+        constant_batch = batch.put(changes)
+        is_constant_n = ~level_n.isnan()
         for dtype in (torch.float64, torch.float32):
-            inputs = constant.inputs()
+            inputs = constant_batch.inputs()
             result = self.call({**inputs, **{name: inputs[name].to(dtype) for name in self.rewards}})[""]
-            if bool((result[here_n] != 0).any()):
-                self.refuse(constant, result, f"exactly 0 in rows {here_n.nonzero().flatten().tolist()}")
-        groups = [entry.name for entry in self.spec if entry.stem == "group"]
-        if groups and self.method.kind != "step":
-            single = batch.put(dict.fromkeys(groups, torch.arange(len(batch))))
-            result = self.run(single)[""]
+            if bool((result[is_constant_n] != 0).any()):
+                self.refuse(constant_batch, result, f"exactly 0 in rows {_row_indices(is_constant_n)}")
+        group_inputs = [entry.name for entry in self.spec if entry.stem == "group"]
+        if group_inputs and self.method.kind != "step":
+            groups_of_one = batch.put(dict.fromkeys(group_inputs, torch.arange(len(batch))))
+            result = self.run(groups_of_one)[""]
             if bool((result != 0).any()):
-                self.refuse(single, result, "exactly 0 in a group of one")
+                self.refuse(groups_of_one, result, "exactly 0 in a group of one")
 
     def conservation(self, batch: DrawnBatch, _: Draw) -> None:
         block_nk = self.run(batch)[""].reshape(len(batch), -1)
@@ -228,37 +233,37 @@ class _Estimator(Suite):
         for i, j in product(range(len(batch)), range(k)):
             block_nt[i, 3 * j : 3 * j + (i + j) % 3] = j
         spans = Spans.of_blocks([f"block {j}" for j in range(k)], block_nt)
-        nothing = torch.zeros(k, dtype=torch.long)
-        none_n = torch.zeros(len(batch), dtype=torch.float64)
-        credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), none_n, nothing, nothing)
+        zero_k, zero_n = torch.zeros(k, dtype=torch.long), torch.zeros(len(batch), dtype=torch.float64)
+        credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), zero_n, zero_k, zero_k)
         adv_nt = spread(credit, spans, dtype=torch.float64)
-        sums = torch.stack([torch.where(block_nt == j, adv_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
-        self.same(batch, {"": sums}, {"": credit.block_nk})
+        sum_nk = torch.stack([torch.where(block_nt == j, adv_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
+        self.same(batch, {"": sum_nk}, {"": credit.block_nk})
         if bool((adv_nt[block_nt < 0] != 0).any()):
             self.refuse(batch, adv_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Raise one reward of one row, for tokens the last; compare the credit of the same block, step or token."""
-        names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
-        row, name, amount = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(names)), draw(_NOT_NEGATIVE)
-        raised_rows = batch.rows[name]
-        at: tuple[int, ...] = (row,)
-        if raised_rows.ndim > 1:
-            size = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else raised_rows.shape[1]
-            if not size:
+        """Raise one reward of a row (the last, if tokens have rewards): the credit of that block, step or token must not fall."""
+        reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
+        row, name, amount = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(reward_names)), draw(_NOT_NEGATIVE)
+        reward = batch.rows[name]
+        index: tuple[int, ...] = (row,)
+        if reward.ndim > 1:
+            column_count = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else reward.shape[1]
+            if not column_count:
                 return
-            at = (row, size - 1 if self.of_tokens else draw(st.integers(0, size - 1)))
-        reward = raised_rows.clone()
-        reward[at] += amount
-        moved = batch.put({name: reward})
-        lower, result = self.run(batch)[""], self.run(moved)[""]
-        place = at[: result.ndim]
-        if not bool(result[place] >= lower[place] - 1e-9):
-            self.refuse(moved, result, f"at {place} at least {float(lower[place])}, as with {amount:g} less of {name}")
+            index = (row, column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1)))
+        raised_reward = reward.clone()
+        raised_reward[index] += amount
+        raised = batch.put({name: raised_reward})
+        result_before, result = self.run(batch)[""], self.run(raised)[""]
+        credit_index = index[: result.ndim]
+        least = float(result_before[credit_index])
+        if not bool(result[credit_index] >= least - 1e-9):
+            self.refuse(raised, result, f"at {credit_index} at least {least}, as with {amount:g} less of {name}")
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)[""]
-        self.met |= {sign for sign in (-1, 1) if bool((sign * result > 0).any())}
+        self.facts_shown |= {sign for sign in (-1, 1) if bool((sign * result > 0).any())}
 
     def oracle(self, batch: DrawnBatch, _: Draw) -> None:
         self.same(batch, self.run(batch), {"": self.call(batch.inputs(), self.slow)[""].double()})
@@ -269,12 +274,16 @@ class _Estimator(Suite):
         self.same(batch, {"": self.call(inputs)[""][:, 0]}, self.call(by_row, self.sequence))
 
 
-def _by_group(batch: DrawnBatch, draw: Draw, numbers: Sequence[float]) -> Tensor:
+def _row_indices(is_chosen_n: Tensor) -> list[int]:
+    return is_chosen_n.nonzero().flatten().tolist()
+
+
+def _draw_by_group(batch: DrawnBatch, draw: Draw, numbers: Sequence[float]) -> Tensor:
     """Draw a number for each group and return it row by row."""
-    levels = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
-    return torch.tensor(levels, dtype=torch.float64)[batch.group_n % len(levels)]
+    number_g = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
+    return torch.tensor(number_g, dtype=torch.float64)[batch.group_n % len(number_g)]
 
 
-def _wide(number_n: Tensor, like: Tensor) -> Tensor:
+def _expand(number_n: Tensor, like: Tensor) -> Tensor:
     """Expand one number per row to the shape of an input."""
     return number_n.to(like.dtype).reshape(-1, *(1 for _ in like.shape[1:])).expand_as(like)

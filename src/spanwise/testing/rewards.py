@@ -53,12 +53,12 @@ class DrawnCompletions:
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments by name, as copies."""
-        text, *tables = copy.deepcopy(list(zip(*self.rows, strict=True)))
-        columns, scored = ({name: [row[name] for row in table] for name in table[0]} for table in tables)
+        text, *row_tables = copy.deepcopy(list(zip(*self.rows, strict=True)))
+        columns, scored = ({name: [row[name] for row in rows] for name in rows[0]} for rows in row_tables)
         return {"text": list(text), "columns": columns, "scored": scored}
 
     def take(self, index: Sequence[int]) -> DrawnCompletions:
-        """Return these completions, in this order."""
+        """Return the given completions, in the given order."""
         return DrawnCompletions([self.rows[row] for row in index])
 
 
@@ -116,48 +116,51 @@ def check_reward(
         objective=objective,
         processes=processes,
     )
-    drawn, every = _completions(layout, contents, *tables), st.just(_every(layout, contents, *tables))
-    suite.check(
-        lambda name: every if name == "threads" else drawn, asked=properties, exceptions=exceptions, examples=examples
-    )
+    drawn_completions = _draw_completions(layout, contents, *tables)
+    all_completions = st.just(_list_completions(layout, contents, *tables))
+
+    def strategy_of(name: str) -> SearchStrategy[DrawnCompletions]:
+        return all_completions if name == "threads" else drawn_completions
+
+    suite.check(strategy_of, asked=properties, exceptions=exceptions, examples=examples)
 
 
-def _block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, str | None]:
-    by_tag = dict(zip(tags, contents, strict=True))
-    return {**by_tag, "": "".join(f"<{tag}>{text}</{tag}>" for tag, text in by_tag.items() if text is not None)}
+def _build_block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, str | None]:
+    content_of_tag = dict(zip(tags, contents, strict=True))
+    block_text = "".join(f"<{tag}>{content}</{tag}>" for tag, content in content_of_tag.items() if content is not None)
+    return {**content_of_tag, "": block_text}
 
 
-def _completions(
+def _draw_completions(
     layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]
 ) -> SearchStrategy[DrawnCompletions]:
     """Draw one to five completions, whose blocks have any contents or are missing."""
-    inside = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
-    blocks = {name: st.tuples(*[inside] * len(tags)).map(partial(_block, tags)) for name, tags in layout.keys.items()}
+    content = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
+    blocks = {name: st.tuples(*[content] * len(tags)).map(partial(_build_block, tags)) for name, tags in layout.keys.items()}
     text = st.fixed_dictionaries({name: st.one_of(block, block, st.none()) for name, block in blocks.items()})
-    drawn = [st.fixed_dictionaries({name: st.sampled_from(list(v)) for name, v in table.items()}) for table in tables]
-    return st.lists(st.tuples(text, *drawn), min_size=1, max_size=5).map(DrawnCompletions)
+    table_rows = [st.fixed_dictionaries({name: st.sampled_from(list(v)) for name, v in table.items()}) for table in tables]
+    return st.lists(st.tuples(text, *table_rows), min_size=1, max_size=5).map(DrawnCompletions)
 
 
-def _every(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:
+def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:
     """Pair every content with every row of the columns, to compare the processes in which the reward runs."""
-    rows = max((len(values) for table in tables for values in table.values()), default=1)
-    drawn = [[{name: v[i % len(v)] for name, v in table.items()} for table in tables] for i in range(rows)]
-    return DrawnCompletions(
-        [
-            ({name: _block(tags, [content] * len(tags)) for name, tags in layout.keys.items()}, *row)
-            for content, row in product(contents, drawn)
-        ]
-    )
+    row_count = max((len(values) for table in tables for values in table.values()), default=1)
+    table_rows = [[{name: v[i % len(v)] for name, v in table.items()} for table in tables] for i in range(row_count)]
+    rows = [
+        ({name: _build_block(tags, [content] * len(tags)) for name, tags in layout.keys.items()}, *row)
+        for content, row in product(contents, table_rows)
+    ]
+    return DrawnCompletions(rows)
 
 
 def score_completions(
     objective: Objective, *, text: Sequence[BlockText], columns: dict[str, Any], scored: dict[str, Any]
 ) -> list[tuple[float, str]]:
     """Return values and statuses as plain pairs, which can be sent between processes."""
-    before = {name: Reward.of(values) for name, values in scored.items()}
-    reward = score_one(objective, text, columns=columns, scored=before)
-    names = [Status(code).name for code in reward.status_n.tolist()]
-    return list(zip(reward.value_n.tolist(), names, strict=True))
+    earlier_rewards = {name: Reward.of(values) for name, values in scored.items()}
+    reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
+    statuses = [Status(code).name for code in reward.status_n.tolist()]
+    return list(zip(reward.value_n.tolist(), statuses, strict=True))
 
 
 @dataclass(kw_only=True)
@@ -172,11 +175,11 @@ class _Reward(Suite):
         self.run(batch)
 
     def absent(self, batch: DrawnCompletions, _: Draw) -> None:
-        has_block = [any(block[name] is not None for name in self.objective.pays) for block, *_ in batch.rows]
-        for n, (present, pair) in enumerate(zip(has_block, self.run(batch)[""], strict=True)):
-            if not present and pair[1] != Status.ABSENT.name:
-                self.fail(batch, f"Completion {n} has none of the paid blocks and gets {pair}.")
-        self.alone(batch, [n for n, present in enumerate(has_block) if present])
+        has_block_n = [any(text[name] is not None for name in self.objective.pays) for text, *_ in batch.rows]
+        for n, (has_block, value_and_status) in enumerate(zip(has_block_n, self.run(batch)[""], strict=True)):
+            if not has_block and value_and_status[1] != Status.ABSENT.name:
+                self.fail(batch, f"Completion {n} has none of the paid blocks and gets {value_and_status}.")
+        self.alone(batch, [n for n, has_block in enumerate(has_block_n) if has_block])
 
     def threads(self, batch: DrawnCompletions, _: Draw) -> None:
         expected = self.function(**batch.inputs())
@@ -185,15 +188,15 @@ class _Reward(Suite):
             return self.function(**batch.inputs())
 
         with ThreadPoolExecutor(1) as pool:
-            places = {"a worker thread": pool.submit(self.function, **batch.inputs()).result()}
-        places["an event loop"] = asyncio.run(in_a_loop())
+            result_of = {"in a worker thread": pool.submit(self.function, **batch.inputs()).result()}
+        result_of["in an event loop"] = asyncio.run(in_a_loop())
         if self.processes:
-            places["another process"] = self._elsewhere(batch)
-        for place, result in places.items():
+            result_of["in another process"] = self._run_in_process(batch)
+        for place, result in result_of.items():
             for n in range(len(batch)):
-                self.same(batch.take([n]), {f"in {place}": result[n]}, {f"in {place}": expected[n]})
+                self.same(batch.take([n]), {place: result[n]}, {place: expected[n]})
 
-    def _elsewhere(self, batch: DrawnCompletions) -> list[tuple[float, str]]:
+    def _run_in_process(self, batch: DrawnCompletions) -> list[tuple[float, str]]:
         try:
             pickle.dumps(self.objective)
         except Exception as error:

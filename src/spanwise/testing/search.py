@@ -1,4 +1,4 @@
-"""`Suite`: the search for counter-examples, the sentence for one, and the properties that every kind of function must have."""
+"""`Suite` searches for the smallest example that breaks a property of a function, and describes it in a sentence."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-# Speed of an estimator and size of its inputs are not checked here.
-_NOT_OURS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
+# The suite checks neither the speed of a function nor the size of its inputs.
+_IGNORED_CHECKS = (
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+    HealthCheck.filter_too_much,
+)
 
-#: The smallest number of examples for a property that something happens in some example.
-_MOST_TO_MEET = 60
+#: The least number of examples for a property that only some of the examples show.
+_LEAST_EXAMPLES = 60
 
 
 class ConformanceError(SpanwiseError, AssertionError):
@@ -34,17 +39,18 @@ class ConformanceError(SpanwiseError, AssertionError):
 
 @dataclass(kw_only=True)
 class Suite:
-    """A function under test: a property is the method of its name, which takes an example and a source of draws, and may `fail`."""
+    """A function under test: for each property, the method of that name takes an example and checks the property on it."""
 
     who: str
     function: Callable[..., Any]
     sentences: Mapping[str, str]
     name: str = ""  # the name of the property that is checked
-    met: set[Any] = field(default_factory=set)  # the facts that the property's examples showed so far
+    facts_shown: set[Any] = field(default_factory=set)  # what the examples of the property showed so far
     #: Property -> the facts that its examples together must show.
-    to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {}
-    #: Column per token -> its value at masked tokens; and the columns per row that do not depend on the places of tokens.
+    facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
+    #: Column with a number per token -> the number that it must have at masked tokens.
     by_token: ClassVar[Mapping[str, float]] = {}
+    #: Columns with an entry per row, which must stay the same if tokens move.
     by_row: ClassVar[tuple[str, ...]] = ()
     crashes: ClassVar[str] = "raises"
 
@@ -52,11 +58,11 @@ class Suite:
         """Return the function's result by name: tensors and lists with an entry per row."""
         return {"": result}
 
-    def pieces(self, batch: Any) -> list[list[int]]:
+    def separate_rows(self, batch: Any) -> list[list[int]]:
         """Return the sets of rows that the function handles apart from each other."""
         return [[row] for row in range(len(batch))]
 
-    def shown(self, example: Any) -> str:
+    def show_example(self, example: Any) -> str:
         """Return an example as text."""
         return show(example.inputs())
 
@@ -74,12 +80,12 @@ class Suite:
         for name in asked or self.sentences:
             if name not in (exceptions or ()):
                 self.name = name
-                self.met, to_meet = set(), self.to_meet.get(name, frozenset())
-                examined = max(examples, _MOST_TO_MEET) if to_meet else examples
-                _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=examined)
-                if not to_meet <= self.met:
+                self.facts_shown, facts_to_show = set(), self.facts_to_show.get(name, frozenset())
+                example_count = max(examples, _LEAST_EXAMPLES) if facts_to_show else examples
+                _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
+                if not facts_to_show <= self.facts_shown:
                     raise ConformanceError(
-                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {examined} examples showed it."
+                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples showed it."
                     )
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
@@ -89,27 +95,26 @@ class Suite:
         except ConformanceError:
             raise
         except Exception as error:
-            text = " ".join(str(error).split())
+            message = " ".join(str(error).split())
             raise ConformanceError(
-                f"{self.who} {self.crashes} {type(error).__name__}: {text[:300]} Inputs: {show(inputs)}."
+                f"{self.who} {self.crashes} {type(error).__name__}: {message[:300]} Inputs: {show(inputs)}."
             ) from error
 
     def run(self, batch: Any) -> dict[str, Any]:
-        """Return the result for an example."""
+        """Call the function with a batch."""
         return self.call(batch.inputs())
 
     def fail(self, example: Any, detail: str) -> NoReturn:
         """Raise a ConformanceError with the property, the example and the detail."""
-        raise ConformanceError(
-            f"{self.who} breaks '{self.name}': {self.sentences[self.name]}. Smallest example: {self.shown(example)}. {detail}"
-        )
+        broken = f"{self.who} breaks '{self.name}': {self.sentences[self.name]}."
+        raise ConformanceError(f"{broken} Smallest example: {self.show_example(example)}. {detail}")
 
     def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
         """Fail if two results differ in the expected columns."""
-        for column, value in expected.items():
-            if differ(result[column], value, tolerance=tolerance):
-                what = f"{column} " if column else ""
-                self.fail(example, f"Got {what}{show(result[column])}, expected {show(value)}.")
+        for column, expected_value in expected.items():
+            if differ(result[column], expected_value, tolerance=tolerance):
+                column_name = f"{column} " if column else ""
+                self.fail(example, f"Got {column_name}{show(result[column])}, expected {show(expected_value)}.")
 
     def alone(self, batch: Any, rows: list[int]) -> None:
         """Fail if some rows alone get another result than in the batch."""
@@ -119,48 +124,49 @@ class Suite:
     def pure(self, batch: Any, _: Draw) -> None:
         """Call the function twice."""
         inputs = batch.inputs()
-        before = copy.deepcopy(inputs)
-        first = copy.deepcopy(self.call(inputs))
-        for name, value in before.items():
-            if show(inputs[name]) != show(value):
+        inputs_before = copy.deepcopy(inputs)
+        first_result = copy.deepcopy(self.call(inputs))
+        for name, value_before in inputs_before.items():
+            if show(inputs[name]) != show(value_before):
                 self.fail(batch, f"It changed '{name}' to {show(inputs[name])}.")
-        self.same(batch, self.call(inputs), first, tolerance=0.0)
+        self.same(batch, self.call(inputs), first_result, tolerance=0.0)
 
     def permutation(self, batch: Any, draw: Draw) -> None:
         """Call the function with the rows in another order."""
         order = draw(st.permutations(range(len(batch))))
-        moved = batch.take(order)
-        self.same(moved, self.run(moved), take(self.run(batch), order))
+        reordered = batch.take(order)
+        self.same(reordered, self.run(reordered), take(self.run(batch), order))
 
     def split(self, batch: Any, _: Draw) -> None:
-        """Call the function with each piece alone."""
-        for rows in self.pieces(batch):
+        """Call the function with each separate set of rows alone."""
+        for rows in self.separate_rows(batch):
             self.alone(batch, rows)
 
     def masking(self, batch: DrawnBatch, draw: Draw) -> None:
         """Put masked tokens between the others."""
-        self._moved(batch, rearranged(batch, draw))
+        self._check_moved_tokens(batch, rearranged(batch, draw))
 
     def padding(self, batch: DrawnBatch, _: Draw) -> None:
-        """Pad on the left."""
-        self._moved(batch, left_padded(batch))
+        """Put the padding on the left."""
+        self._check_moved_tokens(batch, left_padded(batch))
 
     def poison(self, batch: DrawnBatch, draw: Draw) -> None:
         """Put other values at masked tokens."""
-        moved = replace(batch, place_nt=rearranged(batch, draw))
+        masked_batch = replace(batch, place_nt=rearranged(batch, draw))
         for fill in (NAN, 1e9):
-            poisoned = replace(moved, fill=fill)
-            self.same(poisoned, self.run(poisoned), self.run(moved))
+            poisoned_batch = replace(masked_batch, fill=fill)
+            self.same(poisoned_batch, self.run(poisoned_batch), self.run(masked_batch))
 
-    def _moved(self, batch: DrawnBatch, place_nt: Tensor) -> None:
-        """Check that the same trainable tokens get the same numbers at other places."""
-        moved, plain = replace(batch, place_nt=place_nt), self.run(batch)
-        tokens = {column: placed(plain[column], place_nt, masked) for column, masked in self.by_token.items()}
-        result = self.run(moved)
-        self.same(moved, result, {column: plain[column] for column in self.by_row} | tokens)
+    def _check_moved_tokens(self, batch: DrawnBatch, place_nt: Tensor) -> None:
+        """Check that trainable tokens get the same numbers at other places."""
+        moved_batch, result_before = replace(batch, place_nt=place_nt), self.run(batch)
+        expected = {column: result_before[column] for column in self.by_row}
+        expected |= {column: placed(result_before[column], place_nt, masked) for column, masked in self.by_token.items()}
+        result = self.run(moved_batch)
+        self.same(moved_batch, result, expected)
         for column, masked in self.by_token.items():
             if bool((result[column][place_nt < 0] != masked).any()):
-                self.fail(moved, f"Got {show(result[column])}, expected exactly {masked:g} at masked tokens.")
+                self.fail(moved_batch, f"Got {show(result[column])}, expected exactly {masked:g} at masked tokens.")
 
 
 def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *, examples: int) -> None:
@@ -174,7 +180,7 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
         report_multiple_bugs=False,
         print_blob=False,
         phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=_NOT_OURS,
+        suppress_health_check=_IGNORED_CHECKS,
     )
     @given(strategy, st.data())
     def run(example: Any, data: st.DataObject) -> None:

@@ -19,14 +19,14 @@ from spanwise.types import Fault, Spans
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "partition": "every trainable token belongs to exactly one block, no other token to any, and the intervals say the same",
     "contiguous": "the intervals of two blocks do not overlap",
-    "text": "the texts of the blocks, one after the other where blocks are contiguous, are the bytes of the trainable tokens",
+    "text": "the texts of the blocks, joined in order if blocks are contiguous, are the bytes of the trainable tokens",
     "pure": "its inputs stay as they are and a second call gives the same spans",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion alone is segmented as in a batch",
-    "masking": "masked tokens, wherever they stand, change nothing at the others",
-    "poison": "what stands at a masked token (an impossible id, NaN, 1e9) is never read",
+    "masking": "masked tokens change nothing at the other tokens, wherever they stand",
+    "poison": "the values at masked tokens (an impossible id, NaN, 1e9) are never read",
     "padding": "padding on the left and on the right give the same spans",
-    "seen": "its marks occur: in some example a token is in another block than the first, if there is another",
+    "seen": "its marks occur: in some example a token is outside the first block, if there are several blocks",
 }
 _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "< a>", "\n\n", "<<")
 
@@ -37,10 +37,14 @@ def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: S
     >>> b"></" in small_vocabulary().pieces
     True
     """
-    whole = [f"<{end}{tag}>".encode() for tag in tags for end in ("", "/")] + [sign.encode() for sign in signs]
-    straddling = [piece for tag in whole for piece in (tag + b"4", b"." + tag[:3], tag[-2:] + b"<")]
-    parts = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6", *whole, *straddling]
-    return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(parts), b""))
+    whole_signs = [sign.encode() for sign in _signs(tags, signs)]
+    straddling = [piece for sign in whole_signs for piece in (sign + b"4", b"." + sign[:3], sign[-2:] + b"<")]
+    pieces = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6", *whole_signs, *straddling]
+    return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(pieces), b""))
+
+
+def _signs(tags: Sequence[str], signs: Sequence[str]) -> list[str]:
+    return [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")] + list(signs)
 
 
 def texts(
@@ -53,8 +57,8 @@ def texts(
         >>> find(texts(), lambda text: "</answer>" in text)
         '</answer>'
     """
-    written = [f"<{end}{tag}>" for tag in tags for end in ("", "/")] + list(signs)
-    return st.lists(st.sampled_from([*written, *written, *_NOISE]), max_size=most).map("".join)
+    all_signs = _signs(tags, signs)
+    return st.lists(st.sampled_from([*all_signs, *all_signs, *_NOISE]), max_size=most).map("".join)
 
 
 def token_rows(
@@ -69,26 +73,26 @@ def token_rows(
         ...     assert set(ids) <= {0, 1, 2}
     """
     cut = cutter(vocabulary)
-    drawn = st.tuples(texts(tags, signs=signs), st.lists(st.integers(0, 6), min_size=1, max_size=5))
-    return drawn.map(lambda pair: cut(pair[0].encode(), pair[1]))
+    text_and_choices = st.tuples(texts(tags, signs=signs), st.lists(st.integers(0, 6), min_size=1, max_size=5))
+    return text_and_choices.map(lambda pair: cut(pair[0].encode(), pair[1]))
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
     """Return a function of bytes and choices that cuts the bytes into pieces of the vocabulary; choice 0 is the longest piece."""
-    by_first: dict[int, list[int]] = {}
+    ids_by_first_byte: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
         if vocabulary.pieces[index]:
-            by_first.setdefault(vocabulary.pieces[index][0], []).append(index)
+            ids_by_first_byte.setdefault(vocabulary.pieces[index][0], []).append(index)
 
     def cut(data: bytes, choices: Sequence[int]) -> tuple[int, ...]:
         ids: list[int] = []
         at = 0
         while at < len(data):
-            fitting = [i for i in by_first.get(data[at], ()) if data.startswith(vocabulary.pieces[i], at)]
-            if not fitting:  # the vocabulary has no piece for this byte
+            fitting_ids = [i for i in ids_by_first_byte.get(data[at], ()) if data.startswith(vocabulary.pieces[i], at)]
+            if not fitting_ids:  # the vocabulary has no piece for this byte
                 at += 1
                 continue
-            ids.append(fitting[min(choices[len(ids) % len(choices)], len(fitting) - 1)])
+            ids.append(fitting_ids[min(choices[len(ids) % len(choices)], len(fitting_ids) - 1)])
             at += len(vocabulary.pieces[ids[-1]])
         return tuple(ids)
 
@@ -129,11 +133,11 @@ def check_segmenter(
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
         >>> check_segmenter(partial(find_blocks, layout=layout, vocabulary=small_vocabulary()), examples=5)
     """
-    words = vocabulary or small_vocabulary(tags, signs=signs)
-    plain = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(words, tags, signs=signs))
+    vocabulary = vocabulary or small_vocabulary(tags, signs=signs)
+    batches = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
     name = getattr(getattr(segmenter, "func", segmenter), "__name__", "segmenter")
-    suite = _Segmenter(who=f"Segmenter '{name}'", function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=words)
-    suite.check(lambda _: plain, asked=properties, exceptions=exceptions, examples=examples)
+    suite = _Segmenter(who=f"Segmenter '{name}'", function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
+    suite.check(lambda _: batches, asked=properties, exceptions=exceptions, examples=examples)
 
 
 @dataclass(kw_only=True)
@@ -143,7 +147,7 @@ class _Segmenter(Suite):
     vocabulary: Vocabulary
     by_token: ClassVar[Mapping[str, float]] = {"block_nt": -1}
     by_row = ("fault_n", "text")
-    to_meet: ClassVar[Mapping[str, frozenset[Any]]] = {"seen": frozenset((True,))}
+    facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {"seen": frozenset((True,))}
 
     def columns(self, result: Any) -> dict[str, Any]:
         """Return the tensors of the spans, and the texts if the segmenter returns texts."""
@@ -151,16 +155,11 @@ class _Segmenter(Suite):
         if not isinstance(spans, Spans):
             raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
         n = len(spans.block_nt)
-        return {
-            "block_nt": spans.block_nt.long(),
-            "start_nk": spans.start_nk,
-            "end_nk": spans.end_nk,
-            "fault_n": spans.fault_n,
-            "text": [None] * n if text is None else list(text),
-            "names": [spans.names] * n,
-        }
+        result_columns = {name: getattr(spans, name) for name in ("start_nk", "end_nk", "fault_n")}
+        text_n = [None] * n if text is None else list(text)
+        return {**result_columns, "block_nt": spans.block_nt.long(), "text": text_n, "names": [spans.names] * n}
 
-    def shown(self, example: DrawnBatch) -> str:
+    def show_example(self, example: DrawnBatch) -> str:
         """Return an example as the pieces of its tokens and all other arguments."""
         return f"as pieces: {self.spelled(example)}; {show(example.inputs())}"
 
@@ -176,18 +175,18 @@ class _Segmenter(Suite):
             self.fail(batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(masked_nt.shape)}.")
         if bool((block_nt[masked_nt] != -1).any()):
             self.fail(batch, f"A masked token has a block: {show(block_nt)}.")
-        owned, names = block_nt[~masked_nt], result["names"][0]
-        if bool(((owned < 0) | (owned >= len(names))).any()):
+        block_t, names = block_nt[~masked_nt], result["names"][0]
+        if bool(((block_t < 0) | (block_t >= len(names))).any()):
             self.fail(batch, f"A trainable token has none of the {len(names)} blocks: {show(block_nt)}.")
         expected = Spans.of_blocks(names, block_nt)
-        right_nk = (start_nk == expected.start_nk) & (end_nk == expected.end_nk)
-        if not bool((right_nk | (~expected.present_nk & (start_nk == end_nk))).all()):
+        is_right_nk = (start_nk == expected.start_nk) & (end_nk == expected.end_nk)
+        if not bool((is_right_nk | (~expected.present_nk & (start_nk == end_nk))).all()):
             intervals = f"from {show(start_nk)} to {show(end_nk)}"
             self.fail(batch, f"The intervals of the blocks go {intervals}, but the tokens' blocks are {show(block_nt)}.")
 
     def seen(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)
-        self.met.add(len(result["names"][0]) < 2 or bool((result["block_nt"] > 0).any()))
+        self.facts_shown.add(len(result["names"][0]) < 2 or bool((result["block_nt"] > 0).any()))
 
     def contiguous(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)
@@ -197,21 +196,21 @@ class _Segmenter(Suite):
 
     def text(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)
-        for row, (pieces, blocks, spans) in enumerate(
-            zip(self.spelled(batch), result["text"], _intervals(result), strict=True)
-        ):
+        rows = zip(self.spelled(batch), result["text"], _intervals(result), strict=True)
+        for row, (pieces, blocks, spans) in enumerate(rows):
             if blocks is None:
                 continue
-            data = b"".join(pieces).decode(errors="replace")
+            token_text = b"".join(pieces).decode(errors="replace")
             order = sorted(range(len(spans)), key=lambda k: spans[k][0])
-            texts_of_row = [blocks[result["names"][row][k]] for k in order]
+            block_texts = [blocks[result["names"][row][k]] for k in order]
             has_token = [spans[k][0] < spans[k][1] for k in order]
-            if [block is not None for block in texts_of_row] != has_token:
-                self.fail(batch, f"Completion {row} has the texts {texts_of_row}, but blocks with tokens {has_token}.")
-            joined = "".join(str(block[""]) for block in texts_of_row if block is not None)
-            straddled = int(result["fault_n"][row]) & Fault.STRADDLED  # the texts lack the bytes of a block without tokens
-            if not straddled and not _same_text(joined, data, ordered=not _overlap(spans)):
-                self.fail(batch, f"The blocks of completion {row} hold {joined!r}, its tokens {data!r}.")
+            if [block is not None for block in block_texts] != has_token:
+                self.fail(batch, f"Completion {row} has the texts {block_texts}, but blocks with tokens {has_token}.")
+            joined = "".join(str(block[""]) for block in block_texts if block is not None)
+            # A straddled block has bytes but no token, and so no text.
+            is_straddled = int(result["fault_n"][row]) & Fault.STRADDLED
+            if not is_straddled and not _same_text(joined, token_text, ordered=not _overlap(spans)):
+                self.fail(batch, f"The blocks of completion {row} hold {joined!r}, its tokens {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
@@ -222,12 +221,12 @@ def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
 
 def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
     """Return whether two intervals of a completion share a token."""
-    used = sorted(span for span in spans if span[0] < span[1])
-    return any(before[1] > after[0] for before, after in pairwise(used))
+    spans_with_tokens = sorted(span for span in spans if span[0] < span[1])
+    return any(before[1] > after[0] for before, after in pairwise(spans_with_tokens))
 
 
-def _same_text(joined: str, data: str, *, ordered: bool) -> bool:
+def _same_text(joined: str, token_text: str, *, ordered: bool) -> bool:
     """Return whether two texts are the same, up to characters that blocks share and that became U+FFFD in each."""
     if "\ufffd" in joined:
-        joined, data = (text.encode("ascii", "ignore").decode() for text in (joined, data))
-    return joined == data if ordered else sorted(joined) == sorted(data)
+        joined, token_text = (text.encode("ascii", "ignore").decode() for text in (joined, token_text))
+    return joined == token_text if ordered else sorted(joined) == sorted(token_text)
