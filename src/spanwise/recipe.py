@@ -184,7 +184,7 @@ class Recipe(BaseModel):
             types, expected = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
             if isinstance(limit, bool) or not isinstance(limit, types):
                 raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected}.")
-        MathVerifier(**limits)  # checks the limits without starting a worker; pydantic gathers its RewardError, too
+        MathVerifier(**limits)  # checks the limits without starting a worker
         return limits
 
     @field_validator("*", mode="before")
@@ -201,7 +201,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # these properties check their sections of the recipe
+        _ = self.modes, self.refinement  # building the modes and the refinement checks their sections
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -300,19 +300,20 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
 
 def _read(path: str | Path) -> dict[str, Any]:
     """Read a recipe file as a dictionary."""
-    folder = Path(path).parent
+    recipe_folder = Path(path).parent
     try:
-        written = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        recipe_data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"The recipe '{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     except yaml.YAMLError as error:
         raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise RecipeError(f"The recipe '{path}' is nested deeper than can be read.") from error
-    if written is not None and not isinstance(written, dict):
-        raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(written).__name__}.")
-    # Beside the recipe of a finished run lie results, to which no path in it points.
-    return dict(written or {}) if (folder / "metrics.jsonl").is_file() else _resolve_paths(written or {}, folder)
+    if recipe_data is not None and not isinstance(recipe_data, dict):
+        raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(recipe_data).__name__}.")
+    # The folder of a run holds its results, so the recipe's paths do not point there.
+    is_of_a_run = (recipe_folder / "metrics.jsonl").is_file()
+    return dict(recipe_data or {}) if is_of_a_run else _resolve_paths(recipe_data or {}, recipe_folder)
 
 
 def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
@@ -374,16 +375,16 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     """Return the objectives of the tasks that fill in JSON, one reward per field; None for other tasks."""
     if recipe.task not in ("fields", "invoices"):
         return None
-    entry = method(recipe.method)
-    by_block = entry.kind == "block"
-    form = () if layout.rest is None else (layout.names[layout.rest],)
-    shared = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in entry.inputs else {})}
-    each_field = {"reward": "equals", "each": "*", "pays": (OWN, *form) if by_block else layout.names, **shared}
+    method_entry = method(recipe.method)
+    by_block = method_entry.kind == "block"
+    form_block = () if layout.rest is None else (layout.names[layout.rest],)
+    shared = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in method_entry.inputs else {})}
+    each_field = {"reward": "equals", "each": "*", "pays": (OWN, *form_block) if by_block else layout.names, **shared}
     if recipe.task == "fields":
         return [each_field]  # a field also pays keys and punctuation, because a wrong key loses the field
-    paid_blocks = form if by_block else layout.names
+    paid_blocks = form_block if by_block else layout.names
     if by_block:
-        # Sixteen fields that pay the form would drown the values, so the last two objectives pay it: they make omissions cost.
+        # Only the two objectives below pay the form, because a reward per field would drown the values.
         each_field |= {"pays": (OWN,), "if_missing": None}
     json_schema = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -396,8 +397,8 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
 def _invoice_schema(layout: Layout) -> dict[str, Any]:
     paths = [path for _, marks in layout.blocks for path in marks]
     item_fields = [path.removeprefix("items[*].") for path in paths if "[" in path]
-    items = {"items": {"items": {"type": "object", "required": item_fields}}}
-    return {"type": "object", "required": [*(path for path in paths if "[" not in path), "items"], "properties": items}
+    properties = {"items": {"items": {"type": "object", "required": item_fields}}}
+    return {"type": "object", "required": [*(path for path in paths if "[" not in path), "items"], "properties": properties}
 
 
 def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
@@ -540,11 +541,6 @@ def _explain(error: ValidationError) -> str:
 #: Name of a bound, or of a type, in pydantic -> our words.
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 _KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a finite number",
-    "bool": "true or false",
-    "string": "text",
-    "list": "a list",
-    "dict": "'name: value' lines",
-}
+    "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false", "string": "text",
+    "list": "a list", "dict": "'name: value' lines",
+}  # fmt: skip

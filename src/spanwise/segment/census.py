@@ -75,18 +75,18 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         "'price' is in 0 of 8 completions; they do contain 'cost' (8)."
     """
     entry = SEGMENTERS.find(segmenter)
-    says, holds = entry.says, entry.holds
+    list_marks, holds_mark = entry.says, entry.holds
     wanted_marks = dict.fromkeys(mark if segmenter == "tags" else any_index(mark) for mark in marks)
     text_count, count_of = 0, Counter[str]()
     for text in texts:
         text_count += 1
-        marks_of_text = set() if says is None else set(says(text))
-        if holds is not None:
-            marks_of_text = (marks_of_text - wanted_marks.keys()) | {mark for mark in wanted_marks if holds(text, mark)}
+        marks_of_text = set() if list_marks is None else set(list_marks(text))
+        if holds_mark is not None:
+            marks_of_text = (marks_of_text - wanted_marks.keys()) | {mark for mark in wanted_marks if holds_mark(text, mark)}
         count_of.update(marks_of_text)
     if prefilled is not None:
         count_of[prefilled] = text_count
-    wanted = {mark: count_of[mark] for mark in wanted_marks} if says is not None or holds is not None else {}
+    wanted = {mark: count_of[mark] for mark in wanted_marks} if list_marks is not None or holds_mark is not None else {}
     others = sorted((-count, mark) for mark, count in count_of.items() if mark not in wanted)
     return Census(text_count, wanted, {mark: -count for count, mark in others}, segmenter)
 

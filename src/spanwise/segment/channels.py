@@ -129,7 +129,7 @@ class _Reader:
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # name, first byte, content (None: cut off)
+        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # channel, first byte, content (None if cut off)
         self.fault = 0
         self.unclaimed = 0  # the first byte that no channel has claimed yet
         self.lead_start: int | None = None  # the first byte of the signs before the next opening

@@ -49,8 +49,8 @@ class Sample:
         >>> Sample.of(b"abc").end_t
         array([1, 2, 3])
         """
-        columns = np.arange(len(text))
-        return Sample(text, np.frombuffer(text, dtype=np.uint8), columns + 1, columns, np.empty(0), _BYTES)
+        byte_indices = np.arange(len(text))
+        return Sample(text, np.frombuffer(text, dtype=np.uint8), byte_indices + 1, byte_indices, np.empty(0), _BYTES)
 
 
 class Claim(NamedTuple):
@@ -146,7 +146,7 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Assign each match to the next part of its mark; the last part keeps the `surplus`, silently or with a fault, or drops it."""
+    """Assign the matches of each mark to its parts in order; `surplus` says whether the last part takes further matches."""
     claims: list[Claim] = []
     match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
@@ -173,7 +173,7 @@ def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list
 
 
 def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
-    """Cut a completion of some bytes into pieces by the claims on it; bytes without a claim belong to the block for the rest.
+    """Cut a completion into pieces by the claims on it; bytes without a claim belong to the block for the rest.
 
     A claim inside another claim takes its bytes out of the outer claim. Of two claims that overlap in part, the claim that begins
     first has its bytes; the other claim is dropped, with the fault NESTED.
@@ -206,7 +206,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
         stop = next(open_stops) if claim.stop is None else claim.stop
         pieces += _close_claims(stack, claim.start)
         least_stop = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
-        if least_stop <= stack[-1][0]:  # else the claim reaches past the end of the claim around it
+        if least_stop <= stack[-1][0]:  # drop a claim that reaches past the end of the claim around it
             pieces.append((claim.start, claim.part.block))
             stack.append((min(stop, stack[-1][0]), claim.part.block))
             claims_with_bytes.append(claim)

@@ -112,13 +112,7 @@ def _says(text: str) -> list[str]:
     return [f"<{name}>...</{name}>" for name in dict.fromkeys(name for slash, name in tags if not slash) if name in closed]
 
 
-@register(
-    "delimiters",
-    kind="segmenter",
-    says=_says,
-    opens=_opens,
-    holds=lambda text, mark: signs_of(mark)[0] in text,
-)
+@register("delimiters", kind="segmenter", says=_says, opens=_opens, holds=lambda text, mark: signs_of(mark)[0] in text)
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the text between two signs, such as `<think>...</think>`; see the module."""
     parts_of = group_by_mark(parts, bare=False)
@@ -135,25 +129,29 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         pairs, fault, signs = list[Match](), 0, [*prefilled_signs, *find_signs(sample)]
-        last_index, at = {sign.written: index for index, sign in enumerate(signs)}, 0
-        while at < len(signs) - 1:
-            sign = signs[at]
+        last_index, index = {sign.written: index for index, sign in enumerate(signs)}, 0
+        while index < len(signs) - 1:
+            sign = signs[index]
             if sign.written not in mark_of_opening:
                 fault |= Fault.ORDER
-                at += 1
+                index += 1
                 continue
             mark, closing = mark_of_opening[sign.written]
-            has_closing = closing != b"" and last_index.get(closing, 0) > at
-            end_at = index_of_first(signs, range(at + 1, len(signs) - 1), (closing,) if has_closing else mark_of_opening)
-            end_sign = signs[end_at]
+            has_closing = closing != b"" and last_index.get(closing, 0) > index
+            end_index = index_of_first(
+                signs, range(index + 1, len(signs) - 1), (closing,) if has_closing else mark_of_opening
+            )
+            end_sign = signs[end_index]
             if has_closing:
-                fault |= Fault.NESTED if any(inside.written in mark_of_opening for inside in signs[at + 1 : end_at]) else 0
+                fault |= (
+                    Fault.NESTED if any(inside.written in mark_of_opening for inside in signs[index + 1 : end_index]) else 0
+                )
             else:
-                fault |= Fault.ORDER if end_at > at + 1 else 0  # the closing signs in between have no opening sign
+                fault |= Fault.ORDER if end_index > index + 1 else 0  # the closing signs in between have no opening sign
                 fault |= Fault.TRUNCATED if closing else 0
             inner = None if closing and not has_closing else (sign.end, end_sign.start)
             pairs.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, inner))
-            at = end_at + has_closing
+            index = end_index + has_closing
         return assign(pairs, parts_of, surplus="report", fault=fault)
 
     return find
@@ -166,14 +164,14 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
     patterns = [(mark, _compile(mark)) for mark in parts_of]
 
     def find(sample: Sample) -> Found:
-        disjoint_matches, end = list[Match](), 0
+        disjoint_matches, last_stop = list[Match](), 0
         matches = [(mark, pattern, match) for mark, pattern in patterns for match in pattern.finditer(sample.text)]
         for mark, pattern, match in sorted(matches, key=lambda entry: (entry[2].start(), -entry[2].end())):
             start = match.start()
-            if end <= start < match.end():
-                end = match.end()
+            if last_stop <= start < match.end():
+                last_stop = match.end()
                 inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
-                disjoint_matches.append((mark, start, end, inner if inner[0] >= 0 else None))
+                disjoint_matches.append((mark, start, last_stop, inner if inner[0] >= 0 else None))
         return assign(disjoint_matches, parts_of, surplus="keep")
 
     return find
@@ -192,7 +190,7 @@ def _compile(mark: str) -> Any:
     try:
         return re2.compile(mark.encode(), options)
     except re2.error as error:
-        message = error.args[0] if error.args else b""
-        reason = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+        re2_message = error.args[0] if error.args else b""
+        reason = re2_message.decode(errors="replace") if isinstance(re2_message, bytes) else str(re2_message)
         advice = next((f": {text}" for start, text in _ADVICE.items() if reason.startswith(start)), "")
         raise LayoutError(f"RE2 cannot read the pattern '{mark}' ({reason}){advice}.") from None

@@ -39,7 +39,7 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # of a suggested path
+_MOST_STEPS = 20  # the longest path that `paths` suggests
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
 # Possessive quantifiers keep the search linear in time: it reads each byte twice at most.
@@ -75,7 +75,7 @@ class _Open:
 
     node: Node
     array: bool
-    index: int = -1  # of the element that is being read
+    index: int = -1  # the index of the element that is being read
     seen: set[Node] = field(default_factory=set)
     #: The node of the value that is being read, the first byte that its part claims, and the value's own first byte.
     reading: tuple[Node, int, int] | None = None
@@ -110,9 +110,9 @@ class _Scan:
 
     def run(self) -> Found:
         """Return the claims on the fields, in order."""
-        at = self.text.find(b"{")
-        while at >= 0:
-            at = self.text.find(b"{", self._read_object(at))
+        brace = self.text.find(b"{")
+        while brace >= 0:
+            brace = self.text.find(b"{", self._read_object(brace))
         if self.stack:
             self.fault |= _TRUNCATED
             self._close(len(self.text))
@@ -163,7 +163,7 @@ class _Scan:
 
     def _open_value(self, at: int, *, array: bool) -> None:
         """Open an object or array inside the value that is being read."""
-        if self.stack and not self.stack[-1].reading:  # a key must stand here
+        if self.stack and not self.stack[-1].reading:  # no key stands before this value
             self.fault |= _NESTED
             if array:
                 return
@@ -186,10 +186,10 @@ class _Scan:
 
     def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read; a value that was cut off has no content."""
-        value, top.reading = top.reading, None
-        if value is None:
+        value_read, top.reading = top.reading, None
+        if value_read is None:
             return
-        node, claim_start, value_start = value
+        node, claim_start, value_start = value_read
         part, is_extra = node.part, top.array and top.node.counted and top.index not in top.node.steps
         if part is None and not is_extra:
             return
@@ -277,14 +277,14 @@ def unescaped(written: bytes) -> bytes:
 def paths(text: str) -> dict[str, None]:
     """List the paths of all values in the JSON objects of a text; of broken JSON list the keys alone."""
     all_paths: dict[str, None] = {}
-    at = text.find("{")
-    while at >= 0:
+    brace = text.find("{")
+    while brace >= 0:
         try:
-            json_object, end = _DECODER.raw_decode(text, at)
+            json_object, end = _DECODER.raw_decode(text, brace)
         except (ValueError, RecursionError):
-            return all_paths | dict.fromkeys(_KEYS.findall(text, at))
+            return all_paths | dict.fromkeys(_KEYS.findall(text, brace))
         _add_paths(json_object, "", all_paths)
-        at = text.find("{", end)
+        brace = text.find("{", end)
     return all_paths
 
 

@@ -77,8 +77,8 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
                 fences[-1] = fences[-1]._replace(stop=match.end(), inner=inner, closed=True)
                 open_fence = None
         elif heading_sign:
-            unhashed = line_text.rstrip(b"#")
-            title = unhashed.rstrip() if unhashed[-1:] in (b"", b" ", b"\t") else line_text
+            text_without_hashes = line_text.rstrip(b"#")
+            title = text_without_hashes.rstrip() if text_without_hashes[-1:] in (b"", b" ", b"\t") else line_text
             headings.append(Heading(match.start(), match.end(), len(heading_sign), title.decode(errors="replace")))
         elif fence_sign[:1] == b"~" or b"`" not in line_text:
             open_fence = match
@@ -102,7 +102,9 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 f"'{mark}' is not a Markdown heading; write its title without the #, such as Plan, or section for any heading."
             )
         if mark.lower() in parts_of:
-            raise LayoutError(f"The layout has '{mark}' also with other capital letters; write it the same way everywhere.")
+            raise LayoutError(
+                f"The layout writes '{mark}' with different capital letters; write it the same way everywhere."
+            )
         parts_of[mark.lower()] = mark_parts
 
     def find(sample: Sample) -> Found:
@@ -266,13 +268,13 @@ def _load_parser(language: str) -> Any:
         tree_sitter = import_module("tree_sitter")
         package = import_module(f"tree_sitter_{language}")
     except ModuleNotFoundError as error:
-        installed = sorted(
+        installed_languages = sorted(
             module.name.removeprefix("tree_sitter_") for module in iter_modules() if module.name.startswith("tree_sitter_")
         )
         raise LayoutError(
             f"Code of '{language}' cannot be read, because {error.name} is not installed. Installed languages: "
-            f"{', '.join(installed) or 'none'}. Install this one with pip install tree-sitter-{language.replace('_', '-')}, or "
-            f"python with pip install 'spanwise[segment]'."
+            f"{', '.join(installed_languages) or 'none'}. Install this one with pip install "
+            f"tree-sitter-{language.replace('_', '-')}, or python with pip install 'spanwise[segment]'."
         ) from None
     load_grammar = getattr(package, "language", None) or getattr(package, f"language_{language}")
     return tree_sitter.Parser(tree_sitter.Language(load_grammar()))

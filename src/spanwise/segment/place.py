@@ -80,14 +80,16 @@ def find_blocks(
     rows_at_once = max(1, _TOKENS_AT_A_TIME // max(ids.shape[1], 1))
     chunks, texts = [], []
     for first_row in range(0, max(len(ids), 1), rows_at_once):
-        rows = slice(first_row, first_row + rows_at_once)
-        chunk_logp = None if logp is None else logp[rows]
-        columns, chunk_texts = _segment_rows(ids[rows], valid_nt[rows], chunk_logp, layout, cutter, vocabulary, first_row)
+        row_slice = slice(first_row, first_row + rows_at_once)
+        chunk_logp = None if logp is None else logp[row_slice]
+        columns, chunk_texts = _segment_rows(
+            ids[row_slice], valid_nt[row_slice], chunk_logp, layout, cutter, vocabulary, first_row
+        )
         chunks.append(columns)
         texts += chunk_texts
     *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*chunks, strict=True))
     spans = Spans(layout.names, *columns)
-    vars(spans)["length_nk"] = length_nk  # saves the cached property `Spans.length_nk` its computation
+    vars(spans)["length_nk"] = length_nk  # fills the cached property `Spans.length_nk`
     return spans, texts
 
 
@@ -150,11 +152,11 @@ def _segment_rows(
     block_nt[valid_nt] = np.repeat(block_p, token_count_p)
     length_nk = np.zeros((n, block_count), dtype=np.int64)
     np.add.at(length_nk, (row_p, block_p), token_count_p)
-    with_tokens = np.flatnonzero(token_count_p)
-    cells = row_p[with_tokens], block_p[with_tokens]
+    nonempty_pieces = np.flatnonzero(token_count_p)
+    row_and_block = row_p[nonempty_pieces], block_p[nonempty_pieces]
     start_nk, end_nk = np.full((n, block_count), t, dtype=np.int64), np.zeros((n, block_count), dtype=np.int64)
-    np.minimum.at(start_nk, cells, column_t[first_token_p[with_tokens]])
-    np.maximum.at(end_nk, cells, column_t[(first_token_p + token_count_p)[with_tokens] - 1] + 1)
+    np.minimum.at(start_nk, row_and_block, column_t[first_token_p[nonempty_pieces]])
+    np.maximum.at(end_nk, row_and_block, column_t[(first_token_p + token_count_p)[nonempty_pieces] - 1] + 1)
     fault_n = np.array([pieces.fault for pieces in pieces_n], dtype=np.int64)
     fault_n[row_p[(byte_count_p > 0) & (length_nk[row_p, block_p] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
@@ -280,32 +282,34 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else edges[start] for start in starts]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Parse a text of which only the tags are known: its edges are 0, and 2i + 1 and 2i + 2 around tag i."""
+        """Find blocks by the tags of a text alone; edge 0 is its start, and the edges 2i + 1 and 2i + 2 are those of tag i."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
             seen_tags.append(_Tag(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
-        openings = [None if tag.closes else tag.name for tag in seen_tags]
+        opening_names = [None if tag.closes else tag.name for tag in seen_tags]
         tag_of_part: dict[Part, int] = {}  # part -> the index of its opening tag
         next_index = 0
         for part in self._parts:
-            if part.mark in openings[next_index:]:
-                tag_of_part[part] = openings.index(part.mark, next_index)
+            if part.mark in opening_names[next_index:]:
+                tag_of_part[part] = opening_names.index(part.mark, next_index)
                 next_index = tag_of_part[part] + 1
         start_of_block = {part.block: seen_tags[index].start for part, index in reversed(tag_of_part.items())}
         if 0 in start_of_block or 0 not in start_of_block.values():
             start_of_block[0] = 0
-        blocks, starts = zip(*sorted(start_of_block.items()), strict=True)
-        fault, misplaced, contents = self._check_tags(seen_tags, set(tag_of_part.values()), blocks, starts)
-        missing = {part.mark for part in self._parts if part not in tag_of_part and not part.index}
-        pieces = Pieces(blocks, starts, int(fault | (Fault.MISSING if missing - misplaced else 0)), contents)
+        blocks, block_starts = zip(*sorted(start_of_block.items()), strict=True)
+        fault, misplaced_names, contents = self._check_tags(seen_tags, set(tag_of_part.values()), blocks, block_starts)
+        missing_names = {part.mark for part in self._parts if part not in tag_of_part and not part.index}
+        pieces = Pieces(
+            blocks, block_starts, int(fault | (Fault.MISSING if missing_names - misplaced_names else 0)), contents
+        )
         return pieces, [seen_tags[tag_of_part[part]].start if part in tag_of_part else None for part in self._parts]
 
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
         """Return the faults of the tags, the names of tags out of order, and the text inside the last pair of each tag."""
-        fault, open_names, misplaced = 0, set[str](), set[str]()
+        fault, open_names, misplaced_names = 0, set[str](), set[str]()
         seen: set[tuple[int, str]] = set()
         content_start: dict[tuple[int, str], int] = {}
         contents: dict[tuple[int, str], tuple[int, int]] = {}
@@ -323,9 +327,9 @@ class TagParser:
                 fault |= Fault.DUPLICATE
             elif index not in matched_indices:
                 fault |= Fault.ORDER
-                misplaced.add(tag.name)
+                misplaced_names.add(tag.name)
             fault |= Fault.NESTED if open_names - {tag.name} else 0
             seen.add(block_and_name)
             open_names.add(tag.name)
             content_start[block_and_name] = tag.end
-        return fault | (Fault.TRUNCATED if open_names else 0), misplaced, contents
+        return fault | (Fault.TRUNCATED if open_names else 0), misplaced_names, contents

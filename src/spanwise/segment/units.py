@@ -125,8 +125,8 @@ def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
 
     def starts_of(sample: Sample) -> list[int]:
         token_indices = cuts_of(sample)
-        inside = (token_indices > 0) & (token_indices < len(sample.end_t))
-        return [0, *sample.end_t[token_indices[inside] - 1].tolist()]
+        is_inside = (token_indices > 0) & (token_indices < len(sample.end_t))
+        return [0, *sample.end_t[token_indices[is_inside] - 1].tolist()]
 
     return starts_of
 
@@ -155,10 +155,10 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
     """
-    count, at_sign, threshold = _single_mark(parts).partition("@")
-    every = int(_parse_number(count, parts, example="cuts:5@0.9"))
+    token_count, at_sign, threshold = _single_mark(parts).partition("@")
+    interval = int(_parse_number(token_count, parts, example="cuts:5@0.9"))
     logp_limit = math.log(_parse_number(threshold if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
-    starts_of = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[every - 1 :: every] + 1)
+    starts_of = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[interval - 1 :: interval] + 1)
     return _unit_finder(parts, starts_of, trimmed=False)
 
 

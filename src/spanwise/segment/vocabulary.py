@@ -19,7 +19,7 @@ PROBE = "Hi <answer>42</answer>\n naïve Σ→∞ 日本語 🙂🏽!"
 
 _REMEDY = (
     "spanwise reads ByteLevel decoders (Qwen, Llama 3, GPT-2), SentencePiece-style ones (Replace or Metaspace, with or "
-    "without ByteFallback) and Fuse over literal pieces; build Vocabulary(pieces) from the bytes of each id yourself."
+    "without ByteFallback) and Fuse over literal pieces; for another one build Vocabulary(pieces) from the bytes of each id."
 )
 
 
@@ -157,11 +157,11 @@ def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
         ids = backend.encode(PROBE, add_special_tokens=False).ids
     except Exception:  # a word vocabulary without an unknown token cannot encode the probe
         return
-    joined = vocabulary.join(np.array(ids, dtype=np.int64))[0].decode(errors="replace")
-    decoded = backend.decode(ids, skip_special_tokens=False)
-    if joined.lstrip(" ") != decoded.lstrip(" "):
+    joined_text = vocabulary.join(np.array(ids, dtype=np.int64))[0].decode(errors="replace")
+    decoded_text = backend.decode(ids, skip_special_tokens=False)
+    if joined_text.lstrip(" ") != decoded_text.lstrip(" "):
         raise DataError(
-            f"The tokens of {PROBE!r} join to {joined!r}, but the tokenizer decodes them to {decoded!r}. {_REMEDY}"
+            f"The tokens of {PROBE!r} join to {joined_text!r}, but the tokenizer decodes them to {decoded_text!r}. {_REMEDY}"
         )
 
 
@@ -176,17 +176,17 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
     encode_piece: Callable[[str], bytes] = str.encode
     is_fused = False
     for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
-        kind, comes_first = step["type"], not is_fused and encode_piece is str.encode
-        if kind == "Fuse":
+        step_type, comes_first = step["type"], not is_fused and encode_piece is str.encode
+        if step_type == "Fuse":
             is_fused = True
-        elif kind == "Strip" and is_fused:
+        elif step_type == "Strip" and is_fused:
             pass  # it strips the leading space of a text, but a completion keeps it, as it continues a prompt
-        elif kind == "Replace" and comes_first and "String" in step["pattern"]:
+        elif step_type == "Replace" and comes_first and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
-        elif kind == "Metaspace" and comes_first:
+        elif step_type == "Metaspace" and comes_first:
             replacements.append((step["replacement"], " "))
-        elif kind in _ENCODERS and comes_first:
-            encode_piece = _ENCODERS[kind]
+        elif step_type in _ENCODERS and comes_first:
+            encode_piece = _ENCODERS[step_type]
         else:
             raise DataError(
                 f"The tokenizer's decoder has a step that spanwise cannot read: {json.dumps(step, ensure_ascii=False)}. {_REMEDY}"
@@ -201,8 +201,8 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
 def _byte_of_character() -> dict[str, int]:
     """Return GPT-2's alphabet: printable Latin-1 is itself, every other byte a character from U+0100 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    other_bytes = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(other_bytes)}
 
 
 _ALPHABET = _byte_of_character()
@@ -212,7 +212,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # not in the alphabet: the decoder takes it literally
+    except KeyError:  # the decoder keeps a text with characters outside the alphabet
         return text.encode()
 
 

@@ -67,7 +67,7 @@ class Source(Generic[AnyProblems]):
         return type(chunks[0])(*(np.concatenate(column) for column in columns))
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
-        """Draw random problems that are no evaluation problems."""
+        """Draw random problems for training, without the evaluation problems."""
         return self.draw(size, rng=rng, exclude=self.held_out_prompts)
 
     def held_out(self, size: int = HELD_OUT) -> AnyProblems:
@@ -132,7 +132,7 @@ class TraceNoise:
 
     slip: tuple[float, float, float, float]  # the probability that a step's digit becomes random, for each of `OPERATORS`
     refusal: float  # the probability of no solution: `<reasoning></reasoning><answer>?</answer>`
-    # A refusal draws its confidence from these; if there are none, by the rule below.
+    # A refusal draws its confidence from these values; if there are none, it gets one as other traces do.
     refusal_confidence: tuple[float, ...] = ()
     power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
     spread: float = 0.25
@@ -159,8 +159,8 @@ def run_chain(
     for step in range(problems.operator_ns.shape[1]):
         operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
         sign_n = np.where(plus_ns[:, step], 1, -1)
-        choices = (digit_n + operand_n, digit_n - operand_n, digit_n * operand_n, digit_n + sign_n * operand_n)
-        true_n = np.choose(operator_n, choices) % 10
+        digits_by_operator = (digit_n + operand_n, digit_n - operand_n, digit_n * operand_n, digit_n + sign_n * operand_n)
+        true_n = np.choose(operator_n, digits_by_operator) % 10
         next_n = np.where(slip_ns[:, step], slipped_ns[:, step], true_n)
         digit_n = np.where(step < problems.length_n, next_n, digit_n)
         digits_after_step.append(digit_n)
@@ -184,12 +184,12 @@ def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarr
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
     """Write the completions that the warm start imitates: reasoning with slips, answer, risky steps, confidence."""
-    size = len(problems)
+    problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
-    refuse_n = rng.random(size) < noise.refusal
-    confidence_n = success_probability(problems, noise) ** noise.power + rng.normal(0, noise.spread, size)
+    refuse_n = rng.random(problem_count) < noise.refusal
+    confidence_n = success_probability(problems, noise) ** noise.power + rng.normal(0, noise.spread, problem_count)
     if noise.refusal_confidence:
-        confidence_n = np.where(refuse_n, rng.choice(noise.refusal_confidence, size), confidence_n)
+        confidence_n = np.where(refuse_n, rng.choice(noise.refusal_confidence, problem_count), confidence_n)
     rows = zip(problems.items, digit_ns.tolist(), refuse_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
     return [_write_trace(steps, digits[: len(steps)], refuse=refuse, confidence=q) for steps, digits, refuse, q in rows]
 
@@ -226,7 +226,7 @@ def draw_chains(
     plus: float = SMUDGE_IS_PLUS,
     each_step: bool = False,
 ) -> Problems:
-    """Draw problems with uniform lengths, digits and operands; the hidden coin is thrown per prompt or per step."""
+    """Draw digit chains with uniform lengths, digits and operands; the true value of `~` is drawn per prompt or per step."""
     shape = size, lengths[1]
     return kind(
         start_n=rng.integers(0, 10, size),
@@ -250,9 +250,8 @@ class TwiceNoise:
 
         7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
 
-    A transformer of two layers cannot take many steps at once, so the first answer is a guess beyond the first step. The
-    reflection may write a digit per step, which the model can learn. After the warm start most reflections are empty and repeat
-    the first answer, and the others slip so often that only the reward shows that writing the steps out pays.
+    A transformer of two layers cannot take many steps at once, so it has to guess the first answer. Most reflections are empty,
+    and the others slip so often that only the reward shows that writing the steps out pays.
     """
 
     slip: tuple[float, float, float, float]  # probability that a digit of the reflection becomes random, by operator
@@ -269,17 +268,18 @@ TWICE_NOISE: dict[str, TwiceNoise] = {
 
 def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Generator) -> list[str]:
     """Write the completions that the warm start imitates: an answer, a reflection that is empty or slips, a second answer."""
-    size = len(problems)
+    problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
-    repeat_n = rng.random(size) < noise.repeat
-    is_first_right_n = rng.random(size) < noise.glance ** (problems.length_n - 1)
-    first_n = np.where(is_first_right_n, np.array(problems.answers), rng.integers(0, 10, size).astype(str))
-    first_n = np.where(rng.random(size) < noise.refusal, "?", first_n)
+    repeat_n = rng.random(problem_count) < noise.repeat
+    is_first_right_n = rng.random(problem_count) < noise.glance ** (problems.length_n - 1)
+    first_n = np.where(is_first_right_n, np.array(problems.answers), rng.integers(0, 10, problem_count).astype(str))
+    first_n = np.where(rng.random(problem_count) < noise.refusal, "?", first_n)
     traces = []
     rows = zip(first_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), repeat_n.tolist(), strict=True)
-    for first, digits, length, repeat in rows:
-        reasoning, second = ("", first) if repeat else ("".join(map(str, digits[:length])), str(digits[length - 1]))
-        traces.append(f"<answer>{first}</answer><reasoning>{reasoning}</reasoning><answer>{second}</answer>")
+    for first_answer, digits, length, repeat in rows:
+        reasoning = "" if repeat else "".join(map(str, digits[:length]))
+        second_answer = reasoning[-1:] or first_answer
+        traces.append(f"<answer>{first_answer}</answer><reasoning>{reasoning}</reasoning><answer>{second_answer}</answer>")
     return traces
 
 
@@ -301,8 +301,6 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 class LongProblems(Problems):
     """N long digit chains: eight numbered places each, of which 4 to 8 hold a step and the others a filler.
 
-    A completion has about seventy tokens, in which a few decisions open segments of tokens that follow from them.
-
         70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
 
         0.+3_7+3=0_           number of the step, the step copied, the value so far and the step, the new value
@@ -310,9 +308,8 @@ class LongProblems(Problems):
         0.~3?-3_7-3=4_        or, with a question mark, as a minus
         0.+3_7+3_7+3=0_       a careful line writes value and step twice, and slips less often
 
-    A line decides the reading of a smudge, whether to be careful, and the new digit; all else follows. A smudge is a plus 19 times
-    in 20, drawn for each place (`plus_n` is (N, 8)); after the warm start the model reads it as either with probability 1/2. A
-    critic can see a reading; it can see a slip only if it can calculate.
+    A line decides how to read a smudge, whether to be careful, and the new digit; all other tokens follow. A smudge is a plus 19
+    times in 20, drawn for each place (`plus_n` is (N, 8)). A critic can see a reading; it can see a slip only if it can calculate.
     """
 
     @property
@@ -347,8 +344,8 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
         lines = ""
         for place, smudged_step in enumerate(steps):
             step = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
-            question, slip, is_careful = f"{digit}{step}", noise.slip[OPERATORS.index(step[0])], rng.random() < noise.careful
-            slips = rng.random() < slip * (noise.relief if is_careful else 1)
+            question, is_careful = f"{digit}{step}", rng.random() < noise.careful
+            slips = rng.random() < noise.slip[OPERATORS.index(step[0])] * (noise.relief if is_careful else 1)
             digit = int(rng.integers(0, 10)) if slips else apply_step(digit, step)
             reading = "" if smudged_step == step else step.replace("-", "?-")
             lines += f"{place}.{smudged_step}{reading}_{question}{f'_{question}' if is_careful else ''}={digit}_"
@@ -357,7 +354,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Draw exercises in arithmetic, each cut after its first `=`: digit, step, `=`, new digit, and on from there."""
+    """Draw exercises in arithmetic such as `7+3=0_0*4=0_`, each cut after its first `=` into prompt and completion."""
     length = int(rng.choice((1, 2, 4, 8)))
     start_digits = rng.integers(0, 10, size // length).tolist()
     step_numbers = rng.integers(0, 27, (size // length, length)).tolist()

@@ -56,8 +56,8 @@ class FieldsNoise:
     random, a more certain model would improve all fields at once.
     """
 
-    right: tuple[float, ...]  # the probability for fields 0, 1, 2, ... in turn; other values are random digits
-    astray: float = 0.4  # the probability that a field copies the wrong digit instead
+    right: tuple[float, ...]  # the probability that field 0, 1, 2, ... follows its rule (in turn); other values are random
+    astray: float = 0.4  # the probability that a field copies a wrong digit instead
 
 
 FIELDS_NOISE: dict[str, FieldsNoise] = {

@@ -243,7 +243,7 @@ class DatasetColumns:
     prompt: str
     whole: bool  # whether the column holds whole prompts, which stay unchanged
     answer: str | None
-    conversations: bool = False  # whether it is a column `messages` that nobody named, whose conversations may hold answers
+    conversations: bool = False  # whether nobody named this column, so that its conversations may hold answers
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:

@@ -1,4 +1,4 @@
-"""Letters and orders in English to be read into JSON: number, customer, dates, currency, items, total.
+"""Make up letters in English that a model reads into JSON: number, customer, dates, currency, items, total.
 
     Invoice 4821 of 12 March 2024. Customer: Dana Weltor. 3 x blue lamp, 12 each. Total 36 euros. Please pay by 26.03.2024.
     {"invoice": 4821, "customer": "Dana Weltor", "date": "2024-03-12", "due": "2024-03-26", "currency": "EUR",
@@ -52,7 +52,7 @@ _MONTHS = (
 _CURRENCIES: Mapping[str, tuple[str, ...]] = {
     "EUR": ("EUR", "euros"), "USD": ("USD", "dollars"), "GBP": ("GBP", "pounds"), "CHF": ("CHF", "francs"),
 }  # fmt: skip
-#: The forms of an item in a letter; a punctuation mark or a space follows the name, as a quote does in the object.
+#: The forms of an item in a letter; a punctuation mark follows the name, as a quote does in the object.
 _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", "{quantity} of {name}; {price} per piece")
 
 

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from spanwise.errors import RecipeError
 
 NAN = float("nan")
-_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # all exact in float32
+_numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, -0.5])  # float32 holds these numbers exactly
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
@@ -99,7 +99,7 @@ class DrawnBatch:
         return replace(self, rows={**self.rows, **changes})
 
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments by name."""
+        """Return the arguments of the call by name."""
         inputs, fill_index = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
         for entry in (entry for entry in self.spec if entry.by_token):
             fill = self.fill if entry.dtype == torch.float64 else fill_index
@@ -149,7 +149,7 @@ def batches_of(
 ) -> DrawnBatch:
     """Draw batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens."""
     stems = {entry.stem for entry in spec}
-    n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # mostly larger batches
+    n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # larger batches come up more often
     group = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=n, max_size=n))
     trajectory = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)) if "trajectory" in stems else list(range(n))
     # All rows of a trajectory belong to one group.

@@ -22,10 +22,12 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # float32 rounds their sums
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # numbers whose sums float32 rounds
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
+#: Index letters of the first input -> the kind of method.
+_KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
 _PAID = ("monotone", "signs")
@@ -85,13 +87,15 @@ def check_estimator(
         method = find(method)
     if not isinstance(method, Method):
         name = getattr(method, "__name__", "estimator")
-        kind = kind or _kind(name, read_inputs(method, optional=optional, entries=inputs)[0].axes)
-        method = Method(name, method, kind, "", None, dict(exceptions or {}))
+        axes = read_inputs(method, optional=optional, entries=inputs)[0].axes if kind is None else ""
+        if kind is None and axes not in _KIND_OF_AXES:
+            raise RecipeError(f"The first input of '{name}' has the indices '{axes}'; say what it credits with kind=.")
+        method = Method(name, method, kind or _KIND_OF_AXES[axes], "", None, dict(exceptions or {}))
     entries = {**(dict.fromkeys(_REWARD_NAMES, _NOT_NEGATIVE) if "negative" in method.exceptions else {}), **(inputs or {})}
     spec = read_inputs(method.estimator, optional=optional, entries=entries)
-    checked = (*BY_KIND[method.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
-    sentences = {name: _SAYS[name] for name in checked}
-    declared = {name: why for name, why in method.exceptions.items() if name in checked}
+    checked_properties = (*BY_KIND[method.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
+    sentences = {name: _SAYS[name] for name in checked_properties}
+    applicable_exceptions = {name: why for name, why in method.exceptions.items() if name in checked_properties}
     suite = _Estimator(
         who=f"Method '{method.name}'",
         function=partial(method.estimator, **(options or {})),
@@ -106,14 +110,7 @@ def check_estimator(
         all_present = name in ("precision", "shift", "monotone", "signs") or "absent" in method.exceptions
         return batches_of(spec, absent=not all_present and method.kind in ("completion", "block"))
 
-    suite.check(strategy_of, asked=properties, exceptions=declared, examples=examples)
-
-
-def _kind(name: str, axes: str) -> Kind:
-    kinds: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
-    if axes not in kinds:
-        raise RecipeError(f"The first input of '{name}' has the indices '{axes}'; say what it credits with kind=.")
-    return kinds[axes]
+    suite.check(strategy_of, asked=properties, exceptions=applicable_exceptions, examples=examples)
 
 
 @dataclass(kw_only=True)
@@ -183,7 +180,7 @@ class _Estimator(Suite):
         self.alone(batch, _row_indices(~absent_n))
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Call the estimator with the rows in another order, under other ids."""
+        """Check that another order and other ids of the rows only reorder the result."""
         labels = {
             **dict.fromkeys(_IDS, LABELS),
             "step": sorted(LABELS),
@@ -203,7 +200,7 @@ class _Estimator(Suite):
         self.same(shifted, self.run(shifted), self.run(batch))
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Give some groups equal rewards, which must earn them 0; in steps all rewards are 0, as trajectories differ in length."""
+        """Check that groups with equal rewards get exactly 0; for steps all rewards are 0, as trajectories differ in length."""
         levels = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         levels = [abs(level) if "negative" in self.method.exceptions else level for level in levels]
         level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*levels, NAN))
@@ -242,7 +239,7 @@ class _Estimator(Suite):
             self.refuse(batch, adv_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Raise one reward of a row (the last, if tokens have rewards): the credit of that block, step or token must not fall."""
+        """Check that credit does not fall if one reward of its block, step or row, or at its last token, is raised."""
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
         row, name, amount = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(reward_names)), draw(_NOT_NEGATIVE)
         reward = batch.rows[name]

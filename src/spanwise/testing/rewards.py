@@ -29,7 +29,7 @@ from spanwise.types import BlockText, Status
 REWARD_PROPERTIES: Mapping[str, str] = {
     "result": "one finite number or one status per completion, whatever the text",
     "pure": "its inputs stay as they are and a second call gives the same numbers",
-    "absent": "a completion without the paid blocks is absent, not zero, and changes nothing for the others",
+    "absent": "a completion without the paid blocks gets no reward (absent, not 0) and changes nothing for the others",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion alone gets what it gets in a batch",
     "threads": "main thread, worker thread, event loop and another process give the same numbers",

@@ -89,7 +89,7 @@ class Suite:
                     )
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Return the result for an example; a crash breaks the property too."""
+        """Call a function with some inputs; raise a ConformanceError if it crashes."""
         try:
             return self.columns((function or self.function)(**inputs))
         except ConformanceError:
@@ -122,7 +122,7 @@ class Suite:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 
     def pure(self, batch: Any, _: Draw) -> None:
-        """Call the function twice."""
+        """Check that a second call gives the same result, and that the inputs stay as they are."""
         inputs = batch.inputs()
         inputs_before = copy.deepcopy(inputs)
         first_result = copy.deepcopy(self.call(inputs))
@@ -132,26 +132,26 @@ class Suite:
         self.same(batch, self.call(inputs), first_result, tolerance=0.0)
 
     def permutation(self, batch: Any, draw: Draw) -> None:
-        """Call the function with the rows in another order."""
+        """Check that another order of the rows only reorders the result."""
         order = draw(st.permutations(range(len(batch))))
         reordered = batch.take(order)
         self.same(reordered, self.run(reordered), take(self.run(batch), order))
 
     def split(self, batch: Any, _: Draw) -> None:
-        """Call the function with each separate set of rows alone."""
+        """Check that each separate set of rows gets the same result alone."""
         for rows in self.separate_rows(batch):
             self.alone(batch, rows)
 
     def masking(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Put masked tokens between the others."""
+        """Check that masked tokens between the others change no number."""
         self._check_moved_tokens(batch, rearranged(batch, draw))
 
     def padding(self, batch: DrawnBatch, _: Draw) -> None:
-        """Put the padding on the left."""
+        """Check that padding on the left changes no number."""
         self._check_moved_tokens(batch, left_padded(batch))
 
     def poison(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Put other values at masked tokens."""
+        """Check that the values at masked tokens change no number."""
         masked_batch = replace(batch, place_nt=rearranged(batch, draw))
         for fill in (NAN, 1e9):
             poisoned_batch = replace(masked_batch, fill=fill)

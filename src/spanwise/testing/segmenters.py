@@ -86,14 +86,15 @@ def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int
 
     def cut(data: bytes, choices: Sequence[int]) -> tuple[int, ...]:
         ids: list[int] = []
-        at = 0
-        while at < len(data):
-            fitting_ids = [i for i in ids_by_first_byte.get(data[at], ()) if data.startswith(vocabulary.pieces[i], at)]
+        byte_index = 0
+        while byte_index < len(data):
+            ids_here = ids_by_first_byte.get(data[byte_index], ())
+            fitting_ids = [i for i in ids_here if data.startswith(vocabulary.pieces[i], byte_index)]
             if not fitting_ids:  # the vocabulary has no piece for this byte
-                at += 1
+                byte_index += 1
                 continue
             ids.append(fitting_ids[min(choices[len(ids) % len(choices)], len(fitting_ids) - 1)])
-            at += len(vocabulary.pieces[ids[-1]])
+            byte_index += len(vocabulary.pieces[ids[-1]])
         return tuple(ids)
 
     return cut
@@ -135,14 +136,14 @@ def check_segmenter(
     """
     vocabulary = vocabulary or small_vocabulary(tags, signs=signs)
     batches = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
-    name = getattr(getattr(segmenter, "func", segmenter), "__name__", "segmenter")
-    suite = _Segmenter(who=f"Segmenter '{name}'", function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
+    who = f"Segmenter '{getattr(getattr(segmenter, 'func', segmenter), '__name__', 'segmenter')}'"
+    suite = _Segmenter(who=who, function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
     suite.check(lambda _: batches, asked=properties, exceptions=exceptions, examples=examples)
 
 
 @dataclass(kw_only=True)
 class _Segmenter(Suite):
-    """A segmenter under test, and the bytes of its tokens."""
+    """A segmenter under test, and the vocabulary of its tokens."""
 
     vocabulary: Vocabulary
     by_token: ClassVar[Mapping[str, float]] = {"block_nt": -1}
