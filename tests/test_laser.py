@@ -62,7 +62,7 @@ def test_a_scheme_refuses_a_verdict_that_it_does_not_have_and_rows_that_are_turn
 
 def test_an_engine_without_the_score_is_refused_and_one_with_it_is_not():
     scheme = Scheme.preset("bae", LAYOUT, laser=Laser("<unk>"))
-    with pytest.raises(RecipeError, match="'<unk>' after the end of each completion, and nothing here gives it"):
+    with pytest.raises(RecipeError, match=r"'<unk>' after the end of each completion \(score_n\), which is not known here"):
         scheme.check(["ids_nt"])
     scheme.check(["ids_nt", "score_n"])
 

@@ -1,4 +1,4 @@
-"""`Batch`: everything that an engine fills in, in any alignment and with any group ids."""
+"""`Batch`: the completions of a training step as an engine hands them to spanwise."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Steps:
 
 @dataclass(frozen=True)
 class Batch:
-    """Everything that an engine fills in for some completions.
+    """The completions of a training step, as an engine hands them to spanwise.
 
     Attributes:
         group_n: the prompt of each completion: integer ids or anything hashable, in any order, groups of any sizes.
         ids_nt: token ids, aligned left, right or with gaps; any value where the mask is 0.
         mask_nt: the tokens that the model sampled and that are trained (no prompt, padding or tool output).
-        columns: the dataset's columns and whatever else rewards read, N values each.
-        extras: what else rewards may ask for by name, whatever it is (a trainer's state, its loggers).
+        columns: the dataset's columns and other columns that rewards read, N values each.
+        extras: further objects that rewards may ask for by name, such as a trainer's state.
         value_nt: a critic's values before each token, for methods that need them: (N, T), or (N, T, S) with one value per stream
             in the order of `Scheme.value_names`.
         logp_nt: log-probabilities of the sampled tokens, for methods that need them.
         bootstrap_n: the value after the last token of completions that were cut off, (N,) or (N, S); 0 for those that ended.
-        steps: where rows that are steps of trajectories stand.
-        score_n: what a mode says of each completion as a whole, NaN where it says nothing; None: nothing, or it does not count yet.
+        steps: the trajectory and step of each row, for rows that are steps of trajectories.
+        score_n: a mode's score of each completion, NaN if it has none; None: no mode gives scores, or they do not count yet.
 
     Raises:
         AlignmentError: two fields differ in size; the message names both.
@@ -74,20 +74,22 @@ class Batch:
     def __post_init__(self) -> None:
         if not isinstance(self.group_n, Tensor):
             object.__setattr__(self, "group_n", group_index(list(self.group_n)))
-        n = len(self.group_n)
-        shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
-        dims = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
-        for name, value in ((name, getattr(self, name)) for name in dims if getattr(self, name) is not None):
-            shape_nt = shape if dims[name] == 2 else None
-            streams = int(name in ("value_nt", "bootstrap_n"))  # value_nt may have one value per stream
-            fits = dims[name] <= value.dim() <= dims[name] + streams and len(value) == n
-            if not fits or (shape_nt is not None and tuple(value.shape[:2]) != shape_nt):
-                raise AlignmentError(
-                    f"{name} is {tuple(value.shape)} for {n} group ids{'' if shape_nt is None else f' and token ids {shape_nt}'}."
-                )
+        count = len(self.group_n)
+        ids_shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
+        dims_by_field = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
+        for name, dims in dims_by_field.items():
+            table = getattr(self, name)
+            if table is None:
+                continue
+            needed_shape = ids_shape if dims == 2 else None
+            most_dims = dims + (name in ("value_nt", "bootstrap_n"))  # a critic may have one value per stream
+            fits = dims <= table.dim() <= most_dims and len(table) == count
+            if not fits or (needed_shape is not None and tuple(table.shape[:2]) != needed_shape):
+                ids = "" if needed_shape is None else f" and token ids {needed_shape}"
+                raise AlignmentError(f"{name} is {tuple(table.shape)} for {count} group ids{ids}.")
         for name, column in self.columns.items():
-            if len(column) != n:
-                raise AlignmentError(f"Column '{name}' has {len(column)} values for {n} completions; give one to each.")
+            if len(column) != count:
+                raise AlignmentError(f"Column '{name}' has {len(column)} values for {count} completions; give one to each.")
 
     @staticmethod
     def jagged(
@@ -114,7 +116,7 @@ class Batch:
 
     @property
     def provides(self) -> frozenset[str]:
-        """The names of the fields that are set, for `Scheme.check`."""
+        """The names of the fields that are not None, for `Scheme.check`."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
@@ -125,27 +127,27 @@ def by_turn(
     anchor_s: Any = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[Batch, Turns]:
-    """Split completions of several turns into one row per turn, and return the way back.
+    """Split completions into one row per turn; also return the `Turns` that put the rows' numbers back.
 
     Args:
         batch: one row per rollout, with token ids and mask.
         turn_nt: see `split_turns`; None: a turn is a run of sampled tokens.
         anchor_s: the state each turn starts from, in the order of the rows of the result.
-        columns: what rewards read of each turn, in that order; they win over the batch's own columns of that name.
+        columns: the columns that rewards read, one value per turn in that order; they replace columns of the batch.
 
     Returns:
-        The batch of turns, whose `steps` say where they stand, with the columns of their rollout; and `Turns`, whose `put` takes
-        their advantages back to the sequences.
+        The batch of turns, with the columns of their completions and their places in `steps`; and `Turns`, whose `put` takes
+        advantages of turns back to the completions.
 
     Raises:
         AlignmentError: a column or the anchors are not one per turn; see `split_turns`.
 
     Example:
-        >>> one = Batch.jagged([[5, 6, 7, 8], [9]], ["a", "a"], sampled=[[1, 1, 0, 1], [1]], columns={"answer": ["4", "4"]})
-        >>> turns, way = by_turn(one)
-        >>> turns.ids_nt.tolist(), turns.steps.trajectory_s.tolist(), turns.columns["answer"]
+        >>> batch = Batch.jagged([[5, 6, 7, 8], [9]], ["a", "a"], sampled=[[1, 1, 0, 1], [1]], columns={"answer": ["4", "4"]})
+        >>> rows, turns = by_turn(batch)
+        >>> rows.ids_nt.tolist(), rows.steps.trajectory_s.tolist(), rows.columns["answer"]
         ([[5, 6], [8, 0], [9, 0]], [0, 0, 1], ['4', '4', '4'])
-        >>> way.put(torch.tensor([[.5, .5], [-1., 0.], [2., 0.]]), rows=2).tolist()
+        >>> turns.put(torch.tensor([[.5, .5], [-1., 0.], [2., 0.]]), rows=2).tolist()
         [[0.5, 0.5, 0.0, -1.0], [2.0, 0.0, 0.0, 0.0]]
     """
     if batch.ids_nt is None or batch.mask_nt is None:
@@ -154,10 +156,10 @@ def by_turn(
     if anchor_s is not None and len(anchor_s) != len(turns.row_s):
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
     bootstrap_s = None
-    if batch.bootstrap_n is not None:  # only the last turn of a row can be cut off
-        last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
+    if batch.bootstrap_n is not None:  # only the last turn of a completion can be cut off
+        is_last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
         value_s = batch.bootstrap_n[turns.row_s]
-        bootstrap_s = torch.where(last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)
+        bootstrap_s = torch.where(is_last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)
     return Batch(
         batch.group_n[turns.row_s],
         turns.take(batch.ids_nt),
@@ -174,18 +176,18 @@ def by_turn(
 def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Right-pad lists of token ids with 0, and mask the tokens that the model sampled (all, if no flags are given)."""
+    """Right-pad lists of token ids with 0, and return the mask of the sampled tokens (without `sampled`: of all tokens)."""
     lengths = [len(row) for row in ids]
     for n, (length, flags) in enumerate(zip(lengths, sampled or (), strict=bool(sampled))):
         if length != len(flags):
             raise AlignmentError(
                 f"Completion {n} has {length} tokens and a tool mask of {len(flags)}; give one mask value to each token."
             )
-    filled_nt = torch.arange(max(lengths, default=0)) < torch.tensor(lengths, dtype=torch.long)[:, None]
-    ids_nt = torch.zeros(filled_nt.shape, dtype=torch.long)
-    ids_nt[filled_nt] = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
+    is_token_nt = torch.arange(max(lengths, default=0)) < torch.tensor(lengths, dtype=torch.long)[:, None]
+    ids_nt = torch.zeros(is_token_nt.shape, dtype=torch.long)
+    ids_nt[is_token_nt] = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
     if sampled is None:
-        return ids_nt, filled_nt
-    mask_nt = torch.zeros_like(filled_nt)
-    mask_nt[filled_nt] = torch.tensor(list(chain.from_iterable(sampled)), dtype=torch.long) != 0
+        return ids_nt, is_token_nt
+    mask_nt = torch.zeros_like(is_token_nt)
+    mask_nt[is_token_nt] = torch.tensor(list(chain.from_iterable(sampled)), dtype=torch.long) != 0
     return ids_nt, mask_nt

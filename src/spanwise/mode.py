@@ -1,4 +1,4 @@
-"""`Mode`: a feature beside the methods that changes credit or loss; the other rooms know no mode by name."""
+"""`Mode`: the base class of optional features, such as a critic, that add to the credit or the loss of a method."""
 
 from __future__ import annotations
 
@@ -19,48 +19,47 @@ from spanwise.types import Credit
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves of a mode's metrics on the page of a run: one curve for all values together, or several for each value."""
+    """A chart of a mode's metrics on the report page of a run."""
 
     title: str
-    series: Mapping[str, str]  # maps the end of a metric's name to the name of the curve
-    y: str  # the name of the axis
-    note: str = ""  # the text under the chart
-    floor: float | None = None  # lower values are drawn at this bound
+    series: Mapping[str, str]  # the metric's name without its prefix -> the label of its curve
+    y: str  # the label of the vertical axis
+    note: str = ""  # the text below the chart
+    floor: float | None = None  # the chart draws lower values at this number
 
 
 @dataclass(frozen=True)
 class Page:
-    """The section of a mode on the page of a run: curves, and the last value of one metric at the top of the page."""
+    """A mode's section on the report page of a run: its charts, and one metric for the top of the page."""
 
     title: str
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    headline: tuple[str, str, str]  # the end of the metric's name, the title, the sentence if `Metric.at_end` holds
+    headline: tuple[str, str, str]  # the metric's name without prefix, its title, the words if `Metric.at_end` holds
 
 
 class Mode:
-    """A feature beside the methods; its settings, its credit and its part in each engine lie in one room.
+    """The base class of optional features that work beside any method; a subclass lies in one folder with its parts in engines.
 
-    A mode is called at three places, and each call may be left out:
+    A mode can act at three points, each of them optional:
 
-        before the policy's pass   the part of an engine: what the pass must see, and the fields of `Batch` that come of it
-        into the credit            `credit`, once per batch of whole groups, after the method
-        into the loss              the part of an engine: what is added to a loss
+        before the policy's forward pass   its part in an engine adds tokens to the pass, and fields to `Batch`
+        after the method                   `credit` changes the credit of a batch of whole groups
+        in the loss                        its part in an engine adds a term
 
-    Subclasses are frozen dataclasses: their fields are what the mode's section of a recipe holds. `@register(NAME, kind="mode")`
-    makes one known, and everything that it declares here with it.
+    A subclass is a frozen dataclass whose fields are the keys of its section in a recipe. `@register(NAME, kind="mode")` adds it.
 
     Attributes:
-        name: under which it is registered; its section in a recipe, and the beginning of its metrics.
-        about: what its section in a recipe is for.
-        metrics: those of a log that it has alarms for.
-        page: its section on the page of a run; None: it has none.
-        elsewhere: those of its fields that a trainer with a configuration of its own reads; empty: all of them.
-        in_scheme: it is a part of the rule of credit (`Scheme.modes`); False: an engine is handed it beside the rule.
-        adds: the fields of `Batch` that the parts of engines fill in, once they are known.
-        parts: engine -> "module:Class", made with the mode and what the engine gives (`parts_of`). An engine that is not named does
-            nothing before the pass and adds nothing to the loss.
+        name: the name under which it is registered; its section in a recipe, and the prefix of its metrics.
+        about: the help text of its section in a recipe.
+        metrics: its metrics that have alarms.
+        page: its section on the report page of a run; None: no section.
+        elsewhere: the fields that a trainer with a configuration of its own reads from a recipe; empty: all fields.
+        in_scheme: True if it belongs to the rule of credit (`Scheme.modes`); False if an engine takes it as an argument of its own.
+        adds: the fields of `Batch` that its parts in engines fill in, once they are known.
+        parts: engine -> "module:Class" of its part there, built by `parts_of`. In any other engine it does nothing before the
+            pass and adds nothing to the loss.
     """
 
     name: ClassVar[str]
@@ -73,29 +72,29 @@ class Mode:
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> Any:
+    def of(cls, section: Mapping[str, Any]) -> Any:
         """Build the mode from its section of a recipe."""
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        for name in written:
-            check_known(f"field of {cls.name}", name, names)
-        for option in fields(cls):  # type: ignore[arg-type]
-            if option.default is MISSING and option.name not in written:
+        known_names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        for name in section:
+            check_known(f"field of {cls.name}", name, known_names)
+        for known_field in fields(cls):  # type: ignore[arg-type]
+            if known_field.default is MISSING and known_field.name not in section:
                 raise RecipeError(
-                    f"{cls.name} has no {option.name}, which it needs; write {cls.name}: {{{option.name}: ...}}."
+                    f"{cls.name} has no {known_field.name}, which it needs; write {cls.name}: {{{known_field.name}: ...}}."
                 )
-        return cls(**dict(written))
+        return cls(**dict(section))
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for option in fields(self):  # type: ignore[arg-type]
-            setting, value, kind = f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name]
-            kinds = get_args(kind) or (kind,)
-            if get_origin(kind) is Literal:
-                check_known(setting, value, kinds)
-            if kind is bool and not isinstance(value, bool):
-                raise RecipeError(f"{setting} is {value!r}; write true or false.")
-            if option.metadata and not (value is None and NoneType in kinds):
-                check_number(setting, value, whole=int in kinds, **option.metadata)
+            label, value, annotation = f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name]
+            allowed = get_args(annotation) or (annotation,)
+            if get_origin(annotation) is Literal:
+                check_known(label, value, allowed)
+            if annotation is bool and not isinstance(value, bool):
+                raise RecipeError(f"{label} is {value!r}; write true or false.")
+            if option.metadata and not (value is None and NoneType in allowed):
+                check_number(label, value, whole=int in allowed, **option.metadata)
 
     @property
     def compares(self) -> bool:
@@ -103,89 +102,93 @@ class Mode:
         return type(self).credit is not Mode.credit
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse, with a `RecipeError`, a `Scheme` that does not fit the mode."""
+        """Raise a `RecipeError` for a `Scheme` that does not fit the mode."""
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse, with a `RecipeError`, batches that lack a field which the mode needs."""
+        """Raise a `RecipeError` if the provided fields of `Batch` lack one that the mode needs."""
 
     def check_turns(self) -> None:
-        """Refuse rollouts of several turns, with a `RecipeError`, if the mode needs whole completions."""
+        """Raise a `RecipeError` for rollouts of several turns if the mode needs whole completions."""
 
     def check_steps(self, steps: int) -> None:
-        """Refuse, with a `RecipeError`, a run that is too short for the mode to do anything."""
+        """Raise a `RecipeError` for a run of too few steps for the mode to do anything."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """Return the fields of `Batch` that a `RolloutTable` records for the mode; none before the mode counts."""
+        """Return the fields of `Batch` that a `RolloutTable` records for the mode; none while the mode is still off."""
         return {}
 
     @property
     def readable(self) -> bool:
-        """True if the mode's part "model" can read scores of completions now."""
+        """True if the mode can already score completions with a model (its part "model")."""
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with what a run has measured for it, so that it is `readable`.
+        """Return the mode with the numbers that a run measured for it, so that it is `readable`.
 
         Args:
-            places: folders in which the run may have left its files, the nearest first.
+            places: the folders to search for the run's files, in this order.
         """
         return self
 
     @property
     def judge(self) -> str | None:
-        """The objective that the mode's score of a completion predicts; None if the mode gives no score."""
+        """The name of the objective that the mode's score predicts; None if the mode gives no score."""
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the share that the mode's score has in the credit, and the score as its group compares it."""
+        """Return the weight of the mode's score in the credit, and the score after comparison with its group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
-        """Return the numbers that a rollout file keeps for the mode, one per completion, by column."""
+        """Return the mode's columns of a rollout file, one number per completion."""
         return {}
 
     def note(self, table: Any) -> str:
-        """Return a sentence on completions for which the mode does not count yet; empty if it counts for all."""
+        """Return a sentence about completions from before the mode was switched on; empty if there are none."""
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Change the credit of a method; the arguments are those of `pipeline.credit_batch`."""
+        """Return the credit after the mode's change; it gets the method's credit and the arguments of `pipeline.credit_batch`."""
         return credit
 
     def plain(self) -> dict[str, Any]:
-        """Return the mode's section of a recipe."""
+        """Return the mode as a section of a recipe."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
 def setting(default: Any, **bounds: float) -> Any:
-    """Declare a number as a field of a mode, with the bounds `above`, `least` and `most` of `check_number`."""
+    """Declare a mode's field that is a number, with the bounds `above`, `least` and `most` of `check_number`."""
     return field(default=default, metadata=bounds)
 
 
 def check_modes(modes: Any) -> None:
-    """Refuse anything but a list of modes, and two modes of one name."""
-    entry = next((mode for mode in modes if not isinstance(mode, Mode)), None) if isinstance(modes, Sequence) else modes
-    if entry is not None or isinstance(modes, str):
-        raise RecipeError(f"The modes are a list of modes, such as [Laser(token='<|vision_start|>')]; there is {entry!r}.")
-    names = [mode.name for mode in modes]
-    doubled_name = next((name for name in names if names.count(name) > 1), None)
+    """Refuse a value that is not a list of modes, and a list with two modes of the same name."""
+    wrong_entry = (
+        next((mode for mode in modes if not isinstance(mode, Mode)), None) if isinstance(modes, Sequence) else modes
+    )
+    if wrong_entry is not None or isinstance(modes, str):
+        raise RecipeError(
+            f"The modes are a list of modes, such as [Laser(token='<|vision_start|>')]; there is {wrong_entry!r}."
+        )
+    mode_names = [mode.name for mode in modes]
+    doubled_name = next((name for name in mode_names if mode_names.count(name) > 1), None)
     if doubled_name is not None:
         raise RecipeError(f"There are two modes '{doubled_name}'; give only one of them.")
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:
-    """Return the class of a mode's part in an engine (`spanwise.modes.parts`); None if the mode has no part there."""
+    """Import the class of a mode's part in an engine (see `spanwise.modes.parts`); None if the mode has no part there."""
     if engine not in mode.parts:
         return None
-    module, _, name = mode.parts[engine].partition(":")
-    return getattr(import_module(module), name)
+    module, _, class_name = mode.parts[engine].partition(":")
+    return getattr(import_module(module), class_name)
 
 
-def parts_of(modes: Sequence[Mode], engine: str, *given: Any, **more: Any) -> dict[str, Any]:
-    """Build the parts of all modes that have one in an engine, by the name of the mode."""
-    return {mode.name: part_class(mode, engine)(mode, *given, **more) for mode in modes if engine in mode.parts}
+def parts_of(modes: Sequence[Mode], engine: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+    """Build the part of each mode in an engine; the result maps mode names to parts and lacks modes without one."""
+    return {mode.name: part_class(mode, engine)(mode, *arguments, **options) for mode in modes if engine in mode.parts}
 
 
 def added_by(modes: Sequence[Mode], engine: str) -> frozenset[str]:
-    """Return the fields of `Batch` that modes fill in, in an engine that has their parts."""
+    """Return the fields of `Batch` that the modes fill in if they run in an engine."""
     return frozenset(name for mode in modes if engine in mode.parts for name in mode.adds)

@@ -1,6 +1,6 @@
-"""`Step`: the credit of one training step. Every engine drives it in two calls, `read` and `finish`.
+"""`Step`: the credit of one training step, which every engine computes with two calls, `read` and `finish`.
 
-The engine fills in a batch before them, and puts the advantages where its trainer reads them afterwards.
+Before them the engine fills in a batch; after them it puts the advantages where its trainer reads them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -30,17 +31,17 @@ from spanwise.types import Credit, Spans
 
 __all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "steps_of_turns", "turn_rows"]
 
-#: The field of a rollout function's result that describes turns: for each completion a list with one mapping per turn.
+#: The column that describes turns: for each completion a list with one mapping per turn. Rollout functions may return it.
 TURNS = "turns"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a training; each holds the same number of completions.
+    """The processes of a distributed training, which hold equally many completions each.
 
     Attributes:
         rank: number of this process.
-        gather: returns the objects of all processes, in the order of ranks; every process has to call it.
+        gather: returns the argument of every process, in the order of ranks; all processes have to call it together.
     """
 
     rank: int
@@ -55,9 +56,9 @@ class ReadBatch:
         batch: one row per completion, or one row per turn of a completion.
         reading: the reading of the rows. For rows of other processes it has no text, and no spans unless the method needs tokens.
         completions: number of completions.
-        turns: where the rows lie in the completions; None: each row is a completion.
+        turns: the places of the rows in the completions; None: each row is a completion.
         gathered: the rows of all processes; None: there is one process.
-        here: the rows of this process among `gathered`.
+        here: the range of this process's rows in `gathered`.
     """
 
     batch: Batch
@@ -69,26 +70,26 @@ class ReadBatch:
 
     @property
     def everyone(self) -> ReadBatch:
-        """The rows of all processes, which are compared with each other."""
+        """The rows of all processes, because completions are compared across processes."""
         return self if self.gathered is None else self.gathered
 
     @property
     def spans(self) -> Spans:
         """The spans of the rows' blocks."""
-        assert self.reading.spans is not None, "what a process reads itself has spans"
+        assert self.reading.spans is not None, "a reading of this process has spans"
         return self.reading.spans
 
     def take(self, value_nt: Shaped[Tensor, "n t"]) -> Shaped[Tensor, "s u"]:
-        """Cut a table of the completions' tokens into the rows."""
+        """Turn a table with one row per completion into one row per turn; change nothing if rows are completions."""
         return value_nt if self.turns is None else self.turns.take(value_nt)
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, width: int | None = None) -> Shaped[Tensor, "n t"]:
-        """Put a table of the rows' tokens back at their places in the completions, with 0 elsewhere."""
+        """Turn a table with one row per turn back into one row per completion, with 0 between the turns."""
         value_nt = value_su if self.turns is None else self.turns.put(value_su, rows=self.completions)
         return value_nt if width is None else wider(value_nt, width)
 
     def repeat(self, values: Sequence[Any]) -> list[Any]:
-        """Repeat the value of each completion for each of its rows."""
+        """Repeat the value of each completion for each of its turns."""
         return list(values) if self.turns is None else self.turns.repeat(values)
 
     def worth_nm(self, scheme: Scheme) -> Float[Tensor, "n m"]:
@@ -102,78 +103,81 @@ class ReadBatch:
         worth_nm = torch.full((self.completions, worth_sm.shape[1]), torch.nan)
         for m, objective in enumerate(scheme.objectives):
             for n in range(self.completions):
-                value_s = worth_sm[(steps.trajectory_s == n) & ~worth_sm[:, m].isnan(), m]
-                if len(value_s):
-                    worth_nm[n, m] = value_s.double().mean() if objective.scope == "turn" else value_s[-1]
+                turn_worth_s = worth_sm[(steps.trajectory_s == n) & ~worth_sm[:, m].isnan(), m]
+                if len(turn_worth_s):
+                    worth_nm[n, m] = turn_worth_s.double().mean() if objective.scope == "turn" else turn_worth_s[-1]
         return worth_nm
 
 
 def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-    """Mark the rows of groups in which some completion has credit beyond the tolerance; the other groups teach nothing.
+    """Mark the rows of groups in which some completion has more credit than the tolerance; other groups teach nothing.
 
-    >>> nothing = torch.zeros(4)
-    >>> credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), nothing, nothing[:1].long(), nothing[:1].long())
+    >>> zeros = torch.zeros(4)
+    >>> credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), zeros, zeros[:1].long(), zeros[:1].long())
     >>> in_useful_groups(credit, torch.tensor([3, 3, -1, -1])).tolist()
     [True, True, False, False]
     """
     return torch.isin(group_n, group_n[credit.signal_n(tolerance=tolerance)])
 
 
-def gathered(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
+def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the readings, groups and turns of all processes, since a group may lie on several of them."""
     steps = own.batch.steps
-    where = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
-    parts = ranks.gather((own.reading.pack(), own.batch.group_n.cpu(), where))
-    sizes = [len(part[0]) for part in parts]
-    reading = Reading.unpack(torch.cat([part[0] for part in parts]), scheme)
-    batch = Batch(torch.cat([part[1] for part in parts]))
+    own_steps = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
+    gathered_parts = ranks.gather((own.reading.pack(), own.batch.group_n.cpu(), own_steps))
+    packed_readings, groups, steps_of_ranks = zip(*gathered_parts, strict=True)
+    row_counts = [len(packed_reading) for packed_reading in packed_readings]
+    batch = Batch(torch.cat(groups))
     if steps is not None:
-        trajectory_s = torch.cat([part[2][0] + rank * own.completions for rank, part in enumerate(parts)])
-        anchors = [part[2][2] or [None] * size for part, size in zip(parts, sizes, strict=True)]
-        some_known = any(part[2][2] is not None for part in parts)
-        states = [state for part in anchors for state in part] if some_known else None
-        batch = replace(batch, steps=Steps(trajectory_s, torch.cat([part[2][1] for part in parts]), states))
-    whole = ReadBatch(batch, reading, len(parts) * own.completions)
-    first = sum(sizes[: ranks.rank])
-    return replace(own, gathered=whole, here=slice(first, first + len(own.reading)))
+        trajectories, step_numbers, anchors = zip(*steps_of_ranks, strict=True)
+        trajectory_s = torch.cat([own_s + rank * own.completions for rank, own_s in enumerate(trajectories)])
+        anchor_s = None
+        if any(states is not None for states in anchors):
+            anchor_s = list(chain(*(states or [None] * count for states, count in zip(anchors, row_counts, strict=True))))
+        batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers), anchor_s))
+    whole = ReadBatch(batch, Reading.unpack(torch.cat(packed_readings), scheme), len(row_counts) * own.completions)
+    first_row = sum(row_counts[: ranks.rank])
+    return replace(own, gathered=whole, here=slice(first_row, first_row + len(own.reading)))
 
 
-def with_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
+def gather_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather blocks, values and log-probabilities of all processes' tokens, if the scheme needs them."""
     whole = own.everyone
     if whole.batch.steps is not None or "mask_nt" not in scheme.needs:
         return own
-    tokens = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-    parts = ranks.gather((own.spans.block_nt + 1, tokens))  # block number 0 stands for padding and for tokens of no block
-    block_nt = _wide([block_nt for block_nt, _ in parts]) - 1
-    shared = {name: _wide([fields[name] for _, fields in parts]) for name, value in tokens.items() if value is not None}
+    own_tables = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
+    # Block number 0 stands for padding and for tokens of no block.
+    block_tables, tables_of_ranks = zip(*ranks.gather((own.spans.block_nt + 1, own_tables)), strict=True)
+    block_nt = _stack(block_tables) - 1
+    filled_names = [name for name, table in own_tables.items() if table is not None]
+    tables = {name: _stack([of_rank[name] for of_rank in tables_of_ranks]) for name in filled_names}
     spans = Spans.of_blocks(scheme.layout.names, block_nt, whole.reading.fault_n)
-    batch = replace(whole.batch, mask_nt=block_nt >= 0, **shared)
+    batch = replace(whole.batch, mask_nt=block_nt >= 0, **tables)
     return replace(own, gathered=replace(whole, reading=replace(whole.reading, spans=spans), batch=batch))
 
 
-def _wide(parts: Sequence[Tensor]) -> Tensor:
-    """Stack tables of different widths, padded with 0 on the right."""
-    width = max(part.shape[1] for part in parts)
-    return torch.cat([wider(part, width) for part in parts])
+def _stack(tables: Sequence[Tensor]) -> Tensor:
+    """Concatenate the rows of tables of different widths, padded with 0 on the right."""
+    width = max(table.shape[1] for table in tables)
+    return torch.cat([wider(table, width) for table in tables])
 
 
 def wider(value_nt: Tensor, width: int, *, fill: float = 0.0) -> Tensor:
-    """Pad a table on the right to `width` tokens."""
+    """Pad a table on the right to a width in tokens."""
     return pad(value_nt, (*(0, 0) * (value_nt.dim() - 2), 0, width - value_nt.shape[1]), value=fill)
 
 
 def says_turns(entry: Any) -> bool:
-    """Return whether an entry of the column `turns` is a list with one mapping per turn."""
+    """Return whether an entry of the column `turns` is well-formed: a list with one mapping per turn."""
     return isinstance(entry, list | tuple) and all(isinstance(turn, Mapping) for turn in entry)
 
 
 def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     """Split each completion of a batch into its turns, one row per turn.
 
-    A turn is a run of tokens that the model wrote. The mappings of a column `turns` become columns of the rows (None if a turn
-    lacks a key); their `anchor` is the state that the turn started from. If every completion is a single turn, a column `anchor`
-    will do.
+    A turn is a run of tokens that the model wrote. The keys of the mappings in the column `turns` become columns of the rows
+    (None if a turn lacks a key); the key `anchor` is the state from which a turn starts. If every completion is a single turn, a
+    column `anchor` is enough.
 
     Args:
         batch: one row per completion, or per output of a rollout (`Batch.steps`). A turn keeps its completion's group.
@@ -183,16 +187,16 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
         DataError: the column does not describe turns, or lacks the anchors that the method needs.
         AlignmentError: the column describes more or fewer turns than a completion has.
     """
-    turns_of_rows = batch.columns.get(TURNS)
-    bare = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
-    rows, turns = by_turn(bare)
+    descriptions = batch.columns.get(TURNS)
+    without_descriptions = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
+    rows, turns = by_turn(without_descriptions)
     is_single = bool((turns.step_s == 0).all())
-    if turns_of_rows is None:  # the state of a completion of one turn may be its own column
-        states = rows.columns.get("anchor") if is_single else None
-        flat: list[Mapping[str, Any]] = [{"anchor": state} for state in states or [None] * len(turns.row_s)]
+    if descriptions is None:  # completions of one turn may have their states in a column of their own
+        anchor_column = rows.columns.get("anchor") if is_single else None
+        turn_facts: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
-        counts = turns.row_s.bincount(minlength=len(turns_of_rows)).tolist()
-        for n, (entry, count) in enumerate(zip(turns_of_rows, counts, strict=True)):
+        turn_counts = turns.row_s.bincount(minlength=len(descriptions)).tolist()
+        for n, (entry, count) in enumerate(zip(descriptions, turn_counts, strict=True)):
             if not says_turns(entry):
                 raise DataError(
                     f"Completion {n} has {TURNS}: {entry!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
@@ -202,23 +206,22 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                     f"Completion {n} has {len(entry)} entries in '{TURNS}' and its mask has {count} runs of tokens that the "
                     "model wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
                 )
-        flat = [turn for of_completion in turns_of_rows for turn in of_completion]
-    names = dict.fromkeys(name for turn in flat for name in turn)
-    columns = {name: [turn.get(name) for turn in flat] for name in names if name != "anchor"}
-    anchors = [turn.get("anchor") for turn in flat]
+        turn_facts = [turn for of_completion in descriptions for turn in of_completion]
+    fact_names = dict.fromkeys(name for turn in turn_facts for name in turn)
+    columns = {name: [turn.get(name) for turn in turn_facts] for name in fact_names if name != "anchor"}
+    anchors = [turn.get("anchor") for turn in turn_facts]
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in anchors):
         raise DataError(
             f"Method '{scheme.method}' compares turns that start from the same state, but no turn names its state. Let your "
             f"environment give '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
         )
-    steps = steps_of_turns(
-        batch.steps, turns.row_s, turns.step_s, anchors if any(anchor is not None for anchor in anchors) else None
-    )
+    anchor_s = anchors if any(anchor is not None for anchor in anchors) else None
+    steps = steps_of_turns(batch.steps, turns.row_s, turns.step_s, anchor_s)
     return replace(rows, columns={**rows.columns, **columns}, steps=steps), turns
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
-    """Number the turns of rows within their rollouts; `outer` numbers the rows, None: each row is a rollout.
+    """Number turns within their rollouts; `outer` holds the rollout of each row, or is None if each row is a rollout.
 
     >>> outer, row_s, step_s = Steps(torch.tensor([5, 5]), torch.tensor([1, 0])), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
     >>> steps = steps_of_turns(outer, row_s, step_s, None)
@@ -231,7 +234,7 @@ def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Te
 
 
 class BatchCredit(NamedTuple):
-    """The credit of the rows of all processes, with the metrics and the new warnings of the batch."""
+    """The credit of all processes' rows, with the metrics and the new warnings of the batch."""
 
     credits: Credit
     metrics: dict[str, float]
@@ -243,12 +246,12 @@ class StepResult:
     """The advantages of this process's rows, and the metrics and warnings of the batch.
 
     Attributes:
-        own: the rows of this process; `own.put` takes numbers of rows to the completions.
+        own: the rows of this process; `own.put` turns a table of rows into a table of completions.
         advantages_nt: the advantage of each token of the rows.
         spans: the blocks of the rows, without those of completions that the trainer left out.
         credit: the credit of the rows; its counters cover all processes.
         metrics: over the rows of all processes.
-        warnings: sentences that were not issued before.
+        warnings: the sentences that no earlier batch had.
         credits: the credit of the rows of all processes.
     """
 
@@ -262,14 +265,14 @@ class StepResult:
 
     @property
     def blocks_nt(self) -> Int[Tensor, "n t"]:
-        """The block of each token of the completions, from 1 and different for every turn; 0 at tokens of no block."""
+        """The block number of each token of the completions, from 1 and different in every turn; 0 outside of blocks."""
         block_su, turns = self.spans.block_nt, self.own.turns
         if turns is not None:
             block_su = torch.where(block_su >= 0, block_su + len(self.spans.names) * turns.step_s[:, None], -1)
         return self.own.put(block_su + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
-        """Return the credit of all completions (the mean over their turns), and which blocks each has."""
+        """Return the credit of all completions (the mean over their turns), and the mask of the blocks that each has."""
         whole = self.own.everyone
         if whole.batch.steps is None:
             return self.credits, whole.reading.present_nk
@@ -278,17 +281,17 @@ class StepResult:
         count_nk = present_sk.new_zeros((whole.completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
         total_nk = torch.zeros_like(count_nk).index_add(0, row_s, credits.block_nk * present_sk)
         stop_n = credits.stop_n.new_zeros(whole.completions).index_add(0, row_s, credits.stop_n)
-        mean = Credit(total_nk / count_nk.clamp(min=1), stop_n, credits.singleton_m, credits.absent_m)
-        return mean, count_nk > 0
+        mean_credit = Credit(total_nk / count_nk.clamp(min=1), stop_n, credits.singleton_m, credits.absent_m)
+        return mean_credit, count_nk > 0
 
 
 class Step:
-    """The credit of one training step, the same for every engine: read, credit, advantages, metrics, warnings, rollouts.
+    """Computes the credit of a training step: engines call `read`, then `finish` for advantages, metrics and warnings.
 
     Args:
         scheme: the rule of credit.
-        vocabulary: the bytes of every token id; None: another process reads the completions.
-        ranks: the processes of a training; None: there is one.
+        vocabulary: the bytes of every token id; None if other processes read the completions.
+        ranks: the processes of the training; None if there is one.
 
     Attributes:
         zero_batches: number of training batches whose credit was all 0.
@@ -310,7 +313,7 @@ class Step:
         self._noted: dict[str, float] = {}
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Keep metrics that modes log after a batch was credited, to check them for alarms with the next batch."""
+        """Remember metrics that modes log after the credit; the next batch checks them for alarms."""
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
@@ -322,33 +325,33 @@ class Step:
         Raises:
             SpanwiseError: see `turn_rows` and `pipeline.read`.
         """
-        assert self.vocabulary is not None, "a process that reads has a vocabulary"
+        assert self.vocabulary is not None, "reading needs a vocabulary"
         rows, turns = self._rows(batch)
         read_batch = ReadBatch(rows, read(rows, self.scheme, self.vocabulary), len(batch.group_n), turns)
-        return read_batch if self.ranks is None else gathered(read_batch, self.scheme, self.ranks)
+        return read_batch if self.ranks is None else gather_rows(read_batch, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
-        """Read completions as `read` does, on the event loop that runs, where rewards of other batches wait as well.
+        """Read completions as `read` does, but await slow rewards on the running event loop.
 
         Args:
             batch: the completions.
-            in_thread: awaits a function and its arguments in a thread, for the work that does not wait.
+            in_thread: runs a function with its arguments in a thread and awaits the result, for the work that only computes.
         """
-        assert self.vocabulary is not None, "a process that reads has a vocabulary"
-        waiting = [objective for objective in self.scheme.objectives if waits(objective)]
-        if not waiting:
+        assert self.vocabulary is not None, "reading needs a vocabulary"
+        awaited_objectives = [objective for objective in self.scheme.objectives if waits(objective)]
+        if not awaited_objectives:
             return await in_thread(self.read, batch)
         rows, turns = self._rows(batch)
         located = await in_thread(locate, rows, self.scheme, self.vocabulary)
-        recorded = await await_rewards(waiting, located[1], {**rows.columns, **rows.extras})
-        rest = partial(read, rows, self.scheme, self.vocabulary, recorded=recorded, located=located)
-        return ReadBatch(rows, await in_thread(rest), len(batch.group_n), turns)
+        recorded = await await_rewards(awaited_objectives, located[1], {**rows.columns, **rows.extras})
+        finish_reading = partial(read, rows, self.scheme, self.vocabulary, recorded=recorded, located=located)
+        return ReadBatch(rows, await in_thread(finish_reading), len(batch.group_n), turns)
 
     def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
         """Return one row per turn if the scheme or the rollouts ask for it, else the completions."""
-        described = batch.columns.get(TURNS)
+        descriptions = batch.columns.get(TURNS)
         # A method that runs over tokens credits a whole conversation as one sequence.
-        by_turns = described is not None and self.scheme.entry.kind != "token" and all(map(says_turns, described))
+        by_turns = descriptions is not None and self.scheme.entry.kind != "token" and all(map(says_turns, descriptions))
         return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or by_turns else (batch, None)
 
     def finish(
@@ -360,21 +363,21 @@ class Step:
         number: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> StepResult:
-        """Credit the rows that `read` returned, once values, log-probabilities and the final mask are known.
+        """Compute the credit and advantages of rows, once their values, log-probabilities and final mask are known.
 
         Args:
             own: result of `read`, with the values and log-probabilities that the scheme needs filled into its batch.
             mask_nt: the trainer's final mask over the completions (`credit.restrict`); None: it trains on every sampled token.
-            learn: False for an evaluation: estimators and warnings then remember nothing of the batch.
+            learn: False for an evaluation, of which estimators and warnings must remember nothing.
             number: number of the step, for warnings.
             dtype: dtype of the advantages.
 
         Raises:
             SpanwiseError: see `pipeline.credit_batch` and `pipeline.advantages`.
         """
-        own = own if self.ranks is None else with_tokens(own, self.scheme, self.ranks)
-        batch = self.credit(own, learn=learn, number=number)
-        own_credit, spans = batch.credits.take(own.here), own.spans
+        own = own if self.ranks is None else gather_tokens(own, self.scheme, self.ranks)
+        batch_credit = self.credit(own, learn=learn, number=number)
+        own_credit, spans = batch_credit.credits.take(own.here), own.spans
         if mask_nt is not None:
             mask_su = own.take(mask_nt)
             if int(mask_su.sum()) != int(mask_nt.sum()):
@@ -384,42 +387,44 @@ class Step:
                 )
             spans = restrict(spans, mask_su)
         adv_nt = advantages(own_credit, spans, self.scheme, dtype=dtype)
-        return StepResult(own, adv_nt, spans, own_credit, batch.metrics, batch.warnings, batch.credits)
+        return StepResult(own, adv_nt, spans, own_credit, batch_credit.metrics, batch_credit.warnings, batch_credit.credits)
 
     def credit(self, own: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
-        """Credit the rows of all processes, as `finish` does, without the share of each token; rows need no spans for that."""
+        """Credit the rows of all processes as `finish` does, but without advantages of tokens; the rows need no spans."""
         whole = own.everyone
         credits = self._credit(whole, learn=learn)
-        values = metrics(credits, whole.reading, self.scheme, group_n=whole.batch.group_n)
-        sentences, unscored = self._watch.of_reading(own.reading)
+        batch_metrics = metrics(credits, whole.reading, self.scheme, group_n=whole.batch.group_n)
+        new_warnings, has_unscored = self._watch.of_reading(own.reading)
         if learn:
-            sentences += self._watch.of_batch({**self._noted, **values}, step=number)
+            new_warnings += self._watch.of_batch({**self._noted, **batch_metrics}, step=number)
             self._noted.clear()
-        sentences = sentences if number is None else [f"Step {number}: {sentence}" for sentence in sentences]
+        if number is not None:
+            new_warnings = [f"Step {number}: {sentence}" for sentence in new_warnings]
         if learn and not credits.has_signal:
             self.zero_batches += 1
-            names, place = ", ".join(map(repr, self.scheme.names)), "" if number is None else f" at step {number}"
-            cause = "the prompts are too easy or too hard, or a reward is constant"
             if self.zero_batches == 1:
-                sentences.append(
-                    f"Every advantage of the batch{place} is zero: under no objective ({names}) did a completion differ from what "
-                    "it is compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
-                    f"{'the warning before this one says why' if unscored else cause}."
+                objective_names = ", ".join(map(repr, self.scheme.names))
+                at_step = "" if number is None else f" at step {number}"
+                likely_cause = "the prompts are too easy or too hard, or a reward is constant"
+                new_warnings.append(
+                    f"Every advantage of the batch{at_step} is zero: under no objective ({objective_names}) did a completion "
+                    "differ from what it is compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
+                    f"{'the warning before this one says why' if has_unscored else likely_cause}."
                 )
-        return BatchCredit(credits, values, sentences)
+        return BatchCredit(credits, batch_metrics, new_warnings)
 
     def _credit(self, whole: ReadBatch, *, learn: bool) -> Credit:
-        """Credit the rows of all processes; an estimator remembers the batch only if it learns."""
+        """Compute the credit of all processes' rows; without `learn`, restore the estimator's state afterwards."""
         entry: Any = self.scheme.entry
-        before = entry.estimator.state_dict() if entry.stateful and not learn else None
+        state_before = entry.estimator.state_dict() if entry.stateful and not learn else None
         credits = credit_batch(whole.reading, whole.batch, self.scheme)
-        if before is not None:
-            entry.estimator.load_state_dict(before)
+        if state_before is not None:
+            entry.estimator.load_state_dict(state_before)
         return credits
 
     def useful(self, own: ReadBatch) -> Bool[Tensor, " n"]:
-        """Mark the rows whose group gets credit somewhere, before values and log-probabilities are known; remember nothing."""
-        whole = (own if self.ranks is None else with_tokens(own, self.scheme, self.ranks)).everyone
+        """Mark the rows of groups that get any credit; needs no values or log-probabilities, and remembers nothing."""
+        whole = (own if self.ranks is None else gather_tokens(own, self.scheme, self.ranks)).everyone
         return in_useful_groups(self._credit(whole, learn=False), whole.batch.group_n)[own.here]
 
     def rollouts(
@@ -432,7 +437,7 @@ class Step:
         columns: Mapping[str, Sequence[Any]] | None = None,
         learn: bool = True,
     ) -> Rollouts:
-        """Return the rows of this process as a table of rollouts: tokens, rewards, credit and advantages.
+        """Return this process's rows as a table of rollouts: tokens, rewards, credit and advantages.
 
         Args:
             result: result of `finish`; its batch has token ids, its reading has text.
@@ -441,16 +446,15 @@ class Step:
             learn: as in `finish`.
         """
         batch, adv_nt = result.own.batch, result.advantages_nt
-        # Padding on the right.
-        fillers = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
-        tables = {name: (getattr(batch, name), fill) for name, fill in fillers.items() if getattr(batch, name) is not None}
-        batch = replace(  # the trainer's table may be wider than the batch at `read`
-            batch,
-            columns={name: list(values) for name, values in (columns or {}).items()},
-            **{name: wider(value_nt, adv_nt.shape[1], fill=fill) for name, (value_nt, fill) in tables.items()},
-        )
+        padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
+        padded_tables: dict[str, Any] = {  # the trainer's table may be wider than the batch at `read`
+            name: wider(table, adv_nt.shape[1], fill=padding)
+            for name, padding in padding_by_field.items()
+            if (table := getattr(batch, name)) is not None
+        }
+        batch = replace(batch, columns={name: list(values) for name, values in (columns or {}).items()}, **padded_tables)
         return Rollouts(
             mode="train" if learn else "eval",
             step=number,

@@ -277,12 +277,12 @@ def test_what_is_ignored_or_filtered_is_said(tmp_path):
         assert check(config(tmp_path, GRPO + "steps: 3\n", **{"grpo.use_dynamic_sampling": True})).method == "grpo"
     sentences = " ".join(str(one.message) for one in told)
     assert "also sets steps" in sentences
-    assert "grpo.use_dynamic_sampling drops groups by the environment's reward" in sentences
+    assert "grpo.use_dynamic_sampling drops groups whose environment rewards are equal" in sentences
 
 
 def test_a_trainer_that_hands_over_no_messages_is_refused(tmp_path):
     made = SpanEstimator(config(tmp_path, GRPO))
-    with pytest.raises(RecipeError, match="This trainer hands estimators no messages"):
+    with pytest.raises(RecipeError, match="This trainer gives estimators no messages"):
         made.compute_advantage(
             torch.zeros(1, 1).long(), torch.zeros(1), torch.ones(1, 2), repeated_batch={"total_reward": 0}
         )

@@ -156,7 +156,7 @@ REFUSED = {
     "per is 'batch'": RLOO.replace("completion", "batch"),
     "'reinforce\\+\\+' whitens over the batch": RLOO.replace("rloo", "reinforce++"),
     "has scope: turn": RLOO.replace("rloo", "bae").replace("pays: all", "pays: all, scope: turn"),
-    "'gigpo' compares turns by the state": RLOO.replace("rloo", "gigpo"),
+    "'gigpo' compares turns that start from the same state": RLOO.replace("rloo", "gigpo"),
     "has a critic section": RLOO + "critic: {gae_lambda_value: 0.5}\n",
     "Method 'gae' needs values": RLOO.replace("rloo", "gae"),
 }
@@ -171,7 +171,7 @@ def test_what_cannot_work_is_refused(tmp_path, match):
 
 def test_a_length_penalty_and_no_tokens_are_refused(tmp_path, prime):
     scored(tmp_path, prime, RLOO, [])
-    with pytest.raises(RecipeError, match="length_penalty changes a reward that pays no block"):
+    with pytest.raises(RecipeError, match="length_penalty changes a reward that spanwise does not use"):
         prime.ALGORITHM_CLASSES["grpo"](SimpleNamespace(length_penalty={}), SimpleNamespace(model_name="m"))
     with pytest.raises(RecipeError, match="TOKENS is 0"):
         prime_rl.check(str(tmp_path / "recipe.yaml"), tokens=0)

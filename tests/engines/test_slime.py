@@ -291,7 +291,7 @@ REFUSED = {
     "mask_offpolicy_in_partial_rollout is True": (GRPO, {"mask_offpolicy_in_partial_rollout": True}),
     "use_opd with opd_type 'sglang'": (GRPO, {"use_opd": True, "opd_type": "sglang"}),
     "grpo_std_normalization is False": (GRPO, {"grpo_std_normalization": False}),
-    "gamma is 0.9, and the recipe has gamma: 0.5": (
+    "gamma is 0.9, but the recipe has gamma: 0.5": (
         GRPO.replace("grpo", "reinforce++") + "options: {gamma: .5}\n",
         {"gamma": 0.9},
     ),
@@ -317,7 +317,7 @@ def test_settings_that_are_taken_or_change_nothing_are_said(tmp_path):
     for part in (
         "also sets steps",
         "gamma=0.9 changes nothing",
-        "f.nonzero_std keeps or drops groups by slime's own reward",
+        "f.nonzero_std drops groups by slime's own reward",
     ):
         assert part in sentences
 

@@ -1,4 +1,4 @@
-"""Compare the settings of a resumed run with the settings of its start; no trainer package is imported."""
+"""Compare the settings of a resumed run with its first settings, without importing a trainer package."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from spanwise.rollouts.folder import hidden
 #: The settings that a resumed run may change: its folder, its evaluations and files, and its length.
 MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
-#: Settings that checkpoints of earlier versions do not name -> what those were trained with.
+#: Maps settings that checkpoints of earlier versions lack to the values with which those versions trained.
 BEFORE: Mapping[str, Any] = {"importance_sampling_level": "token", "dynamic_sampling_rounds": 3}
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
     """List the settings that changed, except the names in `but`; secrets are not compared."""
     old, new = {**BEFORE, **plain(old)}, plain(new)
-    changed = [name for name in new if name not in but and not _same(name, old.get(name), new[name])]
-    sentences = [f"{name} was {old.get(name)!r} and is {new[name]!r} now" for name in changed]
-    return [text if len(text) < 100 else f"{name} differs" for name, text in zip(changed, sentences, strict=True)]
+    changed_names = [name for name in new if name not in but and not _same(name, old.get(name), new[name])]
+    sentences = [f"{name} was {old.get(name)!r} and is {new[name]!r} now" for name in changed_names]
+    return [text if len(text) < 100 else f"{name} differs" for name, text in zip(changed_names, sentences, strict=True)]
 
 
 def _same(name: str, old: Any, new: Any) -> bool:
@@ -29,5 +29,5 @@ def _same(name: str, old: Any, new: Any) -> bool:
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as a JSON file would give them back, without secrets."""
+    """Return settings as they look after a round trip through JSON, without secrets."""
     return json.loads(json.dumps(hidden(dict(settings), None), default=str))

@@ -1,6 +1,6 @@
-"""Write checkpoints with a list of their files, and find the newest complete checkpoint.
+"""Write the list of a checkpoint's files, and find and check the checkpoint from which training resumes.
 
-The list has the digest of each file and the training settings, so that training resumes from unchanged files and settings only.
+The list has a digest of each file and the training settings, so that training only resumes with unchanged files and settings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spanwise.engines.changes import changes, plain
 from spanwise.errors import DataError
 from spanwise.scheme import Scheme
 
-#: The list of a checkpoint's files. A checkpoint without it was cut off while it was written.
+#: The file with the list of a checkpoint's files, written last; a checkpoint without it is incomplete.
 MANIFEST = "spanwise.json"
 
 
@@ -35,12 +35,11 @@ def write_manifest(
     estimator: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the list of a checkpoint's files with sizes and digests, after the files are on disk; secrets are left out."""
+    """Write the list of a checkpoint's files with sizes and digests, once the files are on disk; secrets are left out."""
     sizes, digests = {}, {}
-    # A killed run may have left an unfinished list, which is no part of the checkpoint.
-    for file in sorted(
-        path for path in checkpoint.rglob("*") if path.is_file() and not path.name.lstrip(".").startswith(MANIFEST)
-    ):
+    for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
+        if file.name.lstrip(".").startswith(MANIFEST):
+            continue  # a killed run may have left an unfinished list
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         name = file.relative_to(checkpoint).as_posix()
@@ -65,7 +64,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def checkpoint_fault(checkpoint: Path) -> str | None:
-    """Return the fault that keeps training from resuming at a checkpoint, or None; no model is loaded."""
+    """Return why training cannot resume from a checkpoint, or None if it can; no model is loaded."""
     if not checkpoint.is_dir():
         return "the folder does not exist"
     try:
@@ -77,20 +76,21 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
     for name, size in sizes.items():
-        actual = (checkpoint / name).stat().st_size if (checkpoint / name).is_file() else None
-        if actual != size:
-            return f"{name} is missing" if actual is None else f"{name} is damaged: it has {actual} of {size} bytes"
+        actual_size = (checkpoint / name).stat().st_size if (checkpoint / name).is_file() else None
+        if actual_size != size:
+            damaged = f"{name} is damaged: it has {actual_size} of {size} bytes"
+            return f"{name} is missing" if actual_size is None else damaged
     if not resumable:
         return "the checkpoint holds a model only, because save_only_model was set"
     return next((f"{name} is damaged" for name in sizes if not _readable(checkpoint / name)), None)
 
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
-    """Return the newest complete checkpoint of a folder, or None, and the fault of each newer checkpoint by name."""
-    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
-    newest_first = sorted((path for path, step in steps.items() if step.isdecimal()), key=lambda path: -int(steps[path]))
+    """Return the newest usable checkpoint of a folder, or None, and the fault of each newer checkpoint by name."""
+    step_by_path = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
+    checkpoints = [path for path, step in step_by_path.items() if step.isdecimal()]
     faults: dict[str, str] = {}
-    for path in newest_first:
+    for path in sorted(checkpoints, key=lambda path: -int(step_by_path[path])):
         fault = checkpoint_fault(path)
         if fault is None:
             return path, faults
@@ -99,23 +99,24 @@ def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
 
 
 def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple[Path, str]:
-    """Return the given checkpoint, or the newest complete one of a folder, and a sentence about newer, damaged checkpoints."""
+    """Return the given or the newest usable checkpoint, and a sentence about newer checkpoints that are damaged."""
     if path is not None:
         if fault := checkpoint_fault(Path(path)):
             raise DataError(f"'{path}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
         return Path(path), ""
     newest, faults = newest_checkpoint(folder)
-    damaged = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+    fault_list = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
     if newest is None and not faults:
         raise DataError(
             f"There is no checkpoint under '{folder}'; train with --save-every 10 (save_steps in a script) to write some."
         )
     if newest is None:
         raise DataError(
-            f"No checkpoint under '{folder}' is readable ({damaged}); to start anew leave out --resume (in a script: "
+            f"No checkpoint under '{folder}' is readable ({fault_list}); to start anew leave out --resume (in a script: "
             "resume_from_checkpoint)."
         )
-    return newest, f"Training resumes from {newest.name}; newer checkpoints are not readable: {damaged}." if damaged else ""
+    note = f"Training resumes from {newest.name}; newer checkpoints are not readable: {fault_list}."
+    return newest, note if faults else ""
 
 
 def check_contents(place: Path) -> str:
@@ -123,14 +124,14 @@ def check_contents(place: Path) -> str:
     digests = read_manifest(place).get("digests")
     if digests is None:
         return f"The checkpoint '{place}' comes from an earlier version without file digests or settings, so nothing is checked."
-    changed: list[str | None] = [None]  # all processes wait for the broadcast; only the main process reads the files
+    changed_file: list[str | None] = [None]  # a list, because the main process broadcasts its entry to the others
     if PartialState().is_main_process:
-        changed = [next((name for name, digest in digests.items() if _digest(place / name) != digest), None)]
-    broadcast_object_list(changed)
-    if changed[0] is not None:
+        changed_file = [next((name for name, digest in digests.items() if _digest(place / name) != digest), None)]
+    broadcast_object_list(changed_file)
+    if changed_file[0] is not None:
         raise DataError(
-            f"'{place / changed[0]}' is not what was written into this checkpoint: it is damaged, or of another run. Put the file "
-            f"back, or give another checkpoint-<step> folder of '{place.parent}'."
+            f"'{place / changed_file[0]}' is not what was written into this checkpoint: it is damaged, or of another run. Put the "
+            f"file back, or give another checkpoint-<step> folder of '{place.parent}'."
         )
     return ""
 
@@ -141,7 +142,7 @@ def _digest(file: Path) -> str:
 
 
 def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
-    """Return the checkpoint that `resume_from_checkpoint` names; given `settings`, refuse changed settings and files."""
+    """Return the checkpoint to resume from, or None; if `settings` are given, refuse changed settings and files."""
     if requested is None or requested is False:
         return None
     place, note = find_checkpoint(args.output_dir, None if requested is True else str(requested))
@@ -178,7 +179,7 @@ def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Pa
 
 
 def _readable(file: Path) -> bool:
-    """Check that a file can be read in the format of its suffix; its content is not compared."""
+    """Return whether a file can be read in the format of its suffix."""
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as weights:

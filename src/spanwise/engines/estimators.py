@@ -1,4 +1,4 @@
-"""Advantage estimators `spanwise_<method>` for the registries of verl and SkyRL; each takes one reward per completion."""
+"""Advantage estimators `spanwise_<method>` for the registries of verl and SkyRL, with one reward per completion."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from spanwise.credit import group_index, method, outcome_methods, step_rewards, to_tokens
 from spanwise.errors import refuse
 
-#: The pattern of prompt ids that a trainer gives to padding rows.
+#: The pattern of the prompt ids that trainers give to padding rows.
 _PAD = re.compile(r"pad[0-9a-f]+")
 
 
 def outcome_estimators() -> dict[str, Callable[..., tuple[Tensor, Tensor]]]:
-    """Return every estimator by registry name."""
+    """Map registry names such as `spanwise_grpo` to estimators."""
     return {f"spanwise_{name}": partial(outcome_advantages, name) for name in outcome_methods()}
 
 
@@ -33,33 +33,34 @@ def outcome_advantages(
     batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Put one advantage per row on every token of the mask; return it twice, as advantages and as returns."""
-    settings = config if hasattr(config, "get") else {}
-    section = settings.get("spanwise") or {}
-    ignored = next((key for key in section if key != "options"), None)
+    """Put each row's advantage on all its trained tokens; return the table twice, as advantages and as returns."""
+    algorithm_settings = config if hasattr(config, "get") else {}
+    spanwise_section = algorithm_settings.get("spanwise") or {}
+    ignored_option = next((key for key in spanwise_section if key != "options"), None)
     refuse(
         {
             f"The estimator 'spanwise_{name}' compares completions of one prompt, but the batch has no uid.": index is None,
             "Estimator 'spanwise_grpo' ignores grpo_norm_by_std=False and norm_adv_by_std_in_grpo=False; use spanwise_dr_grpo.": (
-                name == "grpo" and rest.get("grpo_norm_by_std", settings.get("norm_adv_by_std_in_grpo")) is False
+                name == "grpo" and rest.get("grpo_norm_by_std", algorithm_settings.get("norm_adv_by_std_in_grpo")) is False
             ),
-            f"algorithm.spanwise.{ignored} only works with algorithm.adv_estimator=spanwise: the estimator 'spanwise_{name}' sees "
-            f"one reward and no completion. Leave the option out.": ignored,
+            f"algorithm.spanwise.{ignored_option} only works with algorithm.adv_estimator=spanwise: the estimator "
+            f"'spanwise_{name}' sees one reward and no completion. Leave the option out.": ignored_option,
         }
     )
-    ids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # A padding row stands last or has no trained token. A rejected rollout has no trained token either, but it is compared.
-    is_padding_n = [bool(_PAD.fullmatch(str(uid))) for uid in ids]
-    padding_start = max((n + 1 for n, is_padding in enumerate(is_padding_n) if not is_padding), default=0)
+    uids = index.tolist() if hasattr(index, "tolist") else list(index)
+    # Padding rows have padding ids, and stand last or have no trained token; they are not compared.
+    is_padding_n = [bool(_PAD.fullmatch(str(uid))) for uid in uids]
+    first_padding_row = max((n + 1 for n, is_padding in enumerate(is_padding_n) if not is_padding), default=0)
     trained_n = response_mask.bool().any(dim=1)
-    rows = [n for n, is_padding in enumerate(is_padding_n) if not is_padding or (n < padding_start and trained_n[n])]
+    compared_rows = [n for n, pad in enumerate(is_padding_n) if not pad or (n < first_padding_row and trained_n[n])]
     # A rejected rollout has no trained token, so its reward is summed over all tokens.
     reward_n = torch.where(
         trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
     )
     adv_n = torch.zeros_like(reward_n)
-    if rows:
-        options = dict(section.get("options") or {})
-        adv_n[rows] = method(name).estimator(reward_n[rows], group_index([ids[n] for n in rows]), **options).double()
+    if compared_rows:
+        method_options = dict(spanwise_section.get("options") or {})
+        group_n = group_index([uids[n] for n in compared_rows])
+        adv_n[compared_rows] = method(name).estimator(reward_n[compared_rows], group_n, **method_options).double()
     adv_nt = to_tokens(adv_n, response_mask, dtype=token_level_rewards.dtype)
     return adv_nt, adv_nt

@@ -32,15 +32,16 @@ def continue_ids(
     seed: int = 0,
     batch_size: int = 512,
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample `samples` continuations of each prefix, next to each other; the random state of training is kept."""
+    """Sample `samples` continuations of each prefix, in adjacent rows; restore the random state afterwards."""
     was_training, end_token_ids = model.training, torch.tensor(end_ids(model, tokenizer))
-    size, chunks = max(1, batch_size // samples), []
+    prefixes_per_chunk, outputs = max(1, batch_size // samples), []
     model.eval()
     try:
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(seed)
-            for first in range(0, len(prefixes), size):
-                ids_nl, attention_nl = left_padded(prefixes[first : first + size], int(tokenizer.pad_token_id), model.device)
+            for start in range(0, len(prefixes), prefixes_per_chunk):
+                chunk = prefixes[start : start + prefixes_per_chunk]
+                ids_nl, attention_nl = left_padded(chunk, int(tokenizer.pad_token_id), model.device)
                 output = model.generate(
                     input_ids=ids_nl,
                     attention_mask=attention_nl,
@@ -53,14 +54,14 @@ def continue_ids(
                     pad_token_id=tokenizer.pad_token_id,
                     disable_compile=True,
                 )
-                chunks.append(output[:, ids_nl.shape[1] :].cpu())
+                outputs.append(output[:, ids_nl.shape[1] :].cpu())
     finally:
         model.train(was_training)
-    width = max(chunk.shape[1] for chunk in chunks)
-    ids_nt = torch.cat([pad(chunk, (0, width - chunk.shape[1]), value=int(end_token_ids[0])) for chunk in chunks])
-    ended_nt = torch.isin(ids_nt, end_token_ids).cumsum(dim=1)
+    width = max(output.shape[1] for output in outputs)
+    ids_nt = torch.cat([pad(output, (0, width - output.shape[1]), value=int(end_token_ids[0])) for output in outputs])
+    end_count_nt = torch.isin(ids_nt, end_token_ids).cumsum(dim=1)
     # Tokens count up to and including the first end token; `generate` pads after it.
-    mask_nt = torch.cat([torch.ones_like(ended_nt[:, :1]), (ended_nt[:, :-1] == 0).long()], dim=1).bool()
+    mask_nt = torch.cat([torch.ones_like(end_count_nt[:, :1]), (end_count_nt[:, :-1] == 0).long()], dim=1).bool()
     return ids_nt, mask_nt
 
 
@@ -75,6 +76,7 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Return the token ids that end a completion."""
-    ids = model.generation_config.eos_token_id
-    return list(ids) if isinstance(ids, list) else [int(tokenizer.eos_token_id if ids is None else ids)]
+    """Return the ids of the tokens that end a completion."""
+    end_id = model.generation_config.eos_token_id
+    end_id = tokenizer.eos_token_id if end_id is None else end_id
+    return list(end_id) if isinstance(end_id, list) else [int(end_id)]

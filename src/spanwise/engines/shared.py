@@ -1,4 +1,4 @@
-"""Helpers that the engines share: `RunRecord`, which writes a run folder, and checks of recipes and options."""
+"""Helpers that several engines use: `RunRecord`, which writes a run folder, and checks of recipes and options."""
 
 from __future__ import annotations
 
@@ -30,75 +30,78 @@ from spanwise.rollouts.folder import RunFolder, check_free, hidden, is_run, metr
 from spanwise.scheme import SCRIPT, Scheme
 from spanwise.step import StepResult
 
-#: The files that a run writes; all other files in the folder belong to the trainer or the user and are kept.
+#: The files that a run writes; other files in the folder belong to the trainer or the user, and stay.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
-#: The packages that the report needs.
+#: The packages that draw report.html.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
-#: Fields of a scheme and its layout that a recipe writes under another name.
+#: Fields of a scheme and its layout that are no fields of a recipe.
 _UNWRITTEN = {"blocks", "recorded", "modes"}
 #: The fields of a recipe that a resumed run may not change: those of its scheme, layout and modes.
 RULE = (
     *(field.name for part in (Scheme, Layout) for field in fields(part) if field.name not in _UNWRITTEN),
     *(name for name, mode in MODES.items() if mode.in_scheme),
 )
-#: The fields that define the credit; the trainer's own configuration decides everything else.
+#: The fields of a recipe that an engine reads; the trainer's own configuration decides everything else.
 _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
 def idle_fields(path: str | Path, *, engine: str) -> str:
-    """Return a warning that lists the recipe fields that an engine ignores, or an empty string."""
+    """Return a warning that lists the recipe's fields that an engine ignores, or an empty string."""
     recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    names = {*recipe} - _CREDIT
+    ignored_names = {*recipe} - _CREDIT
     for name, mode in MODES.items():
-        names |= {f"{name}.{field}" for field in recipe.get(name) or {} if mode.elsewhere and field not in mode.elsewhere}
-    if not names:
-        return ""
-    return f"The recipe also sets {', '.join(sorted(names))}, but {engine}'s own configuration decides; these fields are ignored."
+        if mode.elsewhere:
+            ignored_names |= {f"{name}.{field}" for field in recipe.get(name) or {} if field not in mode.elsewhere}
+    names = ", ".join(sorted(ignored_names))
+    return (
+        f"The recipe also sets {names}, but {engine}'s own configuration decides; these fields are ignored." if names else ""
+    )
 
 
 def say(*sentences: str) -> None:
-    """Warn with each sentence that is not empty."""
+    """Issue each sentence that is not empty as a warning."""
     for sentence in filter(None, sentences):
         warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 def fixed_faults(required: Mapping[str, tuple[Any, str]], get_setting: Callable[[str], Any]) -> dict[str, bool]:
-    """Map a sentence about each engine option to whether the option differs from its required value."""
-    values = {name: get_setting(name) for name in required}
+    """Map a sentence about each option of an engine to whether the option differs from its required value."""
+    actual = {name: get_setting(name) for name in required}
     return {
-        f"{name} is {values[name]}: {reason}. Leave {name} at {required_value}.": values[name] not in (None, required_value)
+        f"{name} is {actual[name]}: {reason}. Leave {name} at {required_value}.": actual[name] not in (None, required_value)
         for name, (required_value, reason) in required.items()
     }
 
 
 @dataclass(frozen=True)
 class Discounts:
-    """What an engine's configuration sets in place of the recipe (gamma, lam): option -> the setting and its value."""
+    """The discounts (gamma, lam) that an engine's configuration sets instead of the recipe."""
 
-    set_by: Mapping[str, tuple[str, float]]
+    set_by: Mapping[str, tuple[str, float]]  # gamma or lam -> the engine's setting and its value
 
     @staticmethod
     def of(settings: Mapping[str, str], get_setting: Callable[[str], Any]) -> Discounts:
-        """Read the settings of an engine; `settings` gives the option of each."""
-        values = {option: (name, get_setting(name)) for name, option in settings.items()}
-        return Discounts({option: pair for option, pair in values.items() if pair[1] not in (None, 1.0)})
+        """Read an engine's settings; `settings` maps each to gamma or lam. None and 1 count as not set."""
+        setting_by_option = {option: (name, get_setting(name)) for name, option in settings.items()}
+        return Discounts({option: pair for option, pair in setting_by_option.items() if pair[1] not in (None, 1.0)})
 
     @property
     def options(self) -> dict[str, float]:
-        """The value of each option."""
+        """The value of gamma and lam, if they are set."""
         return {option: value for option, (_, value) in self.set_by.items()}
 
     def faults(self, scheme: Scheme) -> dict[str, bool]:
-        """Map a sentence about each discount to whether the recipe has another number for it."""
-        own = {option: scheme.options.get(option) for option in self.set_by}
+        """Map a sentence about each discount to whether the recipe sets another value."""
+        recipe_values = {option: scheme.options.get(option) for option in self.set_by}
         return {
-            f"{name} is {value}, and the recipe has {option}: {own[option]}; leave one of them out.": own[option]
-            not in (None, value)
+            f"{name} is {value}, but the recipe has {option}: {recipe_values[option]}. Remove one of the two.": (
+                recipe_values[option] not in (None, value)
+            )
             for option, (name, value) in self.set_by.items()
         }
 
     def remarks(self, scheme: Scheme, recipe_options: Mapping[str, Any], *, engine: str) -> list[str]:
-        """Say what becomes of each discount that the recipe itself does not name."""
+        """Return a sentence about each discount that the recipe does not set: whether the method uses it or not."""
         return [
             f"{name}={value} is taken as the recipe's option {option}."
             if option in scheme.options
@@ -109,13 +112,13 @@ class Discounts:
 
 
 def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
-    """Map a sentence to whether a setting asks for no division by a group's deviation while the recipe divides."""
+    """Map a sentence to whether a setting is false although the recipe divides by a group's standard deviation."""
     divides = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
-    sentence = (
+    problem = (
         f"{name} is {value}, and method '{scheme.method}' of the recipe divides by a group's deviation; write method: dr_grpo, or "
         "leave scale: std out."
     )
-    return {sentence: divides and value is not None and not value}
+    return {problem: divides and value is not None and not value}
 
 
 def fold_factor(
@@ -128,8 +131,7 @@ def fold_factor(
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
     """Compute the factor on a micro-batch's advantages that makes a TRL loss a mean over rows of a sum over tokens."""
-    # The loss divides by the result times the rows b of the micro-batch: by b n_i, sum of n_i, b max_completion_length, the
-    # generation batch's share of tokens, or b.
+    # TRL's loss divides by the result times the rows of the micro-batch.
     rows = mask_bt.shape[0]
     tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(tokens_b1)
@@ -145,7 +147,7 @@ def fold_factor(
 
 
 def model_size(path: str | None) -> int | None:
-    """Return how many token ids a model folder can sample, often more than its tokenizer has; None if unknown."""
+    """Return a model's vocabulary size from its config, often more than its tokenizer has; None if unknown."""
     try:
         config, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
     except (OSError, ValueError):
@@ -154,7 +156,7 @@ def model_size(path: str | None) -> int | None:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Turn rows into columns, with None if a row lacks a name; a nested mapping becomes columns with dotted names.
+    """Turn rows into columns, with None for missing values; nested mappings become columns with dotted names.
 
     >>> columns_of([{"gold": {"answer": "4"}}, {"level": 2}])
     {'gold.answer': ['4', None], 'level': [None, 2]}
@@ -164,7 +166,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings to dotted keys."""
+    """Flatten nested mappings into one mapping with dotted keys."""
     columns: dict[str, Any] = {}
     for name, value in row.items():
         columns |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
@@ -172,16 +174,16 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
-    """Refuse wrong settings for rollouts and report before training starts."""
-    missing = [name for name in _REPORT if report and find_spec(name) is None]
+    """Refuse values of `keep_rollouts` and `report` that cannot work, before training starts."""
+    missing_packages = [name for name in _REPORT if report and find_spec(name) is None]
     refuse(
         {
             f"keep_rollouts is {keep_rollouts!r}; set it to 1, 2, ... for the rollouts of every k-th batch, or to 0 for none.": (
                 isinstance(keep_rollouts, bool) or not isinstance(keep_rollouts, int) or keep_rollouts < 0
             ),
             f"report is {report!r}; set it to true or false.": not isinstance(report, bool),
-            f"report=True draws report.html with packages that are not installed: {', '.join(missing)}. Run "
-            "pip install 'spanwise[cli,report]', or leave report out and run `spanwise report FOLDER` later.": missing,
+            f"report=True draws report.html with packages that are not installed: {', '.join(missing_packages)}. Run "
+            "pip install 'spanwise[cli,report]', or leave report out and run `spanwise report FOLDER` later.": missing_packages,
         }
     )
 
@@ -192,7 +194,7 @@ def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[s
 
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
-    """Return the prompt text of each group, from the group's first row."""
+    """Decode one prompt for each uid, that of its first row."""
     ids_by_uid: dict[Any, Sequence[int]] = {}
     for uid, ids in zip(uids, prompts, strict=True):
         ids_by_uid.setdefault(uid, ids)
@@ -200,7 +202,7 @@ def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence
 
 
 class RunRecord:
-    """Writes the folder of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`."""
+    """Writes a run folder: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`."""
 
     def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, option: str) -> None:
         self.folder, self.keep, self.report, self.option = RunFolder(folder, writes=WRITES), keep_rollouts, report, option
@@ -211,17 +213,17 @@ class RunRecord:
 
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
-        """Build the record that the trainer's configuration asks for; None if it names no folder."""
-        folder, keep, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
-        check_keeping(keep, report)
-        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder is None and (keep or report)})
-        return None if folder is None else RunRecord(str(folder), keep_rollouts=keep, report=report, option=option)
+        """Build a record from the options folder, keep_rollouts and report; None without a folder."""
+        folder, every, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
+        check_keeping(every, report)
+        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder is None and (every or report)})
+        return None if folder is None else RunRecord(str(folder), keep_rollouts=every, report=report, option=option)
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
-        """Build the `recipe.yaml` of a run that has no recipe, from its scheme and the settings that are set."""
+        """Build the content of `recipe.yaml` from a scheme and those of the settings that are not None."""
         set_values = {name: value for name, value in settings.items() if value is not None}
         recipe = {"task": SCRIPT, **scheme.plain(), **set_values, "keep_rollouts": self.keep, "report": self.report}
-        return json.loads(json.dumps(recipe))  # a file gives lists back for tuples
+        return json.loads(json.dumps(recipe))  # a file turns tuples into lists
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
         """Refuse a folder that already holds another run or other files."""
@@ -234,12 +236,12 @@ class RunRecord:
                 f"'{folder}' already holds a run, and the new run starts at step 0. Give another {self.option}, move the old "
                 "run away, or resume it from a checkpoint."
             )
-        saved = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8")) or {}
-        changed = [name for name in RULE if hidden({name: saved.get(name)}) != hidden({name: recipe.get(name)})]
-        if changed:
+        saved_recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8")) or {}
+        changed_names = [name for name in RULE if hidden({name: saved_recipe.get(name)}) != hidden({name: recipe.get(name)})]
+        if changed_names:
             raise DataError(
-                f"The run in '{folder}' was trained with another {', '.join(changed)}, so it cannot go on in the same folder. "
-                f"Give another {self.option}."
+                f"The run in '{folder}' was trained with another {', '.join(changed_names)}, so it cannot go on in the same "
+                f"folder. Give another {self.option}."
             )
 
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
@@ -264,20 +266,20 @@ class RunRecord:
         if self._recipe is None:
             self.check(recipe, step=step - 1)
             self.begin(recipe, step=step - 1, tokenizer=tokenizer)
-        scores, steps = result.own.reading.scores, result.own.batch.steps
+        scores, batch_steps = result.own.reading.scores, result.own.batch.steps
         self.add(step, {**result.metrics, **reward_means(completed(scores, scheme.objectives), scheme.names)})
         if self.keep and step % self.keep == 0:
-            rollout_n = None if steps is None else steps.trajectory_s
+            rollout_n = None if batch_steps is None else batch_steps.trajectory_s
             self.folder.write_rollouts([rollouts().recorded(step=step, rollout_n=rollout_n)], step=step)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add metrics of a batch to its line in `metrics.jsonl`."""
+        """Add metrics of a step to its line in `metrics.jsonl`; a new step first writes the line before."""
         if self._line and self._line["step"] != step:
             self.flush()
         self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
 
     def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        """Add what the trainer logs about the update of the last batch; `names` maps report names to trainer names."""
+        """Add the trainer's metrics of the last batch's update; `names` maps names of the report to names of the trainer."""
         if self._line:
             self.add(self._line["step"], {name: logged[key] for name, key in names.items() if key in logged})
 
@@ -291,7 +293,7 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold the folder's lock during training, and finish its files however training ends."""
+        """Lock the folder during training, and complete its files even if training fails."""
         start_time, finished = time.perf_counter(), False
         with sole_writer(self.folder.path):
             try:
@@ -301,8 +303,8 @@ class RunRecord:
                 self.flush()
                 if self._recipe is not None and finished:
                     description = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
-                    share = self.own_seconds / self.seconds if self.seconds else None
-                    cost = {"spanwise_seconds": self.own_seconds, "spanwise_share": share}
+                    own_share = self.own_seconds / self.seconds if self.seconds else None
+                    cost = {"spanwise_seconds": self.own_seconds, "spanwise_share": own_share}
                     seconds = time.perf_counter() - start_time
                     self.folder.write_summary({**description, "steps": self.step, "seconds": seconds, **cost})
                 if self._recipe is not None and self.report:
@@ -311,7 +313,7 @@ class RunRecord:
 
 
 def _make_report(folder: Path) -> None:
-    """Make the report in a separate process, so that its cost and errors stay out of the training; warn if it fails."""
+    """Make report.html in a separate process, whose errors cannot stop the training; warn if it fails."""
     command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
     process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode:

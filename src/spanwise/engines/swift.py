@@ -1,4 +1,4 @@
-"""ms-swift: `swift rlhf --rlhf_type grpo` with the credit of a recipe. Read and run with ms-swift 4.6.0."""
+"""ms-swift with the credit of a recipe, in `swift rlhf --rlhf_type grpo`; written for and run with ms-swift 4.6.0."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from spanwise.step import Ranks, Step, wider
 
 __all__ = ["install"]
 
-#: The fields of `Batch` that ms-swift's rollouts fill in; old log-probabilities are there when completions are read.
+#: The fields of `Batch` that ms-swift's rollouts fill in; old log-probabilities are known before completions are read.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
-#: Those under which the KL, which ms-swift divides like the policy term, is a mean over the tokens of a completion.
+#: The loss types under which ms-swift averages the KL over the tokens of each completion.
 KL_LOSS_TYPES = ("grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 _TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
-#: Options that would change the credit: their required value, and why.
+#: Maps options that would change the credit to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
     "kl_in_reward": (False, "the option changes a reward that pays no block"),
     "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
@@ -63,17 +63,17 @@ def install(recipe: str | Path) -> None:
 
 
 class NoReward(ORM):
-    """The reward function `spanwise`: none, for a run whose rewards are all in the recipe; ms-swift asks for one at least."""
+    """The reward function `spanwise` for runs whose rewards are all in the recipe, as ms-swift needs at least one function."""
 
     def __call__(self, completions: Sequence[str], **columns: Any) -> list[float]:
-        """Return a 0 for each completion."""
+        """Return reward 0 for each completion."""
         return [0.0] * len(completions)
 
 
 def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
-    """Load the recipe's scheme; refuse settings of ms-swift that cannot work with it."""
+    """Load the scheme of a recipe; refuse settings of ms-swift that do not work with it."""
     scheme, loss_type, beta = scheme_at(recipe, longest=longest), settings["loss_type"], settings["beta"]
-    level, modes = settings["importance_sampling_level"], load(recipe).modes
+    level, mode_sections = settings["importance_sampling_level"], load(recipe).modes
     refuse(
         {
             f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
@@ -81,13 +81,11 @@ def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
             f"beta is {beta}, and under loss_type '{loss_type}' ms-swift does not average the KL over the tokens of each "
             f"completion. Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0.": beta
             and loss_type not in KL_LOSS_TYPES,
-            "ms-swift's teacher would change the advantages. Leave its options (teacher_model, ...) out.": settings[
-                "teacher"
-            ],
-            "Samples of one prompt come in changing numbers (a rollout server with several turns). Use single turns, or SkyRL.": (
-                settings["dynamic_num_samples"]
-            ),
-            f"The recipe has {', '.join(modes)}, which ms-swift has no place for. Leave it out, or train with TRL.": modes,
+            _TEACHER: settings["teacher"],
+            "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "
+            "turns, or train with SkyRL.": settings["dynamic_num_samples"],
+            f"The recipe has {', '.join(mode_sections)}, which does not work with ms-swift. Leave it out, or train with "
+            "TRL.": mode_sections,
             **fixed_faults(_FIXED, settings.get),
         }
     )
@@ -99,7 +97,7 @@ def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
 
 
 class SwiftSpanTrainer(GRPOTrainer):
-    """ms-swift's `GRPOTrainer`, with a recipe's credit for every span in the place of its advantages."""
+    """ms-swift's `GRPOTrainer` with the advantages of a recipe instead of its own."""
 
     recipe: Path
 
@@ -118,27 +116,32 @@ class SwiftSpanTrainer(GRPOTrainer):
         self.step = Step(scheme, Vocabulary.of(template.tokenizer, self.model), ranks=ranks if distributed else None)
 
     def _postprocess_batch(self, samples: Sequence[Any], batch_encoded_inputs: Sequence[Any]) -> None:
-        """Replace the advantages of ms-swift by those of the recipe, in the columns of each micro-batch."""
+        """Replace ms-swift's advantages in each micro-batch by those of the recipe."""
         super()._postprocess_batch(samples, batch_encoded_inputs)
-        ordered = [sample for chunk in self.split_by_mini_batches(samples) for sample in chunk]
-        training, parts = self.model.training, [(one["grpo_batch"], one["model_inputs"]) for one in batch_encoded_inputs]
-        rows = [_row(part, ids_bl, n) for part, inputs in parts for n, ids_bl in enumerate(inputs["input_ids"])]
-        refuse({_TEACHER: any(part.teacher_per_token_logps is not None for part, _ in parts)})
+        ordered_samples = [sample for chunk in self.split_by_mini_batches(samples) for sample in chunk]
+        training, micro_batches = self.model.training, [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
+        rows = [
+            _row(micro_batch, ids_l, n)
+            for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True)
+            for n, ids_l in enumerate(encoded["model_inputs"]["input_ids"])
+        ]
+        refuse({_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
         width = max(len(row["ids"]) for row in rows)
         logp_nt = torch.stack([wider(row["logp"][None].float(), width)[0] for row in rows]).cpu()
-        size = self.num_generations if training else self.num_generations_eval
-        group_n = (self.accelerator.process_index * len(rows) + torch.arange(len(rows))) // size
+        group_size = self.num_generations if training else self.num_generations_eval
+        group_n = (self.accelerator.process_index * len(rows) + torch.arange(len(rows))) // group_size
         ids, sampled = ([row[name] for row in rows] for name in ("ids", "sampled"))
-        own = self.step.read(Batch.jagged(ids, group_n, sampled=sampled, columns=self._columns(ordered), logp_nt=logp_nt))
+        columns = self._columns(ordered_samples)
+        own = self.step.read(Batch.jagged(ids, group_n, sampled=sampled, columns=columns, logp_nt=logp_nt))
         mask_nt = torch.tensor([[*row["sampled"], *[0] * (width - len(row["ids"]))] for row in rows]).bool()
         if self.overlong_filter:
-            mask_nt &= ~torch.cat([part.truncated_mask for part, _ in parts]).cpu()[:, None]
+            mask_nt &= ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]
         result = self.step.finish(own, mask_nt=mask_nt, learn=training, number=self.state.global_step)
         advantage_rows = iter(own.put(result.advantages_nt, width=width))
         places = iter(row["place"] for row in rows)
-        for part, _ in parts:
-            part.advantages = torch.zeros_like(part.completion_mask, dtype=torch.float32)
-            for advantage_t in part.advantages:
+        for micro_batch in micro_batches:
+            micro_batch.advantages = torch.zeros_like(micro_batch.completion_mask, dtype=torch.float32)
+            for advantage_t in micro_batch.advantages:
                 place = next(places)
                 advantage_t[place] = next(advantage_rows)[: place.stop - place.start].to(advantage_t)
         for name, value in result.metrics.items():
@@ -146,16 +149,16 @@ class SwiftSpanTrainer(GRPOTrainer):
         say(*result.warnings if self.accelerator.is_main_process else ())
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
-        """Return what rewards read: the dataset's columns, the prompts, and ms-swift's rewards, whose sum is `environment`."""
+        """Return the columns for rewards: the dataset's, the prompts, ms-swift's rewards, and their sum as `environment`."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
         total_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
-        names = dict.fromkeys(name for sample in samples for name in sample.extra)
-        columns = {name: [sample.extra.get(name) for sample in samples] for name in names}
+        extra_names = dict.fromkeys(name for sample in samples for name in sample.extra)
+        columns = {name: [sample.extra.get(name) for sample in samples] for name in extra_names}
         columns |= {"prompts": [sample.messages[:-1] for sample in samples], "environment": total_n.tolist()}
         return columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: Any, grpo_batch: Any) -> Any:
-        """Compute ms-swift's loss, with its normaliser undone in the advantages."""
+        """Compute ms-swift's loss with advantages that undo its normaliser."""
         mask_bt = grpo_batch.completion_mask
         if self.overlong_filter:
             mask_bt = mask_bt & ~grpo_batch.truncated_mask[:, None]
@@ -167,15 +170,15 @@ class SwiftSpanTrainer(GRPOTrainer):
             processes=self.accelerator.num_processes,
             steps_per_generation=self.current_gradient_accumulation_steps if self.model.training else 1,
         )
-        moved = replace(grpo_batch, advantages=grpo_batch.advantages * factor_b1)
-        return super()._compute_loss_and_metrics(model, model_inputs, moved)
+        scaled_batch = replace(grpo_batch, advantages=grpo_batch.advantages * factor_b1)
+        return super()._compute_loss_and_metrics(model, model_inputs, scaled_batch)
 
 
-def _row(part: Any, ids_l: Tensor, n: int) -> dict[str, Any]:
-    """Cut a completion out of a micro-batch: from its first trained token to its last."""
-    mask_t = part.completion_mask[n].bool()
-    place_k = mask_t.nonzero()[:, 0].tolist() or [0, -1]
-    place = slice(place_k[0], place_k[-1] + 1)
+def _row(micro_batch: Any, ids_l: Tensor, n: int) -> dict[str, Any]:
+    """Cut completion n out of a micro-batch, from its first trained token to its last."""
+    mask_t = micro_batch.completion_mask[n].bool()
+    trained_columns = mask_t.nonzero()[:, 0].tolist() or [0, -1]
+    place = slice(trained_columns[0], trained_columns[-1] + 1)
     ids_t = ids_l[-len(mask_t) :]
-    logp_t = part.old_per_token_logps[n, place]
+    logp_t = micro_batch.old_per_token_logps[n, place]
     return {"ids": ids_t[place].tolist(), "sampled": mask_t[place].int().tolist(), "logp": logp_t, "place": place}

@@ -1,6 +1,6 @@
-"""Credit for the datums of Tinker and of servers with the same format; their losses take one advantage per token.
+"""Credit for the datums of Tinker, and of servers with the same format, whose losses take one advantage per token.
 
-Nothing of tinker is imported: a datum is anything with `loss_fn_inputs`, as an object or as a dict.
+The package tinker is not imported: a datum is any object or dict with `loss_fn_inputs`.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ def credit_datums(
 ) -> list[list[list[Any]]]:
     """Set the advantages of datums to the credit of a scheme, token by token.
 
-    Tinker's losses are plain sums over tokens, and so is the objective of what `pipeline.advantages` gives.
+    Tinker's losses are plain sums over tokens, for which the numbers of `pipeline.advantages` are made.
 
     Args:
-        groups: for each prompt its rollouts; a rollout is a datum, or the list of datums that its turns became. Which tokens were
-            sampled stands in a datum's `mask`, or in its `weights`; its `target_tokens` are the ids.
-        scheme: the rule.
-        vocabulary: the bytes of every id.
-        rewards: objective -> reward of every rollout, nested as the groups are: a number, or the `Status` that says why there is
-            none. Objectives that are not among them are computed from the text.
-        columns: what rewards read, one value per group.
+        groups: the rollouts of each prompt; a rollout is one datum, or a list with one datum per turn. A datum's `target_tokens`
+            are its ids, and its `mask` or `weights` mark the sampled tokens.
+        scheme: the rule of credit.
+        vocabulary: the bytes of every token id.
+        rewards: objective -> the reward of every rollout, nested like `groups`: a number, or the `Status` that says why there is
+            none. The other objectives are computed from the text.
+        columns: the columns that rewards read, one value per group.
 
     Returns:
-        New datums, group by group and rollout by rollout, in lists; all but their `advantages` is that of the given ones. They are
-        float32, and 0 at tokens that no model sampled.
+        Copies of the datums with new `advantages`, nested as groups, rollouts and datums. The advantages are float32, and 0 at
+        tokens that no model sampled.
 
     Raises:
-        AlignmentError: rewards or columns that are not nested as the groups are; a datum that does not say which tokens were
-            sampled, or of how many.
+        AlignmentError: rewards or columns are not nested like `groups`; a datum has no mask, or one of another length.
 
     Example:
         >>> from spanwise import Layout
         >>> inputs = [{"target_tokens": [9, i], "mask": [0., 1.], "advantages": [0., 0.]} for i in (1, 2)]
-        >>> group = [{"model_input": [3, 9], "loss_fn_inputs": one} for one in inputs]
+        >>> group = [{"model_input": [3, 9], "loss_fn_inputs": datum_inputs} for datum_inputs in inputs]
         >>> scheme = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
-        >>> found = credit_datums([group], scheme, Vocabulary((b"x",) * 10), rewards={"correct": [[1., 0.]]})
-        >>> [datum["loss_fn_inputs"]["advantages"] for rollout in found[0] for datum in rollout]
+        >>> credited = credit_datums([group], scheme, Vocabulary((b"x",) * 10), rewards={"correct": [[1., 0.]]})
+        >>> [datum["loss_fn_inputs"]["advantages"] for rollout in credited[0] for datum in rollout]
         [[0.0, 1.0], [0.0, -1.0]]
     """
     rollouts = [list(datums) if isinstance(datums, (list, tuple)) else [datums] for group in groups for datums in group]
     group_of_rollout = [g for g, group in enumerate(groups) for _ in group]
-    sizes = [len(group) for group in groups]
+    group_sizes = [len(group) for group in groups]
     for name, values in (rewards or {}).items():
-        if (counts := [len(group) for group in values]) != sizes:
+        if (reward_counts := [len(group) for group in values]) != group_sizes:
             raise AlignmentError(
-                f"Rewards '{name}' come in groups of {counts}, but the groups hold {sizes} rollouts; give each rollout one."
+                f"Rewards '{name}' come in groups of {reward_counts}, but the groups hold {group_sizes} rollouts; give each "
+                "rollout one."
             )
     for name, values in (columns or {}).items():
         if len(values) != len(groups):
@@ -94,14 +94,14 @@ def credit_datums(
 
 
 def _turn(datum: Any, rollout: int, number: int) -> Turn:
-    """Turn a datum into a `Turn`; refuse a datum without a mask of its sampled tokens."""
+    """Build a `Turn` from a datum; refuse a datum without a mask of its sampled tokens."""
     inputs = _get(datum, "loss_fn_inputs")
     ids = [int(value) for value in _values(_get(inputs, "target_tokens"))]
     mask = _values(_get(inputs, "mask")) or _values(_get(inputs, "weights"))
     refuse(
         {
-            f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so nothing says which of its {len(ids)} tokens "
-            f"were sampled; add one of them to its loss_fn_inputs.": not mask,
+            f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so nobody knows which of its {len(ids)} tokens "
+            f"were sampled. Add a mask to its loss_fn_inputs.": not mask,
             f"Datum {number} of rollout {rollout} has {len(ids)} target tokens and {len(mask)} mask values; give each token one.": (
                 len(mask) != len(ids)
             ),
@@ -112,11 +112,12 @@ def _turn(datum: Any, rollout: int, number: int) -> Turn:
 
 
 def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
-    """Copy a datum with new advantages, in the number type of the old ones; `row` may be padded."""
+    """Copy a datum with new advantages, in the container type of the old ones; the given row may be padded."""
     inputs = _get(datum, "loss_fn_inputs")
-    tokens, old = _get(inputs, "target_tokens"), _get(inputs, "advantages")
-    new = _like(tokens if old is None else old, advantage_t[: len(_values(tokens))])
-    return _with(datum, "loss_fn_inputs", _with(inputs, "advantages", new))
+    target_tokens, old_advantages = _get(inputs, "target_tokens"), _get(inputs, "advantages")
+    container = target_tokens if old_advantages is None else old_advantages
+    new_advantages = _like(container, advantage_t[: len(_values(target_tokens))])
+    return _with(datum, "loss_fn_inputs", _with(inputs, "advantages", new_advantages))
 
 
 def _get(record: Any, name: str) -> Any:
@@ -131,7 +132,7 @@ def _with(record: Any, name: str, value: Any) -> Any:
 
 
 def _values(numbers: Any) -> list[Any]:
-    """Return the numbers of a list, tensor, array or object with `data` as a list; empty for None."""
+    """Convert a list, tensor, array or object with `data` to a list of its numbers; None becomes an empty list."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
     data = _get(numbers, "data")
@@ -139,7 +140,7 @@ def _values(numbers: Any) -> list[Any]:
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:
-    """Convert numbers to float32 in the same container type."""
+    """Convert values to float32 numbers in the container type of `numbers`."""
     array = np.array(values, dtype=np.float32)
     if isinstance(numbers, Tensor):
         return torch.from_numpy(array)

@@ -1,23 +1,23 @@
-"""The versions of each engine that the tests cover; `spanwise doctor` and the engines warn about any other."""
+"""The versions of TRL, verl and SkyRL that the tests cover; `spanwise doctor` and the engines warn about others."""
 
 from __future__ import annotations
 
 import operator
 import re
 
-#: Engine -> its tested versions, the same as in its extra.
+#: Maps engines to their tested versions, as in the extras of pyproject.toml.
 WINDOWS = {"trl": ">=1.10,!=1.15.0,<2", "verl": ">=0.9,<0.10", "skyrl": ">=0.3,<0.5"}
-_HOLDS = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
+_COMPARE = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
 
 
 def is_tested(engine: str, version: str) -> bool:
-    """Check that the tests cover a version of an engine; a pre-release counts as its release."""
+    """Return whether the tests cover a version of an engine; a pre-release counts as its release."""
     bounds = re.findall(r"([<>!]=?)([\d.]+)", WINDOWS[engine])
-    return all(_HOLDS[operator](_numbers(version), _numbers(bound)) for operator, bound in bounds)
+    return all(_COMPARE[sign](_numbers(version), _numbers(bound)) for sign, bound in bounds)
 
 
 def _numbers(version: str) -> list[int]:
-    """Return the numbers of a release, without zeros at the end."""
+    """Return the numbers of a version, without trailing zeros."""
     release = re.sub(r"(\.0+)*\.?$", "", re.split(r"[^\d.]", version)[0])
     return [int(number) for number in release.split(".") if number]
 

@@ -1,6 +1,6 @@
-"""Features beside the methods; each has a folder with its settings, credit, engine parts, metrics and page.
+"""Modes: optional features such as a critic, each in a folder with its settings, credit, parts in engines, metrics and page.
 
-A new mode is a folder here with one `@register(NAME, kind="mode")`, and its import below. This room needs torch alone.
+A new mode is a folder here with one `@register(NAME, kind="mode")`, and its import below. Importing this package needs torch only.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ def _named(name: str, mode: type[Mode], _: str) -> type[Mode]:
     return mode
 
 
-#: Every mode by name. The part of a mode in an engine is imported when that engine builds it.
+#: Every mode by name. Engines import their part of a mode when they build it.
 MODES: Registry[type[Mode]] = Registry("mode", kinds=("mode",), group="spanwise.modes", entry=_named)
 
-from spanwise.modes.critic.config import CriticConfig  # noqa: E402 - into the registry
+from spanwise.modes.critic.config import CriticConfig  # noqa: E402 - registers itself
 from spanwise.modes.laser.config import Laser  # noqa: E402
 
 __all__ = ["MODES", "CriticConfig", "Laser", "Mode", "scoring_mode"]
 
 
 def scoring_mode(sections: Mapping[str, Any]) -> Mode | None:
-    """Return the mode that gives completions a score, if a recipe has a section for one."""
+    """Return the first mode in a recipe's sections that gives completions a score; None without one."""
     modes = (mode.of(sections[name]) for name, mode in MODES.items() if sections.get(name))
     return next((mode for mode in modes if mode.judge is not None), None)

@@ -1,4 +1,4 @@
-"""The part of a mode in an engine: calls that change nothing, of which a part replaces those that it needs."""
+"""Base classes of a mode's part in an engine: TRL's trainer, or a trainer that only knows rows (verl, SkyRL)."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from spanwise.scheme import Scheme
 
 
 class TrlPart:
-    """A mode in TRL's trainer, which is complete by then: a part reads the trainer's attributes and sets none."""
+    """A mode's part in TRL's trainer: it is built after the trainer, reads the trainer's attributes, and sets none of them."""
 
     def __init__(self, mode: Any, trainer: Any) -> None:
         self.mode: Any = mode
         self.trainer = trainer
 
     def gather(self, table_nc: Tensor) -> Tensor:
-        """Gather a table from all processes, with the same number of rows in each."""
+        """Gather the rows of a table from all processes; each process must have the same number of rows."""
         gathered: Any = self.trainer.accelerator.gather(table_nc.to(self.trainer.accelerator.device))
         return gathered.cpu()
 
     def generating(self) -> AbstractContextManager[Any]:
-        """Wrap the generation of completions."""
+        """Return the context in which TRL generates completions."""
         return nullcontext()
 
     def forward(self, score: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Wrap a pass over prompts and completions: `score` is TRL's `_get_per_token_logps_and_entropies`, with its arguments."""
+        """Run a forward pass; `score` and the arguments are those of TRL's `_get_per_token_logps_and_entropies`."""
         return score(*args, **kwargs)
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the mode's fields to a `step.ReadBatch` before the credit, and return it with metrics."""
-        return own, {}  # fields added to TRL's `output` come back in `loss`, cut into micro-batches
+        return own, {}  # `loss` gets the fields that a part adds to TRL's `output`, cut into micro-batches
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
-        """Return the mode's term in the loss of a micro-batch, and metrics of it."""
+        """Return the mode's term in the loss of a micro-batch, and its metrics."""
         return 0.0, {}
 
     @property
     def waits(self) -> bool:
-        """True while the mode is fitted alone and the policy is not trained yet."""
+        """True while the mode trains alone and the policy waits."""
         return False
 
     @property
     def files(self) -> dict[str, str]:
-        """The files of the mode in checkpoints and in the folder of a run: name -> text."""
+        """The text of each file that the mode keeps in checkpoints and run folders, by file name."""
         return {}
 
     def save(self, folder: Path) -> None:
@@ -64,45 +64,45 @@ class TrlPart:
 
 
 class RowPart(ABC):
-    """A mode in a trainer that knows rows alone (verl, SkyRL): the policy's passes see one more token in each row."""
+    """A mode's part in verl and SkyRL, which know rows only: it appends one token to rows, for every forward pass."""
 
-    # The engine puts `token` behind each row that `ended`, outside the loss mask, so that every pass gives its log-probability.
-    # There, the advantage holds a weight and the old log-probability a target (`lesson`); a policy loss that the engine registers
-    # as `spanwise_<mode>_<loss>` takes both out again (`parted`) and adds the squared error.
+    # The engine appends `token` to each row that `ended`, outside the loss mask, so that every pass gives its log-probability.
+    # In the token's column, the advantage holds the weight and the old log-probability the target that `lesson` returned.
+    # The engine's loss `spanwise_<mode>_<loss>` takes weight and target out again by `parted`, and adds the squared error.
     mode: Any
     token: int
 
     @staticmethod
     @abstractmethod
     def check(mode: Any, engine: str, config: Any) -> None:
-        """Refuse settings of an engine under which the mode would not work, with a `RecipeError`."""
+        """Raise a `RecipeError` for settings of the engine under which the mode cannot work."""
 
     @abstractmethod
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Return whether the token belongs behind a row."""
+        """Return whether the engine appends the token to a row, given the row's ids and mask."""
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
-        """Return the mode's fields of `Batch`, given the token's log-probability in each row (NaN: none); batches count from 0."""
+        """Return the mode's fields of batch `number` (from 0), given the token's log-probability in each row, NaN without token."""
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return, after the credit, a weight and a target for each row, and metrics; the trainer's mean is over `rows` rows."""
+        """Return a weight and a target for each row of a read batch, and metrics; the trainer averages over `rows` rows."""
 
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return old log-probabilities and advantages without the mode's weights and targets, and its error at each token."""
+        """Return old log-probabilities and advantages without targets and weights, and the mode's loss at each token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
-    """Return the log-probability at a column of each row, NaN if the column is -1."""
+    """Return each row's log-probability at the row's column; NaN if the column is -1."""
     logp_n = logp_nt.gather(1, column_n.clamp(min=0)[:, None])[:, 0]
     return torch.where(column_n >= 0, logp_n, torch.nan)
 
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
-    """Return a table with a value set at a column of each row, except where the column is -1."""
-    value_nt, at = value_nt.clone(), (column_n >= 0).nonzero()[:, 0]
-    value_nt[at, column_n[at]] = value_n[at].to(value_nt.dtype)
+    """Return a copy of a table with each row's value set at the row's column; unchanged if the column is -1."""
+    value_nt, row_r = value_nt.clone(), (column_n >= 0).nonzero()[:, 0]
+    value_nt[row_r, column_n[row_r]] = value_n[row_r].to(value_nt.dtype)
     return value_nt

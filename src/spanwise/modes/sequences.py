@@ -1,4 +1,4 @@
-"""Prompts and completions side by side, as a model reads them; from TRL's generation batch, too."""
+"""`Sequences`: prompts joined with their completions, as a model reads them; and masks of completions that ended."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from spanwise.batch import Batch
 
 @dataclass(frozen=True)
 class Sequences:
-    """Prompts and completions side by side, as a model reads them."""
+    """Prompts joined with their completions, as a model reads them."""
 
-    ids_nl: Int[Tensor, "n l"]  # prompt, padded on the left, and completion, padded on the right
-    attention_nl: Int[Tensor, "n l"]  # 0 at padding alone: tool output is read like any other text
-    width: int  # the number of last columns that are the completion's
+    ids_nl: Int[Tensor, "n l"]  # each prompt, padded on the left, then its completion, padded on the right
+    attention_nl: Int[Tensor, "n l"]  # 0 at padding; 1 at prompts, completions and tool output
+    width: int  # how many of the last columns hold the completions
 
     def take(self, rows: Any) -> Sequences:
-        """Return some of the rows."""
+        """Select rows."""
         return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
 
     @property
     def end_n(self) -> Int[Tensor, " n"]:
-        """The number of completion columns before the end of each row: the place of its last token, plus 1."""
-        place_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
-        last_n = (place_l * (self.attention_nl > 0)).amax(dim=1)
+        """The length of each completion: the column of its last token within the completion, plus 1."""
+        number_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
+        last_n = (number_l * (self.attention_nl > 0)).amax(dim=1)
         return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
 
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
-    """Return prompts and completions as the model saw them."""
+    """Join the prompts and completions of TRL's generation batch as the model saw them."""
     assert batch.ids_nt is not None, "the batch of a trainer has token ids"
     width, device = batch.ids_nt.shape[1], output["prompt_ids"].device
     length_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)
@@ -45,19 +45,19 @@ def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
 
 
 def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
-    """Return the completions that ran out of tokens: they do not end with an end-of-sequence token."""
+    """Mark the completions that ran out of tokens, so that their last token is no end-of-sequence token."""
     return torch.tensor([len(ids) > 0 and ids[-1] not in ends for ids in batch.columns["completion_ids"]], dtype=torch.bool)
 
 
 def sampled_end(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
-    """Return the completions that end with a sampled end-of-sequence token: not cut off, and not ended by a tool."""
+    """Mark the completions whose last token is an end-of-sequence token that the model sampled."""
     assert batch.mask_nt is not None, "the batch of a trainer has a mask"
     last_n = torch.tensor([max(0, len(ids) - 1) for ids in batch.columns["completion_ids"]])
     return ~cut_off(batch, ends) & batch.mask_nt.bool().cpu().gather(1, last_n[:, None])[:, 0]
 
 
 def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Return ids and mask of lists of different lengths, padded on the left."""
+    """Return the ids and the mask of token lists, padded on the left to the longest."""
     width = max(len(prefix) for prefix in prefixes)
     ids = [[padding] * (width - len(prefix)) + list(prefix) for prefix in prefixes]
     mask = [[0] * (width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
@@ -65,7 +65,7 @@ def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) ->
 
 
 def positions(model: Any, attention_nl: Tensor) -> dict[str, Tensor]:
-    """Return a model's position arguments, counted from a row's first token, as when its tokens were sampled."""
+    """Return `position_ids` that count from each row's first token, if the model takes them; empty otherwise."""
     if "position_ids" not in signature(model.forward).parameters:
         return {}
     return {"position_ids": (attention_nl.cumsum(dim=1) - 1).clamp(min=0)}

@@ -52,7 +52,7 @@ def test_warm_up_steps_are_not_mixed_and_it_is_said(tmp_path):
     asked = {"recipe": recipe(tmp_path, self_rewarding_warmup=5), "methods": ["recipe"]}
     found = credit_rollouts(file(tmp_path, step=5), **asked)
     assert_close(found.applied[0].credit.block_nk[:, 0], PLAIN, 1e-6)
-    assert "from step 6 on; 4 of 4 completions are of steps before (self_rewarding_warmup)" in found.note
+    assert "from step 6 on; 4 of 4 completions are from earlier steps (self_rewarding_warmup)" in found.note
     found = credit_rollouts(file(tmp_path, step=6), **asked)
     assert_close(found.applied[0].credit.block_nk[:, 0], MIXED, 1e-6)
     assert "warmup" not in found.note

@@ -64,7 +64,7 @@ def test_discounts_and_deviation_of_skyrls_configuration(data):
         scheme = check(small.config(data, recipe=GAE, **critic, **discounts))
     assert {name: scheme.options[name] for name in ("gamma", "lam")} == {"gamma": 0.9, "lam": 0.8}
     with pytest.raises(
-        RecipeError, match=r"trainer\.algorithm\.lambd is 0\.8, and the recipe has lam: 0\.7; leave one of them out"
+        RecipeError, match=r"trainer\.algorithm\.lambd is 0\.8, but the recipe has lam: 0\.7\. Remove one of the two"
     ):
         check(small.config(data, recipe=GAE + "options: {lam: 0.7}", **critic, **discounts))
     with pytest.warns(
@@ -115,8 +115,8 @@ BLOCKS = (
     ("recipe", "sentence"),
     [
         (BLOCKS, r"\(correct, brier\), and SkyRL's critic gives one per token; write values: shared"),
-        (GAE + "critic: {head: hl_gauss}", "returns one number; leave head out"),
-        (GAE + "critic: {truncated: bootstrap}", "'bootstrap', and SkyRL keeps no value from after the last token"),
+        (GAE + "critic: {head: hl_gauss}", "returns one number. Leave head out"),
+        (GAE + "critic: {truncated: bootstrap}", "'bootstrap', but SkyRL keeps no value from after the last token"),
     ],
 )
 def test_what_skyrls_critic_cannot_do(data, recipe, sentence):

@@ -128,7 +128,7 @@ def test_the_release_that_loses_columns_is_refused(data, monkeypatch):
 def test_credit_that_reads_what_is_computed_later_chooses_no_groups(data):
     recipe = "layout: {turn: []}\nmethod: gae\nobjectives: [{reward: environment, pays: turn}]\n"
     sampling = {f"{ALGORITHM}dynamic_sampling.type": "filter", "trainer.critic.model.path": "some"}
-    with pytest.raises(RecipeError, match="credit reads value_nt, which SkyRL computes after sampling"):
+    with pytest.raises(RecipeError, match="credit needs value_nt, which SkyRL computes after sampling"):
         check(small.config(data, recipe=recipe, **sampling))
     del sampling["trainer.critic.model.path"]
     with pytest.raises(RecipeError, match="a row is one turn, not a rollout"):

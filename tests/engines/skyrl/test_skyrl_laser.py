@@ -188,11 +188,11 @@ def test_before_the_warm_ups_nothing_is_taught_and_nothing_mixed(signs):
 
 
 REFUSED = {
-    "no reference": ({}, {"reference": None}, r"laser has no reference.*run `spanwise reference RECIPE`"),
-    "turns": ({"layout": "stepwise"}, {}, r"makes rows of turns"),
+    "no reference": ({}, {"reference": None}, r"laser has no reference.*Run `spanwise reference RECIPE`"),
+    "turns": ({"layout": "stepwise"}, {}, r"makes one row per turn"),
     "asynchronous": ({"trainer.fully_async.enabled": True}, {}, r"synchronous trainer"),
     "a loss without old log-probabilities": (
-        {"trainer.algorithm.policy_loss_type": "rollout_is"}, {}, r"use one of regular, dual_clip, gspo, cispo, sapo",
+        {"trainer.algorithm.policy_loss_type": "rollout_is"}, {}, r"Use one of regular, dual_clip, gspo, cispo, sapo",
     ),
 }  # fmt: skip
 

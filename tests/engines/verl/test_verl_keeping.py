@@ -195,10 +195,10 @@ def test_what_nobody_would_do_is_refused(tmp_path):
         ([folder, f"{OWN}keep_rollouts=-1"], "keep_rollouts is -1"),
         ([folder, f"{OWN}keep_rollouts=1.5"], "keep_rollouts is 1.5"),
         ([folder, f"{OWN}report=2"], "report is 2"),
-        ([folder, f"{OWN}keep_rollout=1"], "keep_rollout is no option; use recipe, folder, keep_rollouts, report"),
-        ([f"{OWN}options.ddof=0"], "write options: in the recipe"),
+        ([folder, f"{OWN}keep_rollout=1"], "keep_rollout is no option. Use recipe, folder, keep_rollouts, report"),
+        ([f"{OWN}options.ddof=0"], "Write the options in the recipe"),
         ([folder, "trainer.val_only=True"], "trains nothing"),
-        ([folder, f"trainer.rollout_data_dir={tmp_path}/run/rollouts"], "keeps its own rollouts"),
+        ([folder, f"trainer.rollout_data_dir={tmp_path}/run/rollouts"], "writes its own rollouts"),
     ]:
         with pytest.raises(RecipeError, match=sentence):
             prepare(config_of(tmp_path, *more))

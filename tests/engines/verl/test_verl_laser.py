@@ -235,12 +235,12 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
 
 
 REFUSED = {
-    "no reference": ((), {"reference": None}, r"laser has no reference.*run `spanwise reference RECIPE`"),
+    "no reference": ((), {"reference": None}, r"laser has no reference.*Run `spanwise reference RECIPE`"),
     "a token that is written": ((), {"token": "So"}, r"laser.token 'So' is text that the policy writes"),
-    "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser reads .* nothing here gives it"),
-    "V0": (("trainer.use_v1=False",), {}, r"laser reads .* or train with TRL"),
+    "another mode": (("trainer.v1.trainer_mode=colocate_async",), {}, r"laser needs .* is not known here"),
+    "V0": (("trainer.use_v1=False",), {}, r"laser needs .* or train with TRL"),
     "the rollout's log-probabilities": (("algorithm.rollout_correction.bypass_mode=True",), {}, r"bypass_mode=True takes"),
-    "distillation": (("distillation.enabled=True",), {}, r"distillation teacher only scores sampled tokens"),
+    "distillation": (("distillation.enabled=True",), {}, r"teacher only scores sampled tokens"),
 }  # fmt: skip
 
 
@@ -260,5 +260,5 @@ def test_rollouts_of_several_outputs_are_refused(tmp_path, queue):
     from spanwise.engines.verl.trainer import rows_of
 
     mask_nt = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
-    with pytest.raises(RecipeError, match=r"rollouts have several turns or outputs here"):
+    with pytest.raises(RecipeError, match=r"these rollouts have several turns or outputs"):
         credited_rows(rows_of(batch, {}), ["a"] * 3, mask_nt.to_padded_tensor(0), trainer.spanwise.step)

@@ -13,9 +13,9 @@ REFUSED = {
     "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave .* at False",
     "critic.enable=True": "critic.enable asks for a critic, but .* reads no values",
     "algorithm.use_pf_ppo=True": "under GAE only",
-    "reward.custom_reward_function.path=mine.py": r"mine.py, and it pays no block; add \{reward: environment",
-    "reward.reward_manager.name=dapo": r"dapo, and it pays no block; add \{reward: environment",
-    "reward.reward_model.enable=True": "to nobody but reward.custom_reward_function",
+    "reward.custom_reward_function.path=mine.py": r"mine.py, but no objective uses its number\. Add \{reward: environment",
+    "reward.reward_manager.name=dapo": r"dapo, but no objective uses its number\. Add \{reward: environment",
+    "reward.reward_model.enable=True": "only to reward.custom_reward_function",
     "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "averages advantages",
     "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "picks tokens by their size",
     "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov": "picks tokens by their size",
@@ -54,7 +54,7 @@ def test_groups_are_dropped_by_a_number_that_there_is(tmp_path):
     with pytest.warns(UserWarning, match="metric is set from acc to any_reward"):
         assert metric("acc") == "any_reward"
     for given in ("reward", "brier"):
-        with pytest.warns(UserWarning, match=f"metric={given} drops .* any_reward keeps them"):
+        with pytest.warns(UserWarning, match=f"metric={given} drops .* any_reward, which keeps them"):
             assert metric(given) == given
     assert metric("any_reward") == "any_reward"
 
@@ -163,7 +163,7 @@ SAID = {
         "sets critic.learning_rate, but verl's own",
     ),
     "alone": ("actor_rollout_ref.rollout.n=1", {}, "alone in its group"),
-    "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "grow with length"),
+    "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "weigh more the longer"),
     "dppo": ("actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv", {}, "Yours is 3"),
 }
 

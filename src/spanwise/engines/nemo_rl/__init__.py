@@ -1,4 +1,4 @@
-"""NeMo-RL: an advantage estimator of the name `spanwise`. Read at NVIDIA-NeMo/RL 7ea279ab, not run."""
+"""NeMo-RL with the credit of a recipe, by an advantage estimator. Written for NVIDIA-NeMo/RL 7ea279ab, not run."""
 
 from typing import Any
 
@@ -7,13 +7,14 @@ from spanwise.engines.nemo_rl.settings import get_setting
 
 
 def attach() -> None:
-    """Let `grpo.adv_estimator.name=spanwise` name the estimator in NeMo-RL's trainers; other names are unchanged."""
+    """Let `grpo.adv_estimator.name=spanwise` choose `SpanEstimator` in NeMo-RL's trainers; other names work as before."""
     from nemo_rl.algorithms import grpo  # pyright: ignore[reportMissingImports]
 
     original = grpo._create_advantage_estimator
 
     def create(master_config: Any) -> Any:
-        named = get_setting(master_config, "grpo.adv_estimator.name") == "spanwise"
-        return SpanEstimator(master_config) if named else original(master_config)
+        if get_setting(master_config, "grpo.adv_estimator.name") == "spanwise":
+            return SpanEstimator(master_config)
+        return original(master_config)
 
     grpo._create_advantage_estimator = create

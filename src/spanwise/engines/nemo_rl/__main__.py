@@ -1,4 +1,4 @@
-"""Run a script of NeMo-RL with the estimator: `python -m spanwise.engines.nemo_rl examples/run_grpo.py --config ...`."""
+"""Run a script of NeMo-RL with `SpanEstimator`: `python -m spanwise.engines.nemo_rl examples/run_grpo.py --config ...`."""
 
 import runpy
 import sys
@@ -8,5 +8,5 @@ from spanwise.engines.nemo_rl import attach
 if __name__ == "__main__":
     attach()
     sys.argv = sys.argv[1:]
-    sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # as if Python had started the script itself
+    sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # as if Python had started the script directly
     runpy.run_path(sys.argv[0], run_name="__main__")

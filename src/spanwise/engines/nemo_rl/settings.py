@@ -1,4 +1,4 @@
-"""The settings of NeMo-RL that a recipe works with, and those that are refused."""
+"""Check NeMo-RL's configuration for a recipe."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from spanwise.errors import refuse
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
-#: Settings that would change the credit or have no effect: their required value, and why.
+#: Maps options that would change the credit or have no effect to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "grpo.advantage_clip_low": (None, "the option cuts off numbers that are large only to undo the mean of the loss"),
-    "grpo.advantage_clip_high": (None, "the option cuts off numbers that are large only to undo the mean of the loss"),
+    "grpo.advantage_clip_low": (None, "it clips advantages, which spanwise scales up to undo the mean of the loss"),
+    "grpo.advantage_clip_high": (None, "it clips advantages, which spanwise scales up to undo the mean of the loss"),
     "grpo.invalid_tool_call_advantage": (None, "the option overwrites the credit of a whole message"),
     "grpo.malformed_thinking_advantage": (None, "the option overwrites the credit of a whole message"),
-    "loss_fn.use_kl_in_reward": (False, "the option changes a reward that pays no block; reference_policy_kl_penalty works"),
-    "data_plane.enabled": (False, "its trainer hands estimators no token ids"),
+    "loss_fn.use_kl_in_reward": (
+        False,
+        "it changes a reward that spanwise does not use; set reference_policy_kl_penalty instead",
+    ),
+    "data_plane.enabled": (False, "NeMo-RL's trainer then gives estimators no token ids"),
 }
 
 
 def check(master_config: Any) -> Scheme:
-    """Load the scheme that NeMo-RL's configuration names; refuse settings that it cannot combine with it."""
+    """Load the scheme of the recipe that NeMo-RL's configuration names; refuse settings that do not work with it."""
     recipe = get_setting(master_config, "grpo.adv_estimator.recipe")
     refuse(
         {
@@ -34,23 +37,23 @@ def check(master_config: Any) -> Scheme:
     norm_name, has_critic = "grpo.adv_estimator.normalize_rewards", "critic" in load(recipe).modes
     refuse(
         {
-            "The recipe has a critic section, and NeMo-RL's GRPO has no critic; leave it out.": has_critic,
+            "The recipe has a critic section, but NeMo-RL's GRPO has no critic. Remove the section.": has_critic,
             **deviation_fault(norm_name, get_setting(master_config, norm_name), scheme),
         }
     )
     scheme.check_forgets("NeMo-RL")
     scheme.check_loads("NeMo-RL")
     scheme.check({"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt"})
-    remark = (
-        "grpo.use_dynamic_sampling drops groups by the environment's reward, though the blocks of such a group may differ."
+    filter_warning = (
+        "grpo.use_dynamic_sampling drops groups whose environment rewards are equal, although their blocks may differ."
     )
-    filters = get_setting(master_config, "grpo.use_dynamic_sampling")
-    say(idle_fields(recipe, engine="NeMo-RL"), remark if filters else "")
+    is_filtered = get_setting(master_config, "grpo.use_dynamic_sampling")
+    say(idle_fields(recipe, engine="NeMo-RL"), filter_warning if is_filtered else "")
     return scheme
 
 
 def get_setting(config: Any, path: str) -> Any:
-    """Return a setting by its dotted name, from mappings and objects alike; None if it is not there."""
+    """Look a setting up by its dotted name in nested mappings or objects; None if it does not exist."""
     for name in path.split("."):
         config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
     return config

@@ -1,1 +1,1 @@
-"""SkyRL: an entrypoint that trains by a recipe, and estimators for SkyRL's own registry."""
+"""SkyRL with the credit of a recipe: an entrypoint, and estimators for SkyRL's own registry."""

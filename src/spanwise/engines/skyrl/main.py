@@ -1,4 +1,4 @@
-"""`trainer.override_entrypoint=spanwise.engines.skyrl.main`: SkyRL's own experiment, with credit by a recipe."""
+"""The entrypoint `trainer.override_entrypoint=spanwise.engines.skyrl.main`, which trains with the credit of a recipe."""
 
 import sys
 from pathlib import Path
@@ -16,10 +16,10 @@ from spanwise.engines.skyrl.trainer import SpanRayPPOTrainer
 
 
 class SpanFullyAsyncRayPPOTrainer(SpanRayPPOTrainer, FullyAsyncRayPPOTrainer):
-    """SkyRL's asynchronous trainer with the same credit."""
+    """SkyRL's asynchronous trainer with the credit of a recipe."""
 
     def _should_keep_group(self, group: Any) -> bool:
-        """Keep a group for a full batch if some block of it gets credit."""
+        """Return whether some block of a group gets credit; SkyRL fills its batches with such groups."""
         output = group.generator_output
         return bool(self._useful_uids(output, [group.uid] * len(output["response_ids"])))
 
@@ -30,10 +30,10 @@ def trainer_class(cfg: Any) -> type[SpanRayPPOTrainer]:
 
 
 class SpanPPOExp(BasePPOExp):
-    """SkyRL's experiment with a trainer that reads a recipe."""
+    """SkyRL's experiment with `SpanRayPPOTrainer`."""
 
     def get_trainer(self, *args: Any, **kwargs: Any) -> SpanRayPPOTrainer:
-        """Build the trainer that reads the recipe."""
+        """Build the trainer that computes credit by the recipe."""
         return trainer_class(self.cfg)(*args, **kwargs)
 
 
@@ -43,7 +43,7 @@ def _run(cfg: Any) -> None:
 
 
 def configured(arguments: list[str]) -> Any:
-    """Read the configuration from the command line; refuse one that cannot work before anything starts."""
+    """Read and check the configuration from command-line arguments before SkyRL starts."""
     # SkyRL's configuration has no field `trainer.override_entrypoint`.
     overrides = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
     cfg: Any = SpanwiseTrainConfig.from_cli_overrides(overrides)

@@ -1,4 +1,4 @@
-"""Convert a generator's output to rows of spanwise, and back to the rows that SkyRL trains on."""
+"""Convert the output of SkyRL's generator to batches, and map their rows to the rows that SkyRL trains on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from skyrl.train.generators.base import GeneratorOutput  # pyright: ignore[repor
 from spanwise.batch import Batch, Steps
 from spanwise.credit.trajectories.turns import Turns
 
-#: SkyRL's own fields of a generator's output; a list of any other name with one value per row is a column for rewards.
+#: SkyRL's own fields of a generator's output; every other list with one value per row is a column for rewards.
 _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 
@@ -21,14 +21,14 @@ class SampledRows:
     """The rows of a generator's output, and the place of each row in the rows that SkyRL trains on."""
 
     output: Mapping[str, Any]  # the generator's output, before SkyRL merged it
-    uids: Sequence[str]  # the prompt of each row of the output
-    place_s: Sequence[tuple[int, int]]  # the row of the training batch and the response token where each row begins
-    length_n: Sequence[int]  # response tokens of each row of the training batch
-    stepwise: bool  # whether a row is one turn instead of a whole conversation
+    uids: Sequence[str]  # the prompt id of each row of the output
+    place_s: Sequence[tuple[int, int]]  # for each row: its row in the training batch, and the response token where it begins
+    length_n: Sequence[int]  # the number of response tokens of each row of the training batch
+    stepwise: bool  # True if a row is one turn instead of a whole conversation
 
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
-        """Find each row of a generator in the merged rows of `postprocess_generator_output`."""
+        """Find the generator's rows within the merged rows of `postprocess_generator_output`."""
         lengths = [len(response) for response in trained["response_ids"]]
         if len(lengths) == len(output["response_ids"]):
             return SampledRows(output, uids, [(n, 0) for n in range(len(lengths))], lengths, stepwise)
@@ -55,10 +55,10 @@ class SampledRows:
 
     @cached_property
     def extra(self) -> dict[str, list[Any]]:
-        """The generator's per-row columns beyond SkyRL's fields."""
-        size = len(self.uids)
-        lists = {name: values for name, values in self.output.items() if name not in _KNOWN}
-        return {name: values for name, values in lists.items() if isinstance(values, list) and len(values) == size}
+        """The generator's columns with one value per row, without SkyRL's own fields."""
+        row_count = len(self.uids)
+        lists = {name: values for name, values in self.output.items() if isinstance(values, list)}
+        return {name: values for name, values in lists.items() if name not in _KNOWN and len(values) == row_count}
 
     @cached_property
     def trajectory_s(self) -> list[int]:
@@ -70,86 +70,90 @@ class SampledRows:
     def whole(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], data: Mapping[str, Any] | None = None
     ) -> Batch:
-        """Build a right-aligned batch of the rows that SkyRL trains on; a row has the reward of its last turn.
+        """Build a right-aligned batch of the rows that SkyRL trains on, each with the reward of its last turn.
 
-        Without `data`, SkyRL's tables of these rows, the batch is left-aligned and has ids, mask and columns alone.
+        Without `data` (SkyRL's tables of these rows) the batch is left-aligned and only has ids, mask and columns.
         """
         last_rows = self.last_n
         rewards = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
-        extra: dict[str, list[Any]] = {**self.extra, "environment": rewards}
+        row_columns: dict[str, list[Any]] = {**self.extra, "environment": rewards}
         if not self.stepwise:
-            extra["completion_ids"] = list(self.output["response_ids"])
-        uids, size = [self.uids[s] for s in last_rows], len(last_rows)
-        named_columns = columns(uids) | {name: [column[s] for s in last_rows] for name, column in extra.items()}
+            row_columns["completion_ids"] = list(self.output["response_ids"])
+        uids, row_count = [self.uids[s] for s in last_rows], len(last_rows)
+        named_columns = columns(uids) | {name: [column[s] for s in last_rows] for name, column in row_columns.items()}
         if data is None:
             responses, masks = self.output["response_ids"], self.output["loss_masks"]
             sampled = [mask if any(mask) else [1] * len(mask) for mask in masks]
             return Batch.jagged(responses, uids, sampled=sampled, columns=named_columns)
         width = data["loss_mask"].shape[1]
-        trained_nt = data["loss_mask"][:size] > 0
+        trained_nt = data["loss_mask"][:row_count] > 0
         value_nt, logp_nt = data.get("values"), data.get("action_log_probs")
         # Some losses start from the sampler's log-probabilities.
         logp_nt = data.get("rollout_logprobs") if logp_nt is None else logp_nt
         left_out_n1 = ~trained_nt.any(dim=1, keepdim=True)
-        steps = torch.tensor([self.trajectory_s[s] for s in last_rows]), torch.arange(size)
+        step_tensors = torch.tensor([self.trajectory_s[s] for s in last_rows]), torch.arange(row_count)
         return Batch(
             uids,
-            data["sequences"][:size, -width:],
-            trained_nt | (left_out_n1 & data["response_mask"][:size].bool()),
+            data["sequences"][:row_count, -width:],
+            trained_nt | (left_out_n1 & data["response_mask"][:row_count].bool()),
             columns=named_columns,
-            steps=Steps(*steps) if self.stepwise else None,
-            value_nt=None if value_nt is None else value_nt[:size],
-            logp_nt=None if logp_nt is None else logp_nt[:size],
+            steps=Steps(*step_tensors) if self.stepwise else None,
+            value_nt=None if value_nt is None else value_nt[:row_count],
+            logp_nt=None if logp_nt is None else logp_nt[:row_count],
         )
 
     def turns(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
-        """Build a batch with one row per turn, and the places of the turns; in a conversation each run of sampled tokens is one."""
+        """Build a batch with one row per turn, and the turns' places; in a conversation, each run of sampled tokens is a turn."""
         prompts, responses, masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
         row_masks = zip(responses, masks, strict=True)
         ranges_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in row_masks]
-        turns = [(s, k, *token_range) for s, ranges in enumerate(ranges_s) for k, token_range in enumerate(ranges)]
+        turn_ranges = [(s, k, *token_range) for s, ranges in enumerate(ranges_s) for k, token_range in enumerate(ranges)]
 
-        def at(values: Sequence[Any], s: int, k: int) -> Any:
+        def value_of_turn(values: Sequence[Any], s: int, k: int) -> Any:
             """Return the generator's value for a turn, or for the turn's row."""
             per_turn = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(ranges_s[s])
             return values[s][k] if per_turn else values[s]
 
-        extra: dict[str, Any] = {name: [at(values, s, k) for s, k, _, _ in turns] for name, values in self.extra.items()}
+        turn_columns: dict[str, Any] = {
+            name: [value_of_turn(values, s, k) for s, k, _, _ in turn_ranges] for name, values in self.extra.items()
+        }
         anchors = None
-        if anchored and "anchors" not in extra:  # the state of a turn is the whole context before it
-            anchors = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turns]
-        row_s, step_s = [s for s, *_ in turns], torch.arange(len(turns))
-        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, extra.pop("anchors", anchors))
-        extra["environment"] = [self._paid(s, ranges_s[s], k) for s, k, _, _ in turns]
-        extra["completion_ids"] = [responses[s][start:end] for s, _, start, end in turns]
+        if anchored and "anchors" not in turn_columns:  # the state of a turn is the whole context before it
+            anchors = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
+        row_s, step_s = [s for s, *_ in turn_ranges], torch.arange(len(turn_ranges))
+        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, turn_columns.pop("anchors", anchors))
+        turn_columns["environment"] = [self._turn_reward(s, ranges_s[s], k) for s, k, _, _ in turn_ranges]
+        turn_columns["completion_ids"] = [responses[s][start:end] for s, _, start, end in turn_ranges]
         uids = [self.uids[s] for s in row_s]
+        turn_masks = [masks[s][start:end] for s, _, start, end in turn_ranges]
         # Turns that the generator left out of the loss are still read and compared.
         batch = Batch.jagged(
-            [responses[s][start:end] for s, _, start, end in turns],
+            turn_columns["completion_ids"],
             uids,
-            sampled=[masks[s][start:end] if any(masks[s][start:end]) else [1] * (end - start) for s, _, start, end in turns],
-            columns={**columns(uids), **extra},
+            sampled=[mask if any(mask) else [1] * len(mask) for mask in turn_masks],
+            columns={**columns(uids), **turn_columns},
             steps=steps,
         )
         row_n = torch.tensor([self.place_s[s][0] for s in row_s])
-        first_columns = [width - self.length_n[self.place_s[s][0]] + self.place_s[s][1] + start for s, _, start, _ in turns]
-        length_s1 = torch.tensor([end - start for *_, start, end in turns])[:, None]
+        row_start_s = [width - self.length_n[n] + token for n, token in self.place_s]
+        first_columns = [row_start_s[s] + start for s, _, start, _ in turn_ranges]
+        length_s1 = torch.tensor([end - start for *_, start, end in turn_ranges])[:, None]
         inside_u = torch.arange(int(length_s1.max()))
         place_su = torch.where(inside_u < length_s1, torch.tensor(first_columns)[:, None] + inside_u, -1)
         return batch, Turns(row_n, step_s, place_su, width)
 
-    def _paid(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
-        """Return the environment's reward of one turn: the sum over tokens up to the next turn."""
-        reward, is_last = self.output["rewards"][s], k == len(ranges) - 1
-        if not isinstance(reward, list):
-            return float(reward) if is_last else None
-        return float(sum(reward[ranges[k][0] if k else 0 : None if is_last else ranges[k + 1][0]]))
+    def _turn_reward(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
+        """Return the environment's reward of a turn: the sum of the row's token rewards until the next turn."""
+        row_reward, is_last = self.output["rewards"][s], k == len(ranges) - 1
+        if not isinstance(row_reward, list):
+            return float(row_reward) if is_last else None
+        return float(sum(row_reward[ranges[k][0] if k else 0 : None if is_last else ranges[k + 1][0]]))
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the ranges of the model's own tokens; one range of all tokens if the mask has none."""
-    bounds = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
-    runs = [(start, end) for start, end in pairwise(bounds) if mask[start]]
+    """Return the ranges of sampled tokens in a mask; a mask without sampled tokens is one range."""
+    run_bounds = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
+    runs = [(start, end) for start, end in pairwise(run_bounds) if mask[start]]
     return runs or [(0, len(mask))]

@@ -1,4 +1,4 @@
-"""`SpanRayPPOTrainer`: SkyRL's PPO trainer, with credit for every span of every turn."""
+"""`SpanRayPPOTrainer`: SkyRL's PPO trainer with the credit of a recipe."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -26,9 +26,9 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
-#: Where a generator's rewards wait while SkyRL chooses groups by credit.
+#: The key of the generator's rewards in its output while SkyRL chooses groups by credit.
 _REWARDS = "spanwise_rewards"
-#: The report's name of each update metric -> SkyRL's name.
+#: Maps the report's names of metrics of an update to SkyRL's names.
 UPDATE = {
     "loss": "policy/final_loss",
     "entropy": "policy/policy_entropy",
@@ -39,7 +39,7 @@ UPDATE = {
 
 
 class SpanRayPPOTrainer(RayPPOTrainer):
-    """SkyRL's `RayPPOTrainer`, with a recipe's credit for every span of a turn instead of an estimator's advantages."""
+    """SkyRL's `RayPPOTrainer` with the advantages of a recipe instead of an estimator's."""
 
     advantage_dtype = torch.float32
 
@@ -47,15 +47,21 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.scheme, self.critic_config = check(cfg), critic_of(cfg)
         register()
         super().__init__(cfg, *args, **kwargs)
-        size = model_size(cfg.trainer.policy.model.path)
-        self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=size)
+        algorithm, policy_path = cfg.trainer.algorithm, cfg.trainer.policy.model.path
+        vocabulary_size = model_size(policy_path)
+        self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=vocabulary_size)
         try:
-            generation_config = GenerationConfig.from_pretrained(cfg.trainer.policy.model.path)
+            generation_config = GenerationConfig.from_pretrained(policy_path)
         except OSError:
             generation_config = None
-        algorithm, size = cfg.trainer.algorithm, size or len(self.tokenizer)
-        sampler = {"size": size, "generation": generation_config, "temperature": algorithm.temperature}
-        self.parts: dict[str, RowPart] = parts_of(self.scheme.modes, "skyrl", self.tokenizer, **sampler)
+        self.parts: dict[str, RowPart] = parts_of(
+            self.scheme.modes,
+            "skyrl",
+            self.tokenizer,
+            size=vocabulary_size or len(self.tokenizer),
+            generation=generation_config,
+            temperature=algorithm.temperature,
+        )
         for name, part in self.parts.items():  # the workers are built later and look up their loss by name
             algorithm.policy_loss_type = register_loss(name, algorithm.policy_loss_type, part.parted)
         self._ended: dict[str, Tensor] = {}
@@ -65,20 +71,20 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self._record = RunRecord.of(vars(cfg.trainer.algorithm.spanwise), option=OPTION)
 
     async def train(self) -> None:
-        """Run SkyRL's training; complete the run folder however training ends."""
+        """Run SkyRL's training, and complete the run folder even if training fails."""
         with nullcontext() if self._record is None else self._record.running():
             return await super().train()
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
-        """Remember the turns before SkyRL merges them, because merged rows have neither their rewards nor their ends."""
+        """Remember the turns before SkyRL merges them, because merged rows lose the rewards and ends of turns."""
         unmerged, turn_uids = dict(generator_output), list(uids)
         algorithm = self.cfg.trainer.algorithm
         # SkyRL's filter looks at the environment's reward; ours looks at the credit, once it is known.
-        filtered, algorithm.zero_variance_filter = algorithm.zero_variance_filter, False
+        filter_setting, algorithm.zero_variance_filter = algorithm.zero_variance_filter, False
         try:
             trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
         finally:
-            algorithm.zero_variance_filter = filtered
+            algorithm.zero_variance_filter = filter_setting
         self.last_rows = SampledRows.of(unmerged, turn_uids, trained, stepwise=self.cfg.generator.step_wise_trajectories)
         for name, part in self.parts.items():
             appended_n = list(map(part.ended, trained["response_ids"], trained["loss_masks"]))
@@ -91,44 +97,43 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return trained, uids
 
     def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> Any:
-        """Sample on as SkyRL does; the groups that count are those in which some block gets credit."""
+        """Let SkyRL sample further prompts until enough groups get credit in some block."""
         useful_uids = self._useful_uids(generator_output, uids)
-        # SkyRL keeps the groups whose rewards differ. It gets a single 1 in each useful group, and its rewards back afterwards.
-        first_rows = {uid: row for row, uid in reversed(list(enumerate(uids)))}
-        marks = [float(uid in useful_uids and first_rows[uid] == row) for row, uid in enumerate(uids)]
-        marked = {**generator_output, "rewards": marks, _REWARDS: generator_output["rewards"]}
-        output, uids, keep_sampling = super().handle_dynamic_sampling(marked, uids)
+        # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
+        first_row_by_uid = {uid: row for row, uid in reversed(list(enumerate(uids)))}
+        marks = [float(uid in useful_uids and first_row_by_uid[uid] == row) for row, uid in enumerate(uids)]
+        marked_output = {**generator_output, "rewards": marks, _REWARDS: generator_output["rewards"]}
+        output, uids, keep_sampling = super().handle_dynamic_sampling(marked_output, uids)
         rewards = output.pop(_REWARDS)
         return {**output, "rewards": rewards}, uids, keep_sampling
 
     def _useful_uids(self, output: Any, uids: Sequence[str]) -> set[str]:
-        """Return the prompts in whose group some completion gets credit."""
+        """Return the prompt ids of the groups in which some completion gets credit."""
         rows = SampledRows.of(output, uids, output, stepwise=self.cfg.generator.step_wise_trajectories)
         batch, turns = self._batch(rows, width=max(rows.length_n))
         own = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(uids), turns)
         return _prompts_of(uids, batch.group_n[self.step.useful(own)])
 
     def _batch(self, rows: SampledRows, *, width: int, data: Any = None) -> tuple[Batch, Turns | None]:
-        """Build the batch that the scheme reads: one row per turn, or SkyRL's rows."""
+        """Build the batch to read: one row per turn, or SkyRL's own rows."""
         if reads_turns(self.scheme, stepwise=rows.stepwise):
             return rows.turns(self._columns, width=width, anchored="anchor_s" in self.scheme.entry.inputs)
         return rows.whole(self._columns, data), None
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
-        """Compute old log-probabilities and values, each for its own row."""
-        # SkyRL pads every mini-batch to a multiple of the ranks and never drops the padding, so rows after the first mini-batch
-        # would get the values of other rows. If a mini-batch needs padding, run all rows in one pass instead.
+        """Compute old log-probabilities or values, and prevent SkyRL from shifting them to other rows."""
+        # SkyRL never drops the padding of its mini-batches, which shifts the results of later rows; one pass has no such padding.
         rank_count = self.dispatch.get_lcm_dp_size()
         unpadded = mini_batch_boundaries and not any((end - start) % rank_count for start, end in mini_batch_boundaries)
         return super()._execute_forward_pass(model, batch, key, mini_batch_boundaries if unpadded else None)
 
     def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
-        """Skip the policy's step while its critic is fitted alone."""
+        """Run SkyRL's optimizer step, except for the policy while only the critic trains."""
         policy_waits = model == "policy" and 0 < self.global_step <= self.critic_config.policy_training_start_step
         return {} if policy_waits else super()._execute_training_step(model, data)
 
     def train_critic_and_policy(self, data: Any) -> Any:
-        """Run SkyRL's update; write its loss, gradient norm and entropy to the run folder."""
+        """Run SkyRL's update, and write its loss, gradient norm and entropy to the run folder."""
         status = super().train_critic_and_policy(data)
         if self._record is not None:
             self._record.add_update(self.all_metrics, UPDATE)
@@ -139,29 +144,29 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Replace the advantages of SkyRL's estimator by those of the recipe."""
         data = super().compute_advantages_and_returns(data)
         rows = self.last_rows
-        assert rows is not None, "SkyRL postprocesses what it trains on"
-        mask_nt, size = data["loss_mask"] > 0, len(rows.length_n)
+        assert rows is not None, "SkyRL postprocesses rows before it trains on them"
+        mask_nt, row_count = data["loss_mask"] > 0, len(rows.length_n)
         batch, turns = self._batch(rows, width=mask_nt.shape[1], data=data)
         reading = read(batch, self.scheme, self.vocabulary)
         if self.scheme.value_names:  # a row that the generator left out of the loss has a reward but no token
-            batch = replace(batch, mask_nt=mask_nt[:size])
-        # Rows are right-aligned, so a mode's token is in the last column.
-        column_n = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}
+            batch = replace(batch, mask_nt=mask_nt[:row_count])
+        # A mode's token is in the last column, because rows are right-aligned.
+        column_by_mode = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}
         for name, part in self.parts.items():
-            logp_n = token_logp(data["action_log_probs"][:size], column_n[name])
+            logp_n = token_logp(data["action_log_probs"][:row_count], column_by_mode[name])
             batch = replace(batch, **part.fields(logp_n, self.global_step - 1))
-        read_batch = ReadBatch(batch, reading, size, turns)
+        read_batch = ReadBatch(batch, reading, row_count, turns)
         result = self.step.finish(read_batch, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = read_batch.put(result.advantages_nt)
         if self.cfg.trainer.algorithm.zero_variance_filter:
             self._leave_out_useless(data, result, rows)
             mask_nt = data["loss_mask"] > 0
-        # Advantages are 0 in padding and in rows that are left out of the loss.
-        adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - size)) * mask_nt
-        metrics, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
+        # The mask sets advantages to 0 in padding and in rows that are left out of the loss.
+        adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - row_count)) * mask_nt
+        all_metrics, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
         factor_n1 = fold_factor(
             data["loss_mask"],
-            pad(rollout_n, (0, len(mask_nt) - size), value=-1),  # rows of padding have no token in the loss
+            pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # rows of padding have no token in the loss
             loss_reduction=self.cfg.trainer.algorithm.loss_reduction,
             mini_batches=data.metadata["policy_mini_batch_boundaries"],
             prompts=data.metadata["policy_prompt_boundaries"],
@@ -172,28 +177,27 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         if batch.value_nt is not None and self.scheme.value_names:
             # SkyRL multiplies errors by the loss mask, and NaN times 0 is NaN, so masked tokens hold 0.
             return_nt, error_metrics = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
-            metrics |= error_metrics
+            all_metrics |= error_metrics
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
-                data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - size)), 0.0)
+                data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - row_count)), 0.0)
         for name, part in self.parts.items():
-            weight_n, target_n, mode_metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=size)
-            weight_n = weight_n * factor_n1[:size, 0]
+            weight_n, target_n, mode_metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
+            weight_n = weight_n * factor_n1[:row_count, 0]
             for field, value_n in (("advantages", weight_n), ("action_log_probs", target_n)):
-                data[field] = with_token(data[field], column_n[name], value_n)
-            metrics |= mode_metrics
-        self.last_advantages = adv_nt[:size]
+                data[field] = with_token(data[field], column_by_mode[name], value_n)
+            all_metrics |= mode_metrics
+        self.last_advantages = adv_nt[:row_count]
         if self._record is not None:
-            self._keep(self._record, replace(result, metrics=metrics), rows)
-        self.all_metrics.update({name: value for name, value in metrics.items() if value == value})
-        trained_adv = adv_nt[mask_nt]
-        for name, values in (("", trained_adv), ("_abs", trained_adv.abs())):
-            self.all_metrics[f"loss/avg_raw_advantages{name}"] = float(values.mean())
-        for sentence in result.warnings:
-            say(sentence)
+            self._keep(self._record, replace(result, metrics=all_metrics), rows)
+        self.all_metrics.update({name: value for name, value in all_metrics.items() if value == value})
+        trained_advantages = adv_nt[mask_nt]
+        for name, logged_advantages in (("", trained_advantages), ("_abs", trained_advantages.abs())):
+            self.all_metrics[f"loss/avg_raw_advantages{name}"] = float(logged_advantages.mean())
+        say(*result.warnings)
         return data
 
     def _leave_out_useless(self, data: Any, result: StepResult, rows: SampledRows) -> None:
-        """Take the groups without credit out of the loss, KL and entropy included, as SkyRL's zero-variance filter does."""
+        """Mask groups without credit in the loss (KL and entropy too), as SkyRL's zero-variance filter does."""
         tolerance, group_s = self.cfg.trainer.algorithm.zero_variance_filter_tol, result.own.batch.group_n
         useful_uids = _prompts_of(rows.uids, group_s[in_useful_groups(result.credit, group_s, tolerance=tolerance)])
         for n, s in enumerate(rows.last_n):
@@ -202,19 +206,19 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.all_metrics["reward/num_zero_variance_filtered"] = len(set(rows.uids)) - len(useful_uids)
 
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the dataset's columns for prompts; a nested mapping becomes columns such as `reward_spec.ground_truth`."""
-        dataset: Any = self.train_dataset
+        """Return the dataset's columns for some prompts; nested mappings become columns such as `reward_spec.ground_truth`."""
+        prompt_dataset: Any = self.train_dataset
         # A prompt's id is its row number in `PromptDataset`; other ids lead to no columns.
-        row_by_uid = {uid: dataset[int(uid)][2] if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
+        row_by_uid = {uid: prompt_dataset[int(uid)][2] if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
         return columns_of([row_by_uid[uid] for uid in uids])
 
-    def _keep(self, record: RunRecord, result: StepResult, sampled: SampledRows) -> None:
+    def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:
         """Write a batch to the run folder."""
 
         def rollouts() -> Rollouts:
-            texts = prompt_texts(self.tokenizer, sampled.uids, sampled.output["prompt_token_ids"])
-            group_texts = list(texts.values())  # groups are numbered as they appear
-            prompts = [group_texts[group] for group in result.own.batch.group_n.tolist()]
+            prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, sampled_rows.output["prompt_token_ids"])
+            prompt_by_group = list(prompt_by_uid.values())  # groups are numbered in this order
+            prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
             return self.step.rollouts(result, number=self.global_step, prompts=prompts)
 
         trainer, generator = self.cfg.trainer, self.cfg.generator
@@ -227,14 +231,13 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             temperature=float(generator.sampling_params.temperature),
             seed=trainer.seed,
         )
-        options: dict[str, Any] = {"recipe": recipe, "tokenizer": self.tokenizer, "rollouts": rollouts}
-        record.add_batch(self.global_step, result, self.scheme, **options)
+        record.add_batch(self.global_step, result, self.scheme, recipe=recipe, tokenizer=self.tokenizer, rollouts=rollouts)
 
 
 def _prompts_of(uids: Sequence[str], group_r: Int[Tensor, " r"]) -> set[str]:
-    """Return the prompts of groups, which are numbered as their prompts appear."""
-    names = list(dict.fromkeys(uids))
-    return {names[group] for group in group_r.unique().tolist()}
+    """Return the prompt ids of groups; group numbers count the distinct ids in order."""
+    distinct_uids = list(dict.fromkeys(uids))
+    return {distinct_uids[group] for group in group_r.unique().tolist()}
 
 
 def fold_factor(
@@ -247,25 +250,25 @@ def fold_factor(
     max_seq_len: int | None = None,
     micro_batch_size: int = 1,
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages that turns a SkyRL loss reduction into a mean over rollouts of sums over tokens.
+    """Compute the factor on advantages that makes SkyRL's loss a mean over rollouts of sums over tokens.
 
     factor[i] = D[i] / R,  R the rollouts of i's mini-batch and D[i] what SkyRL divides row i by; 1 outside mini-batches
     """
     length_n = loss_mask_nt.sum(dim=1).float()
     factor_n = torch.ones_like(length_n)
     for start, end in mini_batches:
-        rows, size = slice(start, end), end - start
+        mini_rows, row_count = slice(start, end), end - start
         prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
         micro_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
-        slices = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_slices}
-        for divided in slices.get(loss_reduction, [rows]):
-            tokens = length_n[divided].sum()
-            factor_n[divided] = {
-                "token_mean": tokens,
-                "prompt_mean": len(prompt_slices) * tokens,
-                "token_mean_legacy": len(micro_slices) * tokens,
-                "sequence_mean": size * length_n[divided],
-                "seq_mean_token_sum_norm": float(size * (max_seq_len or 1)),
+        slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_slices}
+        for divided_rows in slices_by_reduction.get(loss_reduction, [mini_rows]):
+            token_count = length_n[divided_rows].sum()
+            factor_n[divided_rows] = {
+                "token_mean": token_count,
+                "prompt_mean": len(prompt_slices) * token_count,
+                "token_mean_legacy": len(micro_slices) * token_count,
+                "sequence_mean": row_count * length_n[divided_rows],
+                "seq_mean_token_sum_norm": float(row_count * (max_seq_len or 1)),
             }[loss_reduction]
-        factor_n[rows] /= len(rollout_n[rows].unique())
+        factor_n[mini_rows] /= len(rollout_n[mini_rows].unique())
     return factor_n[:, None]

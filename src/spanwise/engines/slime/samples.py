@@ -1,4 +1,4 @@
-"""Convert the samples of slime to a batch of spanwise."""
+"""Convert slime's samples to a `Batch`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch.nn.utils.rnn import pad_sequence
 from spanwise.batch import Batch, Steps
 from spanwise.credit import group_index
 from spanwise.engines.shared import columns_of
-from spanwise.errors import AlignmentError, refuse
+from spanwise.errors import AlignmentError
 from spanwise.scheme import Scheme
 
 
 def batch_of(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:
-    """Return the samples as a batch, the rollout of each, and the tokens that slime trains."""
+    """Return the samples as a batch, the rollout number of each, and the mask of the tokens that slime trains."""
     masks = [[1] * one.response_length if one.loss_mask is None else list(one.loss_mask) for one in samples]
     ids = [list(one.tokens[len(one.tokens) - one.response_length :]) for one in samples]
-    alone = next((n for n, one in enumerate(samples) if one.group_index is None), None)
-    refuse({f"Sample {alone} has no group_index; give the samples of a prompt one.": alone is not None}, AlignmentError)
+    for n, sample in enumerate(samples):
+        if sample.group_index is None:
+            raise AlignmentError(f"Sample {n} has no group_index; give the samples of a prompt one.")
     rollout_n = group_index([("none", n) if one.rollout_id is None else one.rollout_id for n, one in enumerate(samples)])
-    several = len(rollout_n.unique()) < len(samples)
+    has_turns = len(rollout_n.unique()) < len(samples)
     logps = [one.rollout_log_probs for one in samples] if "logp_nt" in scheme.needs else [None]
     batch = Batch.jagged(
         ids,
@@ -32,8 +33,8 @@ def batch_of(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, 
         # A sample that is left out of the loss is still read and compared.
         sampled=[mask if any(mask) else [1] * len(mask) for mask in masks],
         columns=columns_of([_columns(args, one, row) for one, row in zip(samples, ids, strict=True)]),
-        steps=Steps(rollout_n, torch.arange(len(samples))) if several else None,
-        logp_nt=None if any(logp is None for logp in logps) else pad_sequence([torch.tensor(logp) for logp in logps], True),
+        steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
+        logp_nt=None if None in logps else pad_sequence([torch.tensor(logp) for logp in logps], True),
     )
     left_out_n = torch.tensor([one.remove_sample or not any(mask) for one, mask in zip(samples, masks, strict=True)])
     assert batch.mask_nt is not None
@@ -41,11 +42,11 @@ def batch_of(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, 
 
 
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
-    """Return what rewards may read of a sample: its metadata, its label, its text and slime's own reward."""
-    own = sample.reward if isinstance(sample.reward, Mapping) else {}
+    """Return a sample's columns for rewards: its metadata, its label, its text and slime's own reward."""
+    reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
     text = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
     label = {} if sample.label is None else {"label": sample.label, args.label_key or "label": sample.label}
-    return {**own, **(sample.metadata or {}), **label, **text, "environment": own_reward(args, sample)}
+    return {**reward_parts, **(sample.metadata or {}), **label, **text, "environment": own_reward(args, sample)}
 
 
 def own_reward(args: Any, sample: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The arguments of slime that a recipe works with, and those that are refused."""
+"""Check slime's arguments for a recipe."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from spanwise.errors import refuse
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
-#: slime's arguments that name our hooks.
+#: Maps slime's arguments for hooks to the functions of spanwise that they must name.
 HOOKS = {
     "custom_reward_post_process_path": "spanwise.engines.slime.post_process_rewards",
     "custom_advantage_function_path": "spanwise.engines.slime.set_advantages",
 }
-#: Arguments that would change the credit or have no effect: their required value, and why.
+#: Maps arguments that would change the credit or have no effect to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
     "normalize_advantages": (False, "the option subtracts one mean over the tokens of all blocks"),
-    "rewards_normalization": (True, "the recipe says what a reward is compared with"),
-    "kl_coef": (0, "the option changes a reward that pays no block; set use_kl_loss instead"),
-    "loss_type": ("policy_loss", "no other loss reads advantages as slime's own does"),
+    "rewards_normalization": (True, "the recipe decides with what a reward is compared"),
+    "kl_coef": (0, "the option changes a reward that spanwise does not use; set use_kl_loss instead"),
+    "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
     "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
-    "custom_pg_loss_reducer_function_path": (None, "a reducer of your own may average in a way that cannot be undone"),
-    "custom_convert_samples_to_train_data_path": (None, "it takes the place of the step in which spanwise computes credit"),
+    "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the divisor of a reducer of your own"),
+    "custom_convert_samples_to_train_data_path": (None, "it replaces the step in which spanwise computes credit"),
     "mask_offpolicy_in_partial_rollout": (False, "the option hides the start of a completion, where its first block begins"),
 }
-#: slime's estimators whose loss takes any advantage.
+#: slime's estimators whose losses work with any advantages.
 _ESTIMATORS = ("grpo", "gspo", "cispo")
 
 
 def check(args: Any) -> Scheme:
-    """Return the scheme of the recipe that slime's arguments name; refuse arguments that cannot work with it.
+    """Load the scheme of the recipe that slime's arguments name; refuse arguments that do not work with it.
 
     The hooks call it with their first batch. As slime's `custom_megatron_init_path` it runs before anything is sampled.
 
@@ -38,7 +38,7 @@ def check(args: Any) -> Scheme:
         args: slime's arguments; `spanwise_recipe` is the path of the recipe.
 
     Raises:
-        RecipeError: the first argument that does not work, and what to do.
+        RecipeError: an argument does not work with the recipe; the message says what to set.
 
     Example:
         >>> from argparse import Namespace
@@ -52,34 +52,34 @@ def check(args: Any) -> Scheme:
     refuse(
         {
             "There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.": recipe is None,
-            f"advantage_estimator is '{estimator}', which trains a critic or normalises advantages; use one of "
-            f"{', '.join(_ESTIMATORS)}, whose loss takes the recipe's.": estimator not in _ESTIMATORS,
+            f"advantage_estimator is '{estimator}', which trains a critic or normalises advantages. Use "
+            f"{', '.join(_ESTIMATORS)}, whose losses work with the recipe's advantages.": estimator not in _ESTIMATORS,
             **{f"{name} is {getattr(args, name, None)}; set it to {hook}.": getattr(args, name, None) != hook
                for name, hook in HOOKS.items()},
             **fixed_faults(_FIXED, lambda name: getattr(args, name, None)),
-            "use_opd with opd_type 'sglang' takes its teacher's numbers out of the hook that spanwise needs; use opd_type "
+            "use_opd with opd_type 'sglang' reads its teacher's numbers in the hook that spanwise replaces. Use opd_type "
             "'megatron'.": getattr(args, "use_opd", False) and args.opd_type == "sglang",
         }
     )  # fmt: skip
     discounts = Discounts.of({"gamma": "gamma", "lambd": "lam"}, lambda name: getattr(args, name, None))
     scheme = scheme_at(recipe, longest=args.rollout_max_response_len, options=discounts.options)
-    alone = args.n_samples_per_prompt == 1  # slime itself then switches the deviation off
+    has_single_samples = args.n_samples_per_prompt == 1  # slime itself then does not divide by the deviation
     refuse(
         {
-            "The recipe has a critic section, and slime has its values only after the credit; leave it out.": (
+            "The recipe has a critic section, but slime computes values only after the credit. Remove the section.": (
                 load(recipe).modes.get("critic") is not None
             ),
-            **({} if alone else deviation_fault("grpo_std_normalization", args.grpo_std_normalization, scheme)),
+            **({} if has_single_samples else deviation_fault("grpo_std_normalization", args.grpo_std_normalization, scheme)),
             **discounts.faults(scheme),
         }
     )
     scheme.check_forgets("slime")
     scheme.check_loads("slime")
     scheme.check({"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt"})
-    sentences = [idle_fields(recipe, engine="slime"), *discounts.remarks(scheme, load(recipe).options, engine="slime")]
+    warnings = [idle_fields(recipe, engine="slime"), *discounts.remarks(scheme, load(recipe).options, engine="slime")]
     if filter_path is not None:
-        sentences.append(
-            f"{filter_path} keeps or drops groups by slime's own reward, though the blocks of a dropped group may differ."
+        warnings.append(
+            f"{filter_path} drops groups by slime's own reward, although the blocks of a dropped group may differ."
         )
-    say(*sentences)
+    say(*warnings)
     return scheme

@@ -1,4 +1,4 @@
-"""TRL on one machine or many: `SpanGRPOTrainer` gives every span its own advantage in TRL's GRPO trainer."""
+"""TRL with the credit of a scheme: `SpanGRPOTrainer` gives every span of a completion its own advantage."""
 
 from spanwise.errors import lacking
 

@@ -1,4 +1,4 @@
-"""The rewards of TRL's environments (`get_reward`), which an objective `environment` pays to blocks."""
+"""Rewards that TRL's environments return from `get_reward`, for objectives with the reward `environment`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from spanwise.score.event_loop import run
 
 
 def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
-    """Take the rewards of environments out of the trainer's own list; refuse them if no objective pays them."""
-    first = len(objectives)
-    names, rewards = trainer.reward_func_names[first:], trainer.reward_funcs[first:]
+    """Remove the rewards of environments from the trainer and return them; refuse them if no objective uses them."""
+    count = len(objectives)
+    rewards, environment_names = trainer.reward_funcs[count:], trainer.reward_func_names[count:]
     if rewards and not any(objective.reward == "environment" for objective in objectives):
         raise RecipeError(
-            f"The environment {', '.join(names)} has a get_reward method, and no block is paid by it. Add "
-            "Objective('environment', pays=...) with the blocks that it pays."
+            f"The environment {', '.join(environment_names)} has a get_reward method, but no objective uses its reward. Add "
+            "Objective('environment', pays=[...]) with the blocks that the reward pays."
         )
-    for parts in (trainer.reward_funcs, trainer.reward_func_names, trainer.reward_processing_classes):
-        del parts[first:]
+    for trainer_list in (trainer.reward_funcs, trainer.reward_func_names, trainer.reward_processing_classes):
+        del trainer_list[count:]
     return rewards
 
 
 def environment_rewards(rewards: Sequence[Any], environments: Sequence[Any]) -> list[float | None]:
-    """Return the reward that each rollout's environment gives it; None if its environment has none."""
+    """Return each rollout's reward from its environment; None if the environment gives none."""
     columns = [reward(environments=environments) for reward in rewards]
-    awaited = [run(column) if inspect.iscoroutine(column) else column for column in columns]
-    return [next((value for value in row if value is not None), None) for row in zip(*awaited, strict=True)]
+    awaited_columns = [run(column) if inspect.iscoroutine(column) else column for column in columns]
+    return [next((value for value in row if value is not None), None) for row in zip(*awaited_columns, strict=True)]

@@ -1,7 +1,7 @@
-"""Turn TRL's loss into a mean over completions of sums over tokens, add the terms DPPO and KL, and check each step.
+"""Make TRL's loss a mean over completions of sums over tokens, add the DPPO and KL terms, and check every step.
 
-Every surrogate of TRL depends on the advantage as A f(sign A, ratio). A positive factor on A is therefore a factor on the token's
-loss, and the normaliser of each `loss_type` can be undone in the advantage, without a copy of TRL's loss.
+Every surrogate of TRL depends on the advantage as A f(sign A, ratio). So a positive factor on A scales the token's loss, and a
+factor on A undoes the normaliser of each `loss_type` without a copy of TRL's loss.
 """
 
 from __future__ import annotations
@@ -15,63 +15,64 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
-from spanwise.engines.shared import fold_factor as fold_factor  # beside what else undoes TRL's loss
+from spanwise.engines.shared import fold_factor as fold_factor  # the trainer takes it from here
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
 
-#: verl's name of each DPPO loss -> its divergence. TRL lacks DPPO, so the trainer adds it to a TRL loss with policy term 0.
+#: Maps verl's names of DPPO losses, which TRL lacks, to their divergences.
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
-#: The values of `loss_type` that can be trained: those of TRL with a normaliser that can be undone exactly, and DPPO.
+#: The supported values of `loss_type`: the losses of TRL whose normaliser can be undone exactly, and DPPO.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: The values of `importance_sampling_level`: the tokens that share an importance ratio.
+#: The values of `importance_sampling_level`, which name the tokens that share an importance ratio.
 RATIO_LEVELS: tuple[str, ...] = ("token", "block", "sequence")
 _CANARY = (
-    "Spans would not get their own credit. Use a TRL version that this release of spanwise lists, look at subclasses that "
-    "override _compute_loss, or set canary=False in SpanGRPOConfig if you know better."
+    "Spans would not get their own credit. Use a TRL version that this release of spanwise lists, or check subclasses that "
+    "override _compute_loss. To train anyway, set canary=False in SpanGRPOConfig."
 )
 _ADVICE = "No weight was updated. Resume from the last checkpoint with a lower learning_rate, or look at"
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
-    """Return 1 at the tokens that enter TRL's loss: the completion mask times the tool mask, if there is one."""
+    """Return the mask of the tokens in TRL's loss: the completion mask, times the tool mask if there is one."""
     tool_mask = inputs.get("tool_mask")
     return inputs["completion_mask"] if tool_mask is None else inputs["completion_mask"] * tool_mask
 
 
 def pooled_logps(
     logps_bt: Float[Tensor, "b t"],
-    old_bt: Float[Tensor, "b t"],
+    old_logp_bt: Float[Tensor, "b t"],
     mask_bt: Num[Tensor, "b t"],
     unit_bt: Int[Tensor, "b t"] | None,
 ) -> Float[Tensor, "b t"]:
-    """Return old log-probabilities under which the tokens of a unit share their geometric mean ratio, each with its own gradient.
+    """Change old log-probabilities so that the tokens of a unit share one ratio, while each keeps its own gradient.
 
     log ratio[t] = sg(mean over the unit of t of logp - old) + logp[t] - sg(logp[t]): GSPO-token (Zheng et al. 2025, arXiv
     2507.18071, equations 13 and 14), with a unit in place of the completion. `unit_bt`: from 0; None: one unit.
     """
-    now_bt, unit_bt = logps_bt.detach(), torch.zeros_like(mask_bt, dtype=torch.long) if unit_bt is None else unit_bt.long()
-    counted_bt = mask_bt.to(now_bt.dtype)
-    drift_bt = torch.where(mask_bt.bool(), now_bt - old_bt, 0.0)
-    zeros_bu = now_bt.new_zeros(len(unit_bt), int(unit_bt.max()) + 1)
+    new_logp_bt = logps_bt.detach()
+    unit_bt = torch.zeros_like(mask_bt, dtype=torch.long) if unit_bt is None else unit_bt.long()
+    counted_bt = mask_bt.to(new_logp_bt.dtype)
+    drift_bt = torch.where(mask_bt.bool(), new_logp_bt - old_logp_bt, 0.0)
+    zeros_bu = new_logp_bt.new_zeros(len(unit_bt), int(unit_bt.max()) + 1)
     total_bu, count_bu = (zeros_bu.scatter_add(1, unit_bt, value_bt) for value_bt in (drift_bt, counted_bt))
-    return now_bt - (total_bu / count_bu.clamp(min=1)).gather(1, unit_bt)
+    return new_logp_bt - (total_bu / count_bu.clamp(min=1)).gather(1, unit_bt)
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
-    """Return how far a ratio (of DPPO: a probability) may move down and up under TRL's configuration."""
+    """Return how far a ratio may move down and up before TRL clips it; under DPPO: a probability."""
     return args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
 def dppo_term(
     logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute the loss `dppo`, a mean over rows of a sum over tokens, and the share of tokens that this loss leaves out."""
-    sampled_bt = inputs.get("sampling_per_token_logps")
-    sampled_bt = inputs.get("old_per_token_logps") if sampled_bt is None else sampled_bt
-    sampled_bt = logps_bt.detach() if sampled_bt is None else sampled_bt
+    """Compute the DPPO loss, a mean over rows of sums over tokens, and the share of tokens that it drops."""
+    sampling_logp_bt = inputs.get("sampling_per_token_logps")
+    sampling_logp_bt = inputs.get("old_per_token_logps") if sampling_logp_bt is None else sampling_logp_bt
+    sampling_logp_bt = logps_bt.detach() if sampling_logp_bt is None else sampling_logp_bt
     in_loss_bt, advantages_bt, (low, high) = mask_bt.bool(), inputs["advantages"], clip_range(args)
-    bounds: dict[str, Any] = {"delta_low": low, "delta_high": high, "divergence": DPPO[args.loss_type]}
-    loss_bt = dppo(logps_bt, sampled_bt, advantages_bt, in_loss_bt, **bounds)
+    clip_options: dict[str, Any] = {"delta_low": low, "delta_high": high, "divergence": DPPO[args.loss_type]}
+    loss_bt = dppo(logps_bt, sampling_logp_bt, advantages_bt, in_loss_bt, **clip_options)
     dropped_bt = in_loss_bt & (advantages_bt != 0) & (loss_bt == 0)
     return loss_bt.sum() / len(loss_bt), dropped_bt.sum() / in_loss_bt.sum().clamp(min=1)
 
@@ -93,24 +94,24 @@ def token_kl(
 
 
 def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[Tensor, ""]:
-    """Average the divergence over the tokens of a completion, then over the completions (arXiv 2402.03300, equation 3)."""
+    """Average the KL over the tokens of each completion, then over the completions (arXiv 2402.03300, equation 3)."""
     return (kl_bt.sum(dim=1) / mask_bt.sum(dim=1).clamp(min=1)).mean()
 
 
 def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], args: GRPOConfig) -> Float[Tensor, "b t"]:
-    """Compute the slope of a token's surrogate by its log-probability, per unit of advantage; NaN if the clip may be active."""
-    old_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
-    ratio_bt = torch.ones_like(logps_bt) if old_bt is None else (logps_bt - old_bt).exp()
-    inside_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
-    slope_bt = torch.where(inside_bt, ratio_bt, torch.nan)
+    """Compute each surrogate's derivative by its log-probability for an advantage of 1; NaN if the clip may be active."""
+    old_logp_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
+    ratio_bt = torch.ones_like(logps_bt) if old_logp_bt is None else (logps_bt - old_logp_bt).exp()
+    unclipped_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
+    slope_bt = torch.where(unclipped_bt, ratio_bt, torch.nan)
     if args.loss_type == "cispo":
         slope_bt = ratio_bt.clamp(max=high)
     if args.loss_type == "sapo":
         temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
-    if args.loss_type == "vespo":  # its weight of a completion is 1 where no ratio enters it
-        slope_bt = torch.full_like(logps_bt, 1.0 if old_bt is None else torch.nan)
+    if args.loss_type == "vespo":  # vespo weighs a completion by 1 if there are no ratios
+        slope_bt = torch.full_like(logps_bt, 1.0 if old_logp_bt is None else torch.nan)
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 
 
@@ -124,13 +125,13 @@ def check_own_advantage(
     accumulation: int,
     height_bt: Float[Tensor, "b t"],
 ) -> None:
-    """Raise unless the gradient of each trainable token is weighted with its own advantage and no other.
+    """Raise unless the loss weighs the gradient of each trainable token with the token's own advantage only.
 
     d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
     """
-    # TRL itself no longer uses (B, T) advantages, so a release could collapse them to one number per completion without an error.
-    # The mixed derivative by log-probabilities and advantages reveals that without a forward pass, whatever else the loss contains.
-    # The weights in [1, 2) differ from token to token, so that an average over tokens does not pass for the token itself.
+    # A release of TRL could average (B, T) advantages over each completion without an error, because TRL itself has one each.
+    # The mixed derivative by log-probabilities and advantages reveals that without a forward pass, whatever the loss contains.
+    # The probe's weights in [1, 2) differ from token to token, so an average over tokens does not look like a token's own weight.
     index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
@@ -140,10 +141,10 @@ def check_own_advantage(
         (gradient_bt,) = torch.autograd.grad(weighted_sum, advantages_bt, retain_graph=True, allow_unused=True)
     if gradient_bt is None:
         raise SpanwiseError(f"The loss does not depend on the advantage of any token. {_CANARY}")
-    rows = advantages_bt.shape[0]
-    weight_bt = -gradient_bt * factor_b1 * rows * accumulation
+    row_count = advantages_bt.shape[0]
+    weight_bt = -gradient_bt * factor_b1 * row_count * accumulation
     expected_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
-    # The tolerance allows for bfloat16; the probes of most tokens differ by more. NaN never counts as wrong.
+    # The tolerance covers the rounding of bfloat16; the probes of most tokens differ by more. NaN never counts as wrong.
     wrong_bt = (weight_bt - expected_bt).abs() > 0.05
     if bool(wrong_bt.any()):
         row, token = (int(index) for index in wrong_bt.nonzero()[0])
@@ -156,50 +157,53 @@ def check_own_advantage(
 def check_loss(
     loss: Tensor, logps_bt: Tensor | None, inputs: Mapping[str, Any], mask_bt: Tensor, tokenizer: Any, *, step: int
 ) -> None:
-    """Refuse a loss that is not finite, and name the completion that it comes from."""
+    """Stop at a loss that is not finite, and name the first completion with such a number."""
     if bool(loss.detach().isfinite()):
         return
-    value = float(loss.detach())
-    old_bt = inputs.get("old_per_token_logps")
-    tables = {
+    loss_value = float(loss.detach())
+    old_logp_bt = inputs.get("old_per_token_logps")
+    tables_by_name = {
         "advantage": inputs.get("advantages"),
         "log-probability": logps_bt,
-        "log-probability before the update": old_bt,
+        "log-probability before the update": old_logp_bt,
         "reference": inputs.get("ref_per_token_logps"),
-        "ratio": None if logps_bt is None or old_bt is None else (logps_bt.detach() - old_bt).exp(),
+        "ratio": None if logps_bt is None or old_logp_bt is None else (logps_bt.detach() - old_logp_bt).exp(),
     }
-    for name, value_bt in tables.items():
+    for name, value_bt in tables_by_name.items():
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
-        wrong_bt = ~value_bt.isfinite()
-        unmasked_bt = wrong_bt & mask_bt.bool()  # TRL multiplies by the mask, and NaN times 0 is NaN
-        row, token = (unmasked_bt if bool(unmasked_bt.any()) else wrong_bt).nonzero()[0].tolist()
+        not_finite_bt = ~value_bt.isfinite()
+        unmasked_bt = not_finite_bt & mask_bt.bool()  # TRL multiplies by the mask, and NaN times 0 is NaN
+        row, token = (unmasked_bt if bool(unmasked_bt.any()) else not_finite_bt).nonzero()[0].tolist()
         adjective = "" if bool(mask_bt[row, token]) else "masked "
         ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
         text = repr(tokenizer.decode(ids, skip_special_tokens=False)[:200])
         raise DivergedError(
-            f"Step {step}: the loss is {value}; in completion {row} of the micro-batch of {len(mask_bt)}, the {name} of "
+            f"Step {step}: the loss is {loss_value}; in completion {row} of the micro-batch of {len(mask_bt)}, the {name} of "
             f"{adjective}token {token} is {float(value_bt.detach()[row, token])}: {text}. {_ADVICE} that completion."
         )
-    raise DivergedError(f"Step {step}: the loss is {value}, but each completion is finite. {_ADVICE} beta and entropy.")
+    raise DivergedError(f"Step {step}: the loss is {loss_value}, but each completion is finite. {_ADVICE} beta and entropy.")
 
 
 class GradientGuard(TrainerCallback):
-    """Stops before an optimizer step whose gradient is not finite, unless a scaler of float16 skips such steps itself."""
+    """Stops the training at a gradient that is not finite, unless a float16 scaler skips such steps itself."""
 
     def __init__(self, scaled: Callable[[], bool]) -> None:
         self.scaled = scaled
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Stop if the gradient is not finite."""
+        """Raise an error if the gradient is not finite."""
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         if not gradients or self.scaled():
             return
         norm = torch.nn.utils.get_total_norm(gradients)
         if not bool(norm.isfinite()):
-            pairs = ((name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None)
-            names = [name for name, gradient in pairs if not bool(gradient.isfinite().all())]
+            named_gradients = ((name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None)
+            faulty_names = [name for name, gradient in named_gradients if not bool(gradient.isfinite().all())]
+            where = "though each parameter's is"
+            if faulty_names:
+                where = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
             raise DivergedError(
-                f"Step {state.global_step}: the gradient is not finite (norm {float(norm)}), in {len(names)} of {len(gradients)} "
-                f"parameters, {names[0] if names else 'by its size'} first. {_ADVICE} the prompts of this batch (last_rollouts)."
+                f"Step {state.global_step}: the gradient is not finite (norm {float(norm)}), {where}. {_ADVICE} the prompts of "
+                "this batch (last_rollouts)."
             )

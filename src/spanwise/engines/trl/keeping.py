@@ -1,4 +1,4 @@
-"""The output of a TRL run: credit in TRL's table of completions, and a run folder like that of `spanwise train`."""
+"""Write a TRL run's output: credit in TRL's table of completions, and a run folder like that of `spanwise train`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanwise.rollouts.folder import RunFolder
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
-#: The metrics of a step that a console shows, with `log_metrics="few"`.
+#: The names of the metrics that a console shows with `log_metrics="few"`.
 _FEW = re.compile(
     r"(eval_)?(loss|reward|rewards/.*/mean|entropy|kl|completions/(mean_length|clipped_ratio)|credit/malformed)"
     r"|grad_norm|learning_rate|epoch|train_.*|eval_(runtime|.*_per_second)"
@@ -28,28 +28,28 @@ _FEW = re.compile(
 
 
 def few_in(callback_class: Any) -> TrainerCallback:
-    """Return one of transformers' console callbacks, changed to print few metrics."""
+    """Build one of transformers' console callbacks, changed to print few metrics."""
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            metrics = {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
-            super().on_log(args, state, control, logs=metrics, **kwargs)
+            few_metrics = {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
+            super().on_log(args, state, control, logs=few_metrics, **kwargs)
 
     return Few()
 
 
 def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor, "n k"], scheme: Scheme) -> str:
-    """Replace the scalar advantage in TRL's table of completions by the credit of each block and the sum of all credit."""
-    missing = [name for name in ("advantages", "extra") if name not in logs]
-    if missing:
+    """Replace the advantage in TRL's table of completions by the credit of each block and the sum of all credit."""
+    missing_columns = [name for name in ("advantages", "extra") if name not in logs]
+    if missing_columns:
         return (
-            f"TRL's table of completions (log_completions) has no {' and no '.join(missing)} in this version, so it does not show "
-            "the credit of blocks. Training is the same; keep_rollouts=10 writes the credit of every block."
+            f"TRL's table of completions (log_completions) has no {' and no '.join(missing_columns)} in this version, so the table "
+            "does not show the credit of blocks. Training is the same; set keep_rollouts=10 to write the credit of every block."
         )
-    sums = logs["advantages"]
-    for _ in range(min(len(sums), len(present_nk))):
-        sums.pop()
-    sums.extend((credit.block_nk.sum(dim=1) + credit.stop_n).tolist())
+    advantage_column = logs["advantages"]
+    for _ in range(min(len(advantage_column), len(present_nk))):
+        advantage_column.pop()
+    advantage_column.extend((credit.block_nk.sum(dim=1) + credit.stop_n).tolist())
     for k, name in enumerate(scheme.layout.names):
         pairs = zip(credit.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
         logs["extra"][f"credit/{name}"].extend(value if present else None for value, present in pairs)
@@ -58,19 +58,19 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
 
 
 def steps_per_batch(args: GRPOConfig) -> int:
-    """Return the optimizer steps per generation batch: its mini-batches times `num_iterations`."""
-    passes, steps = args.num_iterations, args.steps_per_generation or 1
-    if passes < 1 or (steps * passes) % args.gradient_accumulation_steps:
+    """Return the number of optimizer steps per generation batch; refuse a batch that fills no whole number of steps."""
+    passes, micro_batches = args.num_iterations, args.steps_per_generation or 1
+    if passes < 1 or (micro_batches * passes) % args.gradient_accumulation_steps:
         raise RecipeError(
-            f"{steps} micro-batches (steps_per_generation) times {passes} passes "
+            f"{micro_batches} micro-batches (steps_per_generation) times {passes} passes "
             f"(num_iterations) must be a positive multiple of {args.gradient_accumulation_steps} "
             "(gradient_accumulation_steps), so that a generation batch fills whole optimizer steps."
         )
-    return steps * passes // args.gradient_accumulation_steps
+    return micro_batches * passes // args.gradient_accumulation_steps
 
 
 class BatchCallback(TrainerCallback):
-    """Follows the generation batches of a `SpanGRPOTrainer`, and writes the rollouts of every k-th batch of all processes."""
+    """Writes the rollouts of every k-th generation batch of a `SpanGRPOTrainer`, from all processes."""
 
     trainer: Any
 
@@ -95,11 +95,11 @@ class BatchCallback(TrainerCallback):
                 self.folder.write_rollouts(parts, step=step)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Do nothing; subclasses override this call in every process after a generation batch is used up."""
+        """Do nothing; a subclass can override this hook, which every process calls after a generation batch is used up."""
 
 
 class Keeping(BatchCallback):
-    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`; one step there is one generation batch."""
+    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`, with one step per generation batch."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, args = trainer, trainer.args
@@ -107,7 +107,7 @@ class Keeping(BatchCallback):
         super().__init__(self.record.folder, per_batch=steps_per_batch(args), keep_rollouts=args.keep_rollouts)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse a folder that holds another run, in every process; then begin or continue the run folder."""
+        """Begin or continue the run folder; every process first refuses a folder that holds another run."""
         step, group_size = state.global_step // self.per_batch, args.num_generations or 1
         recipe = self.record.recipe(
             self.trainer.scheme,
@@ -126,18 +126,18 @@ class Keeping(BatchCallback):
             self.record.begin(recipe, step=step, tokenizer=self.trainer.processing_class)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the metrics of the previous batch."""
+        """Write the previous batch's line of metrics before a new batch begins."""
         if state.global_step % self.per_batch == 0:
             self.record.flush()
         super().on_step_begin(args, state, control, **kwargs)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Record the metrics of the batch."""
+        """Record the metrics of the generation batch that is used up."""
         self.record.seconds = self.step_seconds
         if self.trainer.accelerator.is_main_process:
             self.record.add(step, self.trainer.last_metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add what the trainer logs about a step to the line of its batch."""
+        """Add the trainer's log of a step to the line of its generation batch."""
         if state.is_world_process_zero and logs and "loss" in logs:
             self.record.add(-(-state.global_step // self.per_batch), logs)

@@ -1,7 +1,7 @@
-"""Dynamic sampling: groups that teach nothing give way to groups of other prompts, before the batch is trained on.
+"""Dynamic sampling: before training on a batch, replace groups that teach nothing by groups of other prompts.
 
-DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2) drops the groups whose one reward is the same for all. With several objectives
-a group is useless if no block gets credit, or, if the user prefers, if one objective's reward is the same for all.
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2) drops groups whose completions all have the same reward. With several
+objectives a group is useless if no block gets credit, or, if the user prefers, if one objective's reward is the same for all.
 """
 
 from __future__ import annotations
@@ -18,53 +18,52 @@ from torch import Tensor
 from spanwise.errors import SpanwiseError, check_known, refuse
 from spanwise.scheme import Scheme
 
-#: The value of `dynamic_sampling` that looks at the credit of all blocks.
+#: The value of `dynamic_sampling` that judges groups by the credit of all blocks.
 CREDIT = "credit"
 
 
 def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[str, Any], modes: Sequence[Any]) -> None:
-    """Refuse dynamic sampling where groups cannot be judged when they are sampled, or cannot be replaced."""
+    """Refuse dynamic sampling if sampled groups cannot be judged before training, or cannot be replaced."""
     kind = getattr(args, "dynamic_sampling", None)
     if kind is None:
         return
     check_known("dynamic_sampling", kind, (CREDIT, *scheme.names))
-    late = sorted({"logp_nt", "value_nt"} & scheme.needs) if kind == CREDIT else []
-    names = getattr(dataset, "column_names", None) or []
-    advice = "Leave dynamic_sampling out."
+    late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) if kind == CREDIT else []
+    column_names = getattr(dataset, "column_names", None) or []
+    leave_out = "Leave dynamic_sampling out."
     refuse(
         {
-            f"dynamic_sampling='credit' needs credit when completions are sampled, and method '{scheme.method}' reads "
-            f"{', '.join(late)}, which come later. Name an objective instead: dynamic_sampling='{scheme.names[0]}'.": late,
+            f"dynamic_sampling='credit' needs credit right after sampling, but method '{scheme.method}' reads "
+            f"{', '.join(late_fields)}, which TRL computes later. Name an objective instead: "
+            f"dynamic_sampling='{scheme.names[0]}'.": late_fields,
             **{
-                f"dynamic_sampling would leave mode '{mode.name}' with completions that it did not see sampled. {advice}": True
+                f"dynamic_sampling replaces completions that mode '{mode.name}' must see during sampling. {leave_out}": True
                 for mode in modes
                 if mode.name != "critic"
             },
-            f"dynamic_sampling draws other prompts by their number, and train_dataset is a {type(dataset).__name__}; pass a "
+            f"dynamic_sampling draws other prompts by row number, but train_dataset is a {type(dataset).__name__}. Pass a "
             f"datasets.Dataset.": not isinstance(dataset, Dataset),
-            f"dynamic_sampling cannot exchange an environment in the middle of a batch. {advice}": options.get(
+            f"dynamic_sampling cannot replace prompts that have an environment. {leave_out}": options.get(
                 "environment_factory"
             )
             is not None,
-            f"dynamic_sampling cannot exchange images in the middle of a batch. {advice}": {"image", "images"} & {*names},
+            f"dynamic_sampling cannot replace prompts with images. {leave_out}": {"image", "images"} & {*column_names},
             f"dynamic_sampling_rounds is {args.dynamic_sampling_rounds}; set it to 1 or more.": (
                 args.dynamic_sampling_rounds < 1
             ),
-            f"dynamic_sampling needs whole groups in each process, and a process samples "
-            f"{args.generation_batch_size // args.world_size} completions in groups of {args.num_generations}. Set "
-            "per_device_train_batch_size or steps_per_generation to a multiple.": (
-                args.generation_batch_size // args.world_size % args.num_generations
-            ),
+            f"dynamic_sampling needs whole groups in each process, but {args.generation_batch_size // args.world_size} completions "
+            f"per process do not make whole groups of {args.num_generations}. Change per_device_train_batch_size or "
+            "steps_per_generation.": (args.generation_batch_size // args.world_size % args.num_generations),
         }
     )
 
 
 class DynamicSampling:
-    """Exchanges useless groups of a generation batch, for at most `rounds` rounds.
+    """Replaces useless groups of a generation batch, in at most `rounds` rounds of sampling.
 
     Attributes:
-        metrics: of the last batch: groups sampled for each group of the batch, and the share of groups that stayed useless.
-        scored: the completions of the last batch if no process exchanged a group, so that their rewards are known; else None.
+        metrics: for the last batch, the sampled groups per group of the batch, and the share of groups that stayed useless.
+        scored: the completions of the last batch if no process replaced a group, so that their rewards are known; else None.
     """
 
     def __init__(self, trainer: Any, kind: str, rounds: int) -> None:
@@ -73,68 +72,73 @@ class DynamicSampling:
         self.scored: Any = None
 
     def fill(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
-        """Return the batch with other groups in the place of useless ones; `prompts` and `rows` are changed in place."""
-        trainer, size = self.trainer, self.trainer.num_generations
+        """Replace the useless groups of a generated batch; this changes `prompts` and `rows` in place."""
+        trainer, group_size = self.trainer, self.trainer.num_generations
         fresh_rows = self._fresh_rows()
-        empty = (~self._useful(generated, prompts, rows)).nonzero()[:, 0].tolist()
-        groups = sampled = len(rows) // size
+        useless_groups = (~self._useful(generated, prompts, rows)).nonzero()[:, 0].tolist()
+        group_count = sampled_groups = len(rows) // group_size
         self.scored = generated[1]
         for _ in range(self.rounds):
-            needed = max(gather_object([len(empty)]))  # every process samples as much as the neediest
-            if needed == 0:
+            groups_to_sample = max(
+                gather_object([len(useless_groups)])
+            )  # every process samples as many groups as the one that needs most
+            if groups_to_sample == 0:
                 break
             self.scored = None
-            candidates = [dict(row) for row in [next(fresh_rows) for _ in range(needed)] for _ in range(size)]
-            candidate_prompts = [row["prompt"] for row in candidates]
+            sampled_rows = [next(fresh_rows) for _ in range(groups_to_sample)]
+            candidate_rows = [dict(row) for row in sampled_rows for _ in range(group_size)]
+            candidate_prompts = [row["prompt"] for row in candidate_rows]
             answers = trainer._sample(candidate_prompts)
-            sampled += needed
-            useful_g = self._useful(answers, candidate_prompts, candidates)
-            for group in useful_g.nonzero()[:, 0].tolist()[: len(empty)]:
-                old, new = (range(number * size, (number + 1) * size) for number in (empty.pop(0), group))
-                generated = tuple(_exchanged(part, other, old, new) for part, other in zip(generated, answers, strict=True))
+            sampled_groups += groups_to_sample
+            useful_g = self._useful(answers, candidate_prompts, candidate_rows)
+            for group in useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
+                old, new = (range(g * group_size, (g + 1) * group_size) for g in (useless_groups.pop(0), group))
+                generated = tuple(_replaced(part, other, old, new) for part, other in zip(generated, answers, strict=True))
                 for place, source in zip(old, new, strict=True):
-                    prompts[place], rows[place] = candidate_prompts[source], candidates[source]
-        self.metrics = {"sampling/groups": sampled / groups, "sampling/useless": len(empty) / groups}
+                    prompts[place], rows[place] = candidate_prompts[source], candidate_rows[source]
+        useless_share = len(useless_groups) / group_count
+        self.metrics = {"sampling/groups": sampled_groups / group_count, "sampling/useless": useless_share}
         return generated
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Mark the useful groups."""
-        fields = next((part for part in generated if isinstance(part, dict)), {})
+        """Read and score sampled completions, and mark the groups that teach something."""
+        extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
-            row.update({name: values[n] if isinstance(values, list) else values for name, values in fields.items()})
-        own, scheme, size = self.trainer._read(generated, prompts, rows), self.trainer.scheme, self.trainer.num_generations
+            row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
+        own, scheme = self.trainer._read(generated, prompts, rows), self.trainer.scheme
+        group_size = self.trainer.num_generations
         if self.kind != CREDIT:
-            worth_gn = own.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, size)
+            worth_gn = own.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, group_size)
             missing_gn = worth_gn.isnan()
             return worth_gn.masked_fill(missing_gn, -torch.inf).amax(1) > worth_gn.masked_fill(missing_gn, torch.inf).amin(1)
         useful_n = self.trainer.step.useful(own)
-        if own.turns is not None:  # a row is a turn; a completion without a turn is in no group of its own
+        if own.turns is not None:  # rows are turns, and a completion without a turn has no row
             useful_n = torch.zeros(own.completions, dtype=torch.bool).index_put((own.turns.row_s,), useful_n)
-        return useful_n.view(-1, size).any(dim=1)
+        return useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:
-        """Yield rows of the dataset in an order of this step, others in every process, without end."""
+        """Yield rows of the dataset forever, in an order that depends on the step; each process gets rows of its own."""
         trainer, dataset = self.trainer, self.trainer.train_dataset
-        seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # a resumed run draws the same
+        seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # so that a resumed run draws the same rows
         generator = torch.Generator().manual_seed(seed)
-        first, processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
+        rank, rank_count = trainer.accelerator.process_index, trainer.accelerator.num_processes
         while True:
-            for index in torch.randperm(len(dataset), generator=generator).tolist()[first::processes] or [0]:
+            for index in torch.randperm(len(dataset), generator=generator).tolist()[rank::rank_count] or [0]:
                 yield dataset[index]
 
 
-def _exchanged(part: Any, other: Any, old: range, new: range) -> Any:
-    """Return one result of TRL's `_generate` with the completions `new` of another in the places `old`."""
+def _replaced(part: Any, other: Any, old: range, new: range) -> Any:
+    """Replace the range `old` of one result of TRL's `_generate` by the range `new` of another."""
     if isinstance(part, dict):
-        lists = {name: values for name, values in part.items() if isinstance(values, list)}  # other fields are of all rows
-        return {**part, **{name: _exchanged(values, other[name], old, new) for name, values in lists.items()}}
+        row_lists = {name: values for name, values in part.items() if isinstance(values, list)}
+        return {**part, **{name: _replaced(values, other[name], old, new) for name, values in row_lists.items()}}
     if isinstance(part, list) and isinstance(other, list):
-        copy = list(part)
-        copy[old.start : old.stop] = other[new.start : new.stop]
-        return copy
+        result = list(part)
+        result[old.start : old.stop] = other[new.start : new.stop]
+        return result
     if part is not None and other is not None:
         raise SpanwiseError(
-            f"dynamic_sampling does not know the {type(part).__name__} among what this TRL's _generate returns. Install trl 1.16, "
-            "or leave dynamic_sampling out."
+            f"TRL's _generate returned a {type(part).__name__}, whose groups dynamic_sampling cannot replace. Install trl 1.16, or "
+            "leave dynamic_sampling out."
         )
     return part

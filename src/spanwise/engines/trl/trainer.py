@@ -1,4 +1,4 @@
-"""`SpanGRPOTrainer`: TRL's GRPO trainer, with an advantage for every span instead of one for the completion."""
+"""`SpanGRPOTrainer`: TRL's GRPO trainer with one advantage per span instead of one per completion."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
 from spanwise.step import Ranks, ReadBatch, Step, wider
 
-#: The arguments of a reward function that are no prompts, completions or dataset columns.
+#: The arguments of TRL's reward functions besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
-#: The fields of `Batch` that exist when completions are read: TRL calls rewards before it computes log-probabilities.
+#: The fields of `Batch` that are known when TRL calls rewards, which is before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 #: The fields of `Batch` that TRL fills in.
 PROVIDES = (*AT_READ, "logp_nt")
-#: Arguments that a resumed run may not change: a change would split the run in two or, in a schedule, have no effect.
+#: Arguments that a resumed run must not change, because a change would split the run in two or have no effect.
 _LASTING = (
     "seed", "data_seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
     "max_grad_norm", "beta", "epsilon", "epsilon_high", "delta", "loss_type", "num_iterations", "num_generations",
@@ -56,38 +56,38 @@ _LASTING = (
 
 
 class SpanGRPOTrainer(GRPOTrainer):
-    """TRL's `GRPOTrainer` that pays every span of a completion for what that span controls.
+    """TRL's `GRPOTrainer` with the credit of a scheme: every span of a completion is paid for what it controls.
 
-    Everything TRL offers stays as it is: generation, vLLM, tools, PEFT, accelerate, logging, resume. What is read, rewarded and
-    compared is the `scheme`. The loss of every `loss_type` in `LOSS_TYPES` becomes the mean over completions of the sum over
-    tokens of advantage times surrogate, plus `beta` times the mean over completions of the mean over tokens of the KL divergence
-    (`kl_term`). TRL's entropy bonus and auxiliary loss stay as they are: `loss_type` does not change them.
+    Generation, vLLM, tools, PEFT, accelerate, logging and resuming work as in TRL. The `scheme` decides the blocks, rewards and
+    comparisons. The loss of every `loss_type` in `LOSS_TYPES` becomes the mean over completions of the sum over tokens of
+    advantage times surrogate, plus `beta` times the mean over completions of the mean over tokens of the KL divergence
+    (`kl_term`). TRL's entropy bonus and auxiliary loss stay as they are.
 
     Args:
         model: as in `GRPOTrainer`.
-        reward_funcs: must stay empty: the reward functions are built from the scheme's objectives.
+        reward_funcs: must stay None, because the scheme's objectives define the reward functions.
         args: a `SpanGRPOConfig`, or a plain `GRPOConfig`.
         train_dataset, eval_dataset, processing_class: as in `GRPOTrainer`.
-        scheme: the complete rule of credit; it must be given.
+        scheme: the complete rule of credit; required.
         critic: the value model, for methods that need values (`gae`, `sae`).
         options: any further argument of `GRPOTrainer` (`callbacks`, `peft_config`, `tools`, `rollout_func`, ...).
 
     Attributes:
-        last_rollouts: the `Rollouts` of the last generation batch of this process, None before the first.
-        last_metrics: what was measured of the last training batch of all processes: credit, and the mean of each reward.
-        zero_batches: how many training batches had no credit other than 0.
-        critic: the `Critic`, None without one.
-        parts: what each mode of the scheme does here, by its name (`spanwise.modes`).
-        keeping: writes the run folder, where it is asked for.
-        settings: what a checkpoint is trained under, and what it is resumed under alone; None: scheme, critic and arguments. Who
-            sets it compares it with the checkpoint's, before `train`.
+        last_rollouts: the `Rollouts` of this process's last generation batch; None before the first.
+        last_metrics: the metrics of the last training batch of all processes: its credit, and the mean of each reward.
+        zero_batches: the number of training batches in which every credit was 0.
+        critic: the `Critic`; None without one.
+        parts: the part of each mode in this trainer, by the mode's name (`spanwise.modes`).
+        keeping: the callback that writes the run folder; None without one.
+        settings: the settings that checkpoints store instead of scheme, critic and arguments; None: those. A caller that sets them
+            must compare them with the checkpoint's before `train`.
 
     Raises:
-        LayoutError, RecipeError, DataError, SpanwiseError: what cannot work is refused before training starts.
+        LayoutError, RecipeError, DataError, SpanwiseError: the arguments cannot work together; raised before training starts.
     """
 
     _tag_names = ["trl", "grpo", "spanwise"]  # noqa: RUF012 - TRL's own class attribute
-    # TRL sets these; its annotations allow a None that a trainer never has.
+    # TRL annotates these attributes as optional, but a trainer always has them.
     args: Any
     model: Any
     processing_class: Any
@@ -95,7 +95,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     num_generations: Any
     num_generations_eval: Any
     settings: Mapping[str, Any] | None
-    _moves_columns = False  # whether advantages go to the columns of Unsloth's loss
+    _moves_columns = False  # True if a subclass moves advantages to the columns of Unsloth's loss
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         modes = scheme.modes if critic is None else (critic, *scheme.modes)
         scheme.check((*PROVIDES, *added_by(modes, "trl")), at_read=AT_READ)
         if args is None:
-            name = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
-            args = config.SpanGRPOConfig(f"{name.split('/')[-1] or 'model'}-SpanGRPO")
+            model_path = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
+            args = config.SpanGRPOConfig(f"{model_path.split('/')[-1] or 'model'}-SpanGRPO")
         config.check_args(args)
         config.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
         prompts_per_batch = (args.generation_batch_size or 0) // (args.num_generations or 1)
@@ -127,23 +127,22 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": arxiv_id} if title else {}
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
-        # One hook of TRL leaves these for a later hook: the mask of sampled tokens (None: all), the arguments of reward functions,
-        # the reading, and the seconds that reading took.
-        self._sampled: list[list[int]] | None = None
-        self._told: dict[str, Any] = {}
+        # These attributes pass data from one hook of TRL to a later one.
+        self._sampled: list[list[int]] | None = None  # the mask of sampled tokens; None: all tokens
+        self._reward_arguments: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
-        kind, rounds = (getattr(args, name, None) for name in ("dynamic_sampling", "dynamic_sampling_rounds"))
-        self.sampling = None if kind is None else DynamicSampling(self, kind, rounds or 0)
+        sampling_kind, rounds = (getattr(args, name, None) for name in ("dynamic_sampling", "dynamic_sampling_rounds"))
+        self.sampling = None if sampling_kind is None else DynamicSampling(self, sampling_kind, rounds or 0)
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # These two options mask tokens inside TRL's loss by numbers that only TRL computes.
+        # These two options mask tokens inside TRL's loss by numbers that are unknown outside of it.
         masks_in_loss = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # The check reads TRL's own loss, and DPPO is not a part of it.
+        # The canary checks TRL's own loss, which does not contain DPPO.
         self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
-        self._loss_inputs: dict[str, Any] = {}  # those of the loss that TRL is computing
-        # TRL's own level "sequence" gives every token the completion's mean advantage, so TRL keeps to "token".
+        self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss that TRL is computing
+        # TRL's level "sequence" averages the advantages of a completion, so TRL always works at level "token".
         self._ratio_level, args.importance_sampling_level = args.importance_sampling_level, "token"
         super().__init__(
             model=model,
@@ -187,7 +186,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Run TRL's training; complete the run folder however training ends. True resumes at the newest complete checkpoint."""
+        """Run TRL's training, and complete the run folder even if training fails; True resumes at the newest checkpoint."""
         place = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
         keeping = self.keeping if self.accelerator.is_main_process else None
         try:
@@ -197,20 +196,22 @@ class SpanGRPOTrainer(GRPOTrainer):
             if place is None:
                 raise
             reason = str(error).splitlines()[0]
-            raise DataError(f"Checkpoint '{place}' holds more than numbers, so it is not loaded: {reason}") from error
+            raise DataError(
+                f"Checkpoint '{place}' holds objects that could run code, so it is not loaded: {reason} Resume from another one."
+            ) from error
 
     @property
     def _lasting(self) -> dict[str, Any]:
-        """The scheme, critic and arguments that a resumed run must share with the original."""
+        """The scheme, critic and arguments that a resumed run must not change."""
         critic = {} if self.critic is None else {"critic": vars(self.critic.config)}
         return {**self.scheme.plain(), **critic, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write TRL's checkpoint, then the list of its files, which marks it as whole; only then delete older ones."""
+        """Write TRL's checkpoint, then the list of its files as a sign that it is complete; only then delete older ones."""
         folder = Path(self._get_output_dir(trial=trial))
-        place = folder / f"checkpoint-{self.state.global_step}"
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
-            (place / MANIFEST).unlink(missing_ok=True)
+            (checkpoint / MANIFEST).unlink(missing_ok=True)
         self.accelerator.wait_for_everyone()
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
@@ -219,12 +220,16 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            torch.save(self._written_args(), place / "training_args.bin")  # with TRL's limit on checkpoints
-            resumable, processes = not self.args.save_only_model, self.accelerator.num_processes
-            entry: Any = self.scheme.entry  # a method may remember earlier batches
-            state = entry.estimator.state_dict() if entry.stateful else None
-            settings = self._lasting if self.settings is None else self.settings
-            write_manifest(place, processes=processes, resumable=resumable, estimator=state, settings=settings)
+            # TRL has saved the arguments without the user's limit on checkpoints.
+            torch.save(self._written_args(), checkpoint / "training_args.bin")
+            entry: Any = self.scheme.entry
+            write_manifest(
+                checkpoint,
+                processes=self.accelerator.num_processes,
+                resumable=not self.args.save_only_model,
+                estimator=entry.estimator.state_dict() if entry.stateful else None,
+                settings=self._lasting if self.settings is None else self.settings,
+            )
             best = self.state.best_model_checkpoint
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 
@@ -236,7 +241,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args = args
 
     def _written_args(self) -> Any:
-        """Return the arguments without secrets, for files."""
+        """Copy the arguments without secrets, to be written into files."""
         public_args = copy.copy(self.args)
         public_args.__dict__ = hidden({"trainer": vars(self.args)}, None)["trainer"]
         return public_args
@@ -256,17 +261,18 @@ class SpanGRPOTrainer(GRPOTrainer):
             restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))
 
     def _reward_function(self, name: str) -> Any:
-        """Return a reward function that only keeps TRL's arguments for an objective; the returned zeros are never used."""
+        """Build a reward function that stores its arguments and returns zeros, which nothing uses."""
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-            self._told = {**columns, "prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+            texts = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+            self._reward_arguments = {**columns, **texts}
             return [0.0] * len(completion_ids)
 
         reward.__name__ = name
         return reward
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample completions as TRL does."""
+        """Sample completions as TRL does, in the contexts of all modes."""
         with ExitStack() as contexts:
             for part in self.parts.values():
                 contexts.enter_context(part.generating())
@@ -294,13 +300,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         if self.sampling is not None and self._own is not None and self.sampling.scored is completion_ids_list:
             return self._worth_nm(self._own)
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        start_time, columns = time.perf_counter(), self._told
+        start_time, columns = time.perf_counter(), self._reward_arguments
         extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
         if self._environment_rewards:
             columns["environment"] = environment_rewards(self._environment_rewards, extras["environments"])
-        # The completions of a prompt stand together, and so do the completions of a process.
-        count, size = len(completion_ids_list), self.num_generations if self.model.training else self.num_generations_eval
-        group_n = (self.accelerator.process_index * count + torch.arange(count)) // size
+        # Completions of a prompt are adjacent, and each process has equally many completions.
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
+        number_n = torch.arange(len(completion_ids_list))
+        group_n = (self.accelerator.process_index * len(number_n) + number_n) // group_size
         batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=extras)
         self._own = self.step.read(batch)
         value_nm = self._worth_nm(self._own)
@@ -308,7 +315,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return value_nm
 
     def _worth_nm(self, own: ReadBatch) -> Tensor:
-        """Return the rewards of all processes that TRL logs."""
+        """Return the rewards of all processes for TRL's log."""
         # A missing reward is logged as `if_missing`; a mean over the other completions would make omission look good.
         return own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
@@ -381,27 +388,29 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _sampled_logps(self, rows: Sequences, output: dict[str, Any]) -> Tensor:
-        """Compute the log-probabilities of the tokens under the policy and at the temperature that sampled them."""
+        """Compute the tokens' log-probabilities under the policy and the temperature that sampled them."""
         logp_nt = output.get("old_per_token_logps")
         if logp_nt is None:
-            size = self.args.per_device_train_batch_size
-            outputs = self._get_per_token_logps_and_entropies(self.model, rows.ids_nl, rows.attention_nl, rows.width, size)
+            batch_size = self.args.per_device_train_batch_size
+            outputs = self._get_per_token_logps_and_entropies(
+                self.model, rows.ids_nl, rows.attention_nl, rows.width, batch_size
+            )
             logp_nt, self._logps = outputs[0], None
         return logp_nt[:, : rows.width].float().cpu()
 
     def _first(self, key: str) -> bool:
-        """Return True at the first call with a key."""
+        """Return True only at the first call with a key."""
         is_first = key not in self._done
         self._done.add(key)
         return is_first
 
     def _note(self, metrics: Mapping[str, float]) -> None:
-        """Let TRL log the mean of each metric over the batches since its last line, without NaN."""
+        """Add metrics to TRL's next log line, which shows their means over the batches since the last line."""
         for name, value in metrics.items():
             self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """Compute TRL's loss with its normaliser undone in the advantages, plus the KL term with a normaliser of its own."""
+        """Compute TRL's loss with advantages that undo its normaliser, and add the KL, DPPO and mode terms."""
         training = self.model.training
         if training and self._waits:
             return next(weight for weight in model.parameters() if weight.requires_grad).sum() * 0.0
@@ -420,7 +429,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         advantages_bt.requires_grad_(check_due)
         accumulation = self.current_gradient_accumulation_steps if training else 1
         beta, self._logps = self.beta, None
-        self.beta = 0.0  # TRL would divide the KL like the policy term, and the KL has no factor that undoes the division
+        self.beta = 0.0  # TRL would divide the KL like the policy term, which no factor could undo
         self.loss_type = "sapo" if dppo_loss else self.loss_type  # under DPPO, TRL's loss gets advantages of 0
         loss_inputs = self._loss_inputs = {**inputs, "advantages": advantages_bt}
         try:
@@ -448,12 +457,12 @@ class SpanGRPOTrainer(GRPOTrainer):
             )
             self._canary_due = False
         if beta != 0.0 and logps_bt is not None:
-            old_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
-            kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_bt)
+            old_logp_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
+            kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_logp_bt)
             totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
-            # TRL too logs the KL over the tokens of all processes.
-            sums: Any = self.accelerator.reduce(totals, reduction="sum")
-            self._note({"kl": float(sums[0] / sums[1].clamp(min=1))})
+            # Like TRL, log the KL over the tokens of all processes.
+            gathered_totals: Any = self.accelerator.reduce(totals, reduction="sum")
+            self._note({"kl": float(gathered_totals[0] / gathered_totals[1].clamp(min=1))})
             loss = loss + beta * fold.kl_term(kl_bt, mask_bt) / accumulation
         for part in self.parts.values():
             mode_loss, metrics = part.loss(inputs)
@@ -468,26 +477,26 @@ class SpanGRPOTrainer(GRPOTrainer):
             compute_logps = partial(part.forward, compute_logps)
         result = compute_logps(*args, **kwargs)
         self._logps, inputs = result[0], self._loss_inputs
-        old_bt = inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
-        if old_bt is not None:  # TRL reads them after this forward pass
-            mask_bt, unit_bt = fold.loss_mask(inputs), inputs.get("ratio_unit")
-            inputs["old_per_token_logps"] = fold.pooled_logps(result[0], old_bt, mask_bt, unit_bt)
+        old_logp_bt = inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
+        if old_logp_bt is not None:  # TRL reads old log-probabilities after this forward pass
+            mask_bt, ratio_unit_bt = fold.loss_mask(inputs), inputs.get("ratio_unit")
+            inputs["old_per_token_logps"] = fold.pooled_logps(result[0], old_logp_bt, mask_bt, ratio_unit_bt)
         return result
 
     @property
     def _waits(self) -> bool:
-        """Whether the policy still waits for a mode to be fitted."""
+        """True while the policy waits for a mode that trains alone first."""
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run TRL's training step; while the policy waits, remove its gradients."""
+        """Run TRL's training step, and remove the policy's gradients while the policy waits."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._waits:
             model.zero_grad(set_to_none=True)  # gradients of 0 would still decay the weights
         return loss
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Write TRL's log line without the metrics that are NaN in every batch since the last line."""
+        """Write TRL's log line without metrics that were NaN in all batches since the last line."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name in [name for name, values in metrics.items() if all(math.isnan(value) for value in values)]:
             del metrics[name]

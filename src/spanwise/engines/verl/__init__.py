@@ -1,4 +1,4 @@
-"""Adapter to verl 0.9: an entry point, a reward manager, trainer modes for V1 and a wrapper for V0.
+"""Adapter to verl 0.9: an entry point, a reward manager, and wrappers of verl's trainers V1 and V0.
 
-verl loads `plugin` by itself; nothing here is imported before the module of verl that it belongs to.
+verl loads `plugin` by itself; every other module here waits for its module of verl.
 """

@@ -1,4 +1,4 @@
-"""Entries for verl's registries: estimators of one reward, the estimator `spanwise` of a recipe, and losses that verl lacks."""
+"""Entries for verl's registries: estimators of one reward, the estimator `spanwise` of a recipe, and policy losses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from spanwise.losses import aspo
 from spanwise.mode import Mode, part_class
 from spanwise.modes import MODES
 
-#: A function from group ids and mask to advantages and returns. Our trainer sets it, because verl calls the estimator `spanwise`
-#: with rewards and a mask alone.
+#: The function from group ids and mask to advantages and returns that the estimator `spanwise` calls; the trainer sets it.
 CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | None] = ContextVar("carried", default=None)
 
 
 @contextmanager
 def carrying(compute_credit: Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Let verl's estimator `spanwise` return what a function computes from group ids and mask."""
+    """Let the estimator `spanwise` call a function of group ids and mask, inside a `with` block."""
     token = CARRIED.set(compute_credit)
     try:
         yield
@@ -33,7 +32,7 @@ def carrying(compute_credit: Callable[[Sequence[Any], Tensor], tuple[Tensor, Ten
 
 
 def attach(core_algos: Any) -> None:
-    """Register all estimators and losses with verl's `core_algos`; names that exist already are kept."""
+    """Register all estimators and losses with verl's `core_algos`; existing names stay as they are."""
     for name, function in {**outcome_estimators(), "spanwise": carried_advantages}.items():
         if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
             core_algos.register_adv_est(name)(function)
@@ -62,17 +61,17 @@ def _with_mode(
     advantages: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Compute a policy loss of verl, plus the loss that trains a mode's token, averaged over the rows of the mini-batch."""
+    """Add the loss of a mode's token, averaged over the rows of the mini-batch, to a policy loss of verl."""
     old_nt, adv_nt, error_nt = split_token(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy_loss, metrics = loss(old_log_prob=old_nt, log_prob=log_prob, advantages=adv_nt, **rest)
-    ones_nt, sums = torch.ones_like(error_nt), rest["config"].global_batch_info
-    return policy_loss + agg_loss(loss_mat=error_nt, loss_mask=ones_nt, loss_agg_mode="seq-mean-token-sum", **sums), metrics
+    aggregation = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
+    return policy_loss + agg_loss(loss_mat=error_nt, loss_mask=torch.ones_like(error_nt), **aggregation), metrics
 
 
 def carried_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return the advantages and returns of a recipe, which the trainer prepares before verl calls this function."""
+    """Return the advantages and returns of a recipe, by the function that the trainer set (`carrying`)."""
     compute_credit = CARRIED.get()
     if compute_credit is None:
         raise RecipeError(
@@ -94,9 +93,10 @@ def _aspo(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Compute `spanwise.losses.aspo` as a policy loss of verl, with verl's `clip_ratio_c` as cap."""
+    """Compute `spanwise.losses.aspo` as a policy loss of verl, with `clip_ratio_c` as its cap."""
     mask_nt = response_mask.bool()
-    low, high = (config.clip_ratio if limit is None else limit for limit in (config.clip_ratio_low, config.clip_ratio_high))
+    limits = (config.clip_ratio_low, config.clip_ratio_high)
+    low, high = (config.clip_ratio if limit is None else limit for limit in limits)
     loss_nt = aspo(log_prob, old_log_prob, advantages, mask_nt, clip_low=low, clip_high=high, cap=config.clip_ratio_c)
     if rollout_is_weights is not None:
         loss_nt = loss_nt * rollout_is_weights

@@ -1,4 +1,4 @@
-"""Wrap verl's V0 trainer (`trainer.use_v1=False`), which carries text per row."""
+"""Wrap verl's V0 trainer (`trainer.use_v1=False`), which gets the readings as one text per row."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def attach(ray_trainer: Any) -> None:
         if adv_estimator != "spanwise" or trainer_class.latest is None or KEY not in data.non_tensor_batch:
             return original(data, adv_estimator, *args, **kwargs)
         run: VerlRun = trainer_class.latest.spanwise
-        tokens = {name: data.batch[field] for name, field in run.tokens.items()}
-        rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=tokens)
+        token_tables = {name: data.batch[field] for name, field in run.tokens.items()}
+        rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=token_tables)
         with carrying(partial(run.credit, rows, 0)):
             data = original(data, adv_estimator, *args, **kwargs)
         credit_metrics.update(run.result.metrics if run.result else {})
@@ -40,11 +40,11 @@ def attach(ray_trainer: Any) -> None:
 
     @around(ray_trainer, "compute_data_metrics")
     def compute_data_metrics(original: Any, *args: Any, **kwargs: Any) -> Any:
-        logged = {**original(*args, **kwargs), **credit_metrics}
+        all_metrics = {**original(*args, **kwargs), **credit_metrics}
         credit_metrics.clear()
         if trainer_class.latest is not None:
-            trainer_class.latest.spanwise.add_update(logged)
-        return logged
+            trainer_class.latest.spanwise.add_update(all_metrics)
+        return all_metrics
 
 
 def sampled_of(data: Any) -> Sampled:

@@ -1,4 +1,4 @@
-"""Wrap verl's agent loop: send the reward workers the mask of sampled tokens, and append the tokens of modes."""
+"""Wrap verl's agent loop, so that reward workers get the masks of sampled tokens and modes append their tokens."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.settings import parts_in, scheme_in
 
-#: The name under which an agent loop's outputs carry their response mask to the reward worker.
+#: The key of `extra_fields` under which an output carries its response mask to the reward worker.
 KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Send the response mask of each output to the reward workers, then append the tokens of modes."""
+    """Let verl send each output's response mask to the reward workers, and append the tokens of modes afterwards."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def compute_score(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,7 @@
-"""The entry point `verl.plugins`: every verl process loads this module while verl itself is half imported.
+"""The entry point `verl.plugins`, which every verl process loads while verl itself is only half imported.
 
-So nothing of verl is imported here. Each part of the adapter is hung behind the module of verl that it belongs to and runs when
-that module has been imported: a rollout server that never looks at advantages pays nothing. verl keeps what a plug-in raises to
-itself, so whatever fails is said on stderr.
+So this module imports nothing of verl. Each part of the adapter waits for its module of verl and runs once that is imported, so a
+rollout server that never uses advantages pays nothing. verl hides errors of plug-ins, so this module prints them on stderr.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from typing import Any
 
 from spanwise.engines.windows import untested
 
-#: Module of verl -> the module of this package whose `attach` is called with it.
+#: Maps modules of verl to the modules of this package that attach to them.
 PARTS = {
     "verl.trainer.ppo.core_algos": "estimators",
     "verl.trainer.ppo.v1": "trainer",
     "verl.trainer.ppo.ray_trainer": "legacy",
     "verl.experimental.agent_loop.agent_loop": "masks",
 }
-#: Part of the adapter -> its error in this process; `spanwise doctor` shows these errors.
+#: Maps parts of the adapter to their errors in this process, which `spanwise doctor` shows.
 FAULTS: dict[str, str] = {}
 
 
 def register() -> None:
-    """Attach every part to its module of verl, at once if the module is imported already; a second call does nothing."""
+    """Attach every part of the adapter to its module of verl, now or once verl imports it; a second call does nothing."""
     version = getattr(sys.modules.get("verl"), "__version__", "unknown")
-    if version != "unknown" and (sentence := untested("verl", version)):
-        say(sentence)
-    if not any(isinstance(finder, _Behind) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Behind())
+    if version != "unknown":
+        say(untested("verl", version))
+    if not any(isinstance(finder, _AttachOnImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AttachOnImport())
     for name in PARTS:
         module = sys.modules.get(name)
         if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
@@ -44,7 +43,7 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Wrap a function of verl; the wrapper gets the original as first argument. A second wrapping does nothing."""
+    """Decorate a replacement for a function of verl, which gets the original as first argument; only the first one counts."""
     original = getattr(owner, name)
 
     def wrap(function: Callable[..., Any]) -> None:
@@ -59,8 +58,8 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return wrap
 
 
-class _Behind(MetaPathFinder):
-    """An import finder that calls `attach` after a module of verl has run."""
+class _AttachOnImport(MetaPathFinder):
+    """An import finder that attaches a part of the adapter once its module of verl is imported."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in PARTS:
@@ -87,10 +86,11 @@ def _attach(module: ModuleType) -> None:
         say(f"spanwise could not attach '{part}' to {module.__name__}, so this part of spanwise is missing: {FAULTS[part]}")
 
 
-def say(sentence: str) -> None:
-    """Print a sentence and also warn with it, because Ray and verl's log levels each swallow one of the two."""
-    print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
-    warnings.warn(sentence, UserWarning, stacklevel=3)
+def say(*sentences: str | None) -> None:
+    """Print each sentence and issue it as a warning, because Ray swallows one of the two and verl the other."""
+    for sentence in filter(None, sentences):
+        print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
+        warnings.warn(sentence, UserWarning, stacklevel=3)
 
 
 register()

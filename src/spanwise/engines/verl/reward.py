@@ -1,4 +1,4 @@
-"""`SpanRewardManager`: finds the blocks of each completion in verl's reward workers, scores them, and packs what it read."""
+"""`SpanRewardManager`: finds and scores the blocks of completions in verl's reward workers, and packs the result as text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from spanwise.types import Scores
 
 
 class SpanRewardManager(RewardManagerBase):
-    """Scores the objectives of the recipe that `algorithm.spanwise.recipe` names, and packs the reading of every output."""
+    """Scores completions by the recipe in `algorithm.spanwise.recipe`, and packs the reading of every output."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **router: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
@@ -41,56 +41,57 @@ class SpanRewardManager(RewardManagerBase):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score one rollout, whose outputs are the rows of `data`; what waits for a server shares the loop with other rollouts."""
+        """Score one rollout, whose outputs are the rows of `data`; slow rewards of many rollouts are awaited together."""
 
         def in_thread(function: Any, *arguments: Any) -> Any:
             return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-        given = any("environment" in (data[n].non_tensor_batch.get("tool_extra_fields") or {}) for n in range(len(data)))
-        own = None if self.own_manager is None or given else await self.own_manager.run_single(data)
-        batch, length_n, masked = await in_thread(self._batch, data, own)
+        agent_fields = [data[n].non_tensor_batch.get("tool_extra_fields") or {} for n in range(len(data))]
+        is_rewarded = any("environment" in fields for fields in agent_fields)
+        own_result = None if self.own_manager is None or is_rewarded else await self.own_manager.run_single(data)
+        batch, length_n, masked = await in_thread(self._batch, data, own_result)
         with shared_by(int(self.config.reward.num_workers)):
-            rows = await self.step.read_waiting(batch, in_thread)
-        return await in_thread(self._packed, rows, batch, length_n, masked)
+            read_batch = await self.step.read_waiting(batch, in_thread)
+        return await in_thread(self._packed, read_batch, batch, length_n, masked)
 
-    def _batch(self, data: Any, own: dict[str, Any] | None) -> tuple[Batch, list[int], bool]:
-        """Return the outputs of a rollout as a batch, their lengths, and whether all of them say which tokens were sampled."""
+    def _batch(self, data: Any, own_result: dict[str, Any] | None) -> tuple[Batch, list[int], bool]:
+        """Return a rollout's outputs as a batch, their lengths, and whether all have a mask of their sampled tokens."""
         ids_nt = data.batch["responses"]
         length_n = data.batch["attention_mask"][:, -ids_nt.shape[1] :].sum(dim=1).tolist()
-        fields = [data[n].non_tensor_batch for n in range(len(data))]
-        masks_given = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in fields]
+        row_fields = [data[n].non_tensor_batch for n in range(len(data))]
+        given_masks = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in row_fields]
         ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
-        sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, masks_given, strict=True)]
-        columns = self._columns(fields, ids)
-        if own is not None:  # of the last output, which verl's managers score
-            numbers = {**own.get("reward_extra_info", {}), "environment": own["reward_score"]}
-            columns |= {name: [None] * (len(ids) - 1) + [number] for name, number in numbers.items()}
-        order = torch.arange(len(ids))  # the places of the outputs in their rollout
-        steps = Steps(torch.zeros_like(order), order, columns.get("anchor")) if len(ids) > 1 else None
-        batch = Batch.jagged(ids, torch.zeros_like(order), sampled=sampled, columns=columns, steps=steps)
-        return batch, length_n, all(mask is not None for mask in masks_given)
+        sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, given_masks, strict=True)]
+        columns = self._columns(row_fields, ids)
+        if own_result is not None:  # verl's reward managers score the last output alone
+            reward_columns = {**own_result.get("reward_extra_info", {}), "environment": own_result["reward_score"]}
+            columns |= {name: [None] * (len(ids) - 1) + [number] for name, number in reward_columns.items()}
+        output_number_n = torch.arange(len(ids))
+        steps = Steps(torch.zeros_like(output_number_n), output_number_n, columns.get("anchor")) if len(ids) > 1 else None
+        batch = Batch.jagged(ids, torch.zeros_like(output_number_n), sampled=sampled, columns=columns, steps=steps)
+        return batch, length_n, all(mask is not None for mask in given_masks)
 
-    def _packed(self, rows: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
-        """Pack what was read, with one number per objective for verl's own metrics."""
-        anchor = None  # most methods compare no states, whatever they are
+    def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
+        """Pack the reading, with one number per objective for verl's own metrics."""
+        anchor_s = None  # most methods do not compare the states of turns
         if "anchor_s" in self.scheme.entry.inputs:
-            anchor = batch.columns.get("anchor")
-            if rows.turns is not None and rows.batch.steps is not None:
-                anchor = rows.batch.steps.anchor_s
-        packed = carry.pack(rows.reading, length_n, masked=masked, turns=rows.turns, anchor=anchor)
-        # One number per objective of the last turn; a missing reward counts as `if_missing`.
-        objectives, names = self.scheme.objectives, self.scheme.names
-        value_nm = completed(rows.reading.scores, objectives)
-        last = value_nm[-1].tolist() if len(value_nm) else [math.nan] * len(names)
-        score = sum(objective.weight * value for objective, value in zip(objectives, last, strict=True) if value == value)
-        info = {**dict(zip(names, last, strict=True)), carry.KEY: packed}
+            anchor_s = batch.columns.get("anchor")
+            if read_batch.turns is not None and read_batch.batch.steps is not None:
+                anchor_s = read_batch.batch.steps.anchor_s
+        packed = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=anchor_s)
+        # verl logs the rewards of the last turn, with `if_missing` for a missing one.
+        objectives, reward_nm = self.scheme.objectives, completed(read_batch.reading.scores, self.scheme.objectives)
+        last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)
+        pairs = list(zip(objectives, last_reward_m, strict=True))
+        score = sum(objective.weight * reward for objective, reward in pairs if reward == reward)
+        extra_info = {**{objective.name: reward for objective, reward in pairs}, carry.KEY: packed}
         if self.marks_rewards:
-            info[ANY_REWARD] = _mark(rows.reading.scores, objectives)
-        return {"reward_score": float(score), "reward_extra_info": info}
+            extra_info[ANY_REWARD] = _mark(read_batch.reading.scores, objectives)
+        return {"reward_score": float(score), "reward_extra_info": extra_info}
 
-    def _columns(self, fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
-        rows = []
-        for row, ids_t in zip(fields, ids, strict=True):
+    def _columns(self, row_fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
+        column_rows = []
+        for row, ids_t in zip(row_fields, ids, strict=True):
             gold = (row.get("reward_model") or {}).get("ground_truth")
             text = {
                 "prompts": row.get("raw_prompt"),
@@ -99,27 +100,29 @@ class SpanRewardManager(RewardManagerBase):
                 "num_turns": row.get("__num_turns__"),
             }
             answer = {} if gold is None else {"answer": gold}
-            rows.append({**row, **(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {}), **answer, **text})
-        return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+            extra_fields = {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {})}
+            column_rows.append({**row, **extra_fields, **answer, **text})
+        names = dict.fromkeys(name for row in column_rows for name in row)
+        return {name: [row.get(name) for row in column_rows] for name in names}
 
 
 def _mark(scores: Scores, objectives: Sequence[Objective]) -> float:
-    """Return a number that two rollouts share only if all rewards that pay anything are the same."""
+    """Hash the rewards that pay anything, so that two rollouts have the same number only if all these rewards agree."""
     paying_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
     tables = scores.reward_nm[:, paying_m], scores.status_nm[:, paying_m]
     return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in tables)))
 
 
 def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, Any]) -> Any:
-    """Load the reward manager of the user's configuration, with its function; None if the recipe reads nothing of it."""
-    columns = {one.options.get("column", "environment") for one in scheme.objectives if one.reward == "environment"}
+    """Load the reward manager that the user configured, with its function; None if the recipe reads none of its numbers."""
+    read_columns = {one.options.get("column", "environment") for one in scheme.objectives if one.reward == "environment"}
     manager = config.algorithm.spanwise.get(OWN_MANAGER)
-    if manager is None or not columns:
+    if manager is None or not read_columns:
         return None
-    is_named = manager.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not is_named and "environment" not in columns:  # another number than a reward manager's, of the agent loop
+    is_configured = manager.name != "naive" or config.reward.custom_reward_function.path is not None
+    if not is_configured and "environment" not in read_columns:  # the recipe reads a number of the agent loop instead
         return None
-    own = copy.deepcopy(config)
-    with open_dict(own):
-        own.reward.reward_manager = manager
-    return load_reward_manager(own, tokenizer, **router)
+    own_config = copy.deepcopy(config)
+    with open_dict(own_config):
+        own_config.reward.reward_manager = manager
+    return load_reward_manager(own_config, tokenizer, **router)

@@ -24,13 +24,13 @@ from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.step import Step, StepResult
 
-#: verl's names for the `Batch` fields per token: its critic's values, the old policy's log-probabilities, and ids.
+#: Maps fields of `Batch` with a number per token to verl's names for them.
 TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
-#: verl's name for the option of the run folder.
+#: The option with which verl's users name the run folder.
 OPTION = "+algorithm.spanwise.folder"
-#: The file of a checkpoint that holds a method's memory of earlier batches.
+#: The file in a checkpoint with the state of a method that remembers earlier batches.
 MEMORY = "spanwise_memory.json"
-#: The report's name of each update metric -> verl's name.
+#: Maps the report's names of metrics of an update to verl's names.
 _UPDATE = {
     "loss": "actor/loss",
     "entropy": "actor/entropy",
@@ -42,7 +42,7 @@ _UPDATE = {
 
 
 class Sampled(NamedTuple):
-    """The prompt, the ids before each response, the responses and the gold answers (or None) of all rows, also of padding."""
+    """The uids, prompt ids, response ids and gold answers (or None) of all rows of a batch, padding included."""
 
     uids: Sequence[Any]
     prompts: Sequence[Sequence[int]]
@@ -62,52 +62,50 @@ class VerlRun:
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed}
         self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # by mode; the trainer writes them into the old log-probabilities
+        self.targets: dict[str, Tensor] = {}  # mode -> targets, which the trainer writes into the old log-probabilities
         self._vocabulary: Vocabulary | None = None
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the advantages of a batch, scaled for verl's loss, and the critic's targets."""
-        real, mode_fields, metrics = rows.real, {}, {}
+        """Compute the advantages of a batch, scaled for verl's loss, and the critic's targets."""
+        real, mode_fields, all_mode_metrics = rows.real, {}, {}
         for name, part in self.parts.items():
             mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real], number)
         adv_nt, return_nt, result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=mode_fields)
-        for sentence in result.warnings:
-            say(sentence)
+        say(*result.warnings)
         reading = result.own.reading
         adv_nt = adv_nt * self._loss_factor(rows, mask_nt, reading)
         return_nt = adv_nt if return_nt is None else return_nt
         for name, part in self.parts.items():
             weight_n, self.targets[name], mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
             adv_nt[real] = with_token(adv_nt[real], rows.places[name][real], weight_n)
-            metrics |= mode_metrics
-        self.result = replace(result, metrics={**result.metrics, **metrics})
+            all_mode_metrics |= mode_metrics
+        self.result = replace(result, metrics={**result.metrics, **all_mode_metrics})
         return adv_nt, return_nt
 
     @property
     def takes_shares(self) -> bool:
-        """Whether advantages of some rows can be computed without the tokens of the others; a run folder keeps all of them."""
+        """True if the advantages of some rows need no tokens of other rows, and no run folder needs the whole batch."""
         correction = self.config.algorithm.get("rollout_correction") or {}
-        by_token = self.tokens or self.parts or "mask_nt" in self.scheme.needs
-        return not (by_token or self.record or correction.get("rollout_is_batch_normalize"))
+        needs_tokens = self.tokens or self.parts or "mask_nt" in self.scheme.needs
+        return not (needs_tokens or self.record or correction.get("rollout_is_batch_normalize"))
 
     def credit_rows(self, rows: Rows, uids: Sequence[Any]) -> Shares:
-        """Compute the credit of a batch before its tokens are fetched; `credit_share` gives the advantages of some of its rows."""
+        """Compute the credit of a batch before its tokens are fetched; `credit_share` then computes advantages."""
         shares = Shares.of(rows, uids, self.step)
-        for sentence in shares.batch.warnings:
-            say(sentence)
+        say(*shares.batch.warnings)
         return shares
 
     def credit_share(self, shares: Shares, share: range, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the advantages of a share of a batch, scaled for verl's loss, and the same as the critic's targets."""
+        """Compute the advantages of a share of the rows, scaled for verl's loss; return them twice, also as returns."""
         adv_nt = shares.advantages(share, mask_nt, self.scheme)
         adv_nt = adv_nt * self._loss_factor(shares.rows, mask_nt, shares.carried.reading)
         return adv_nt, adv_nt
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
-        """Compute the factor on the advantages of some rows or all; V0 gives all."""
-        # V0's loss divides by the tokens that rejection left, V1's by all sampled tokens.
-        tokens = int((mask_nt if rows.session is None else reading.length_nk).sum())
-        return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=tokens, rows=len(rows.packed), **self.reduction)
+        """Compute the factor on the advantages of some rows that undoes the normaliser of verl's loss."""
+        # verl's V0 divides its loss by the tokens left after rejection sampling, V1 by all sampled tokens.
+        token_count = int((mask_nt if rows.session is None else reading.length_nk).sum())
+        return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 
     def save_memory(self, step: int) -> None:
         """Write the state of a method that remembers earlier batches into the checkpoint of a step."""
@@ -117,19 +115,19 @@ class VerlRun:
             write_text(folder / MEMORY, json.dumps(estimator.state_dict()))
 
     def load_memory(self, step: int) -> None:
-        """Load the state of a method that remembers earlier batches from the checkpoint that verl has just read."""
+        """Load the state of a method that remembers earlier batches from the checkpoint that verl has just loaded."""
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
         by_path = trainer.resume_mode == "resume_path"
         checkpoint = Path(trainer.resume_from_path if by_path else f"{trainer.default_local_dir}/global_step_{step}")
-        file = checkpoint / MEMORY
-        state = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-        restore_estimator(self.scheme, state, checkpoint)
+        memory_file = checkpoint / MEMORY
+        estimator_state = json.loads(memory_file.read_text(encoding="utf-8")) if memory_file.is_file() else None
+        restore_estimator(self.scheme, estimator_state, checkpoint)
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
-        """Train inside the block; given the `done` steps of a checkpoint, first refuse a folder with another run."""
+        """Hold the run folder during training; given the `done` steps, first refuse a folder that holds another run."""
         if self.record is None:
             yield
             return
@@ -139,18 +137,18 @@ class VerlRun:
             yield
 
     def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:
-        """Write the batch that was credited last to the run folder."""
+        """Write the last credited batch to the run folder."""
         if self.record is None or self.result is None:
             return
         result, tokenizer = self.result, trainer.tokenizer
-        number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
+        batch_number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
 
         def rollouts() -> Rollouts:
-            batch, read_rows = sampled(), result.own
-            ids_nt = read_rows.take(batch.ids_nt[rows.real])
+            sampled_rows, read_rows = sampled(), result.own
+            ids_nt = read_rows.take(sampled_rows.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
-            # Reward workers send the places of blocks but no text, so the texts are read once more.
+            # Reward workers send the places of blocks without their texts, so the texts are read once more.
             spans, text = find_blocks(
                 ids_nt, read_rows.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
@@ -163,20 +161,22 @@ class VerlRun:
             read_batch = replace(
                 read_rows, batch=replace(read_rows.batch, ids_nt=ids_nt), reading=replace(read_rows.reading, text=text)
             )
-            real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])  # the first row of each rollout
-            texts = prompt_texts(tokenizer, [batch.uids[n] for n in real], [batch.prompts[n] for n in real])
+            # `prompt_texts` takes the first row of a uid, which must be a rollout's first output.
+            real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])
+            uids, prompts = [sampled_rows.uids[n] for n in real], [sampled_rows.prompts[n] for n in real]
+            prompt_by_uid = prompt_texts(tokenizer, uids, prompts)
             return self.step.rollouts(
                 replace(result, own=read_batch),
-                number=number,
-                prompts=read_rows.repeat([texts[batch.uids[n]] for n in rows.real]),
-                columns={"answer": read_rows.repeat([batch.answers[n] for n in rows.real])},
+                number=batch_number,
+                prompts=read_rows.repeat([prompt_by_uid[sampled_rows.uids[n]] for n in rows.real]),
+                columns={"answer": read_rows.repeat([sampled_rows.answers[n] for n in rows.real])},
             )
 
-        options: dict[str, Any] = {"recipe": self._recipe(trainer), "tokenizer": tokenizer, "rollouts": rollouts}
-        self.record.add_batch(number, result, self.scheme, **options)
+        recipe = self._recipe(trainer)
+        self.record.add_batch(batch_number, result, self.scheme, recipe=recipe, tokenizer=tokenizer, rollouts=rollouts)
 
     def add_update(self, logged: Mapping[str, Any]) -> None:
-        """Add what verl logs about an update to the run folder."""
+        """Add verl's metrics of an update to the run folder."""
         if self.record is not None:
             self.record.add_update(logged, _UPDATE)
 
@@ -201,5 +201,5 @@ def vocabulary_of(config: Any, tokenizer: Any) -> Vocabulary:
 
 
 def _updates(trainer: Any) -> int:
-    """Return how many batches a step of verl has: several if trainer and rollouts use separate GPUs."""
+    """Return the number of batches in a step of verl: several if trainer and rollouts use separate GPUs."""
     return getattr(trainer, "parameter_sync_step", 1)

@@ -1,4 +1,4 @@
-"""Check verl's configuration for a recipe, and set the fields that the recipe decides."""
+"""Check verl's configuration for a recipe, and set the options that the recipe decides."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ from spanwise.modes.parts import RowPart
 from spanwise.recipe import Recipe, load, scheme_at
 from spanwise.scheme import Scheme
 
-#: Our reward manager, as verl's `reward.reward_manager` names one: source, module and class.
+#: spanwise's reward manager, as verl's option `reward.reward_manager` names it: source, module and class.
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
-#: The field of `algorithm.spanwise` that keeps the user's reward manager, whose number the reward `environment` reads.
+#: The field of `algorithm.spanwise` that stores the user's own reward manager, for the reward `environment`.
 OWN_MANAGER = "own_manager"
-#: verl's filter of groups, and the number of ours by which it drops a group exactly if no reward of it differs.
+#: verl's option that filters groups, and the metric of `SpanRewardManager` that is equal in a group only if all rewards are.
 _FILTER, ANY_REWARD = "algorithm.filter_groups", "any_reward"
-#: The fields of `algorithm.spanwise` under the estimator `spanwise` that a user may set.
+#: The fields of `algorithm.spanwise` that a user may set under the estimator `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-#: What to do about a number of verl's own that pays no block.
-_PAY = "add {reward: environment, pays: [...]} to the recipe, which pays blocks with its number, or leave it out"
-#: Options that would change the credit or have no effect: their required value, and why.
+#: The advice on a reward of verl's that no objective of the recipe uses.
+_PAY = "Add {reward: environment, pays: [...]} to the recipe, or remove the setting"
+#: Maps options that would change the credit or have no effect to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
-        "the option adds the KL term to a reward that pays no block; use actor_rollout_ref.actor.use_kl_loss=True",
+        "the option adds the KL to a reward that spanwise does not use; set actor_rollout_ref.actor.use_kl_loss=True instead",
     ),
-    "algorithm.use_pf_ppo": (False, "the option resamples under GAE only and would change nothing"),
+    "algorithm.use_pf_ppo": (False, "the option resamples under GAE only, so it would change nothing"),
 }
-#: Settings of verl -> the options of methods that they set in place of the recipe.
+#: Maps verl's settings to the options of methods that they set unless the recipe does.
 _DISCOUNTS = {"algorithm.gamma": "gamma", "algorithm.lam": "lam"}
 
 
 def attach(trainer_class: Any) -> None:
-    """Let a trainer class of verl train by a recipe if the estimator is `spanwise`; other runs are unchanged."""
-    trainer_class.spanwise = None  # the `VerlRun` of a trainer with a recipe
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # the newest trainer
+    """Let a trainer class of verl train by a recipe if the estimator is `spanwise`, and leave other runs unchanged."""
+    trainer_class.spanwise = None  # a trainer with a recipe has a `VerlRun` here
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # the trainer that was built last
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        name, mode = config.algorithm.adv_estimator, _trainer_mode(config)
-        if name == "spanwise":
+        estimator_name, mode = config.algorithm.adv_estimator, _trainer_mode(config)
+        if estimator_name == "spanwise":
             self.spanwise, trainer_class.latest = prepare(config), self
         elif (config.algorithm.get("spanwise") or {}).get("recipe"):
             raise RecipeError(
-                f"algorithm.spanwise.recipe only works with algorithm.adv_estimator=spanwise, but yours is '{name}'; leave "
-                f"the recipe out, or use adv_estimator=spanwise."
+                f"algorithm.spanwise.recipe only works with algorithm.adv_estimator=spanwise, but yours is '{estimator_name}'. Set "
+                f"adv_estimator=spanwise, or remove the recipe."
             )
         elif config.trainer.v1.trainer_mode == f"spanwise_{mode}":
             raise RecipeError(
-                f"trainer.v1.trainer_mode=spanwise_{mode} needs algorithm.adv_estimator=spanwise, but yours is '{name}'; use "
-                f"trainer.v1.trainer_mode={mode}."
+                f"trainer.v1.trainer_mode=spanwise_{mode} needs algorithm.adv_estimator=spanwise, but yours is '{estimator_name}'. "
+                f"Use trainer.v1.trainer_mode={mode}."
             )
         original(self, config, *args, **kwargs)
 
@@ -87,90 +87,87 @@ def attach(trainer_class: Any) -> None:
 
 
 def prepare(config: Any) -> VerlRun:
-    """Read the recipe, refuse what would give wrong credit, and set the reward manager."""
+    """Load the recipe, refuse settings that do not work with it, and set verl's reward manager and loss."""
     scheme = scheme_in(config)
     actor, section = config.actor_rollout_ref.actor, config.algorithm.spanwise
     recipe = load(section.recipe)
     critic = recipe.modes.get("critic") or CriticConfig()
-    has_critic, steps, warmup = config.critic.get("enable"), critic.policy_training_start_step, config.trainer.critic_warmup
-    option = "critic.enable=True and critic.model.path=MODEL"
+    has_critic, option = config.critic.get("enable"), "critic.enable=True and critic.model.path=MODEL"
+    start_step, warmup = critic.policy_training_start_step, config.trainer.critic_warmup
     refuse(
         {
             **critic_faults(critic, scheme, engine="verl", there=has_critic, option=option),
-            f"critic.policy_training_start_step is {steps} and trainer.critic_warmup is {warmup}; add "
-            f"trainer.critic_warmup={steps + 1}, the first step at which verl trains the policy.": steps
-            and warmup != steps + 1,
+            f"critic.policy_training_start_step is {start_step} and trainer.critic_warmup is {warmup}; add "
+            f"trainer.critic_warmup={start_step + 1}, the first step at which verl trains the policy.": (
+                start_step and warmup != start_step + 1
+            ),
         }
     )
-    fields = {"group_n", "columns", "steps", *TOKENS}
+    provided_fields = {"group_n", "columns", "steps", *TOKENS}
     if _trainer_mode(config) == "sync":
-        fields |= added_by(scheme.modes, "verl")
-    # verl's reward loop reads completions while others are still sampled, before the policy is asked for log-probabilities.
-    scheme.check(fields if has_critic else fields - {"value_nt"}, at_read=fields - {*TOKENS})
+        provided_fields |= added_by(scheme.modes, "verl")
+    # verl's reward workers read completions during sampling, before the policy computes log-probabilities.
+    scheme.check(provided_fields if has_critic else provided_fields - {"value_nt"}, at_read=provided_fields - {*TOKENS})
     scheme.check_loads("verl")
-    remarks = [_undoable_mode(config), _known_filter(config, scheme)]
+    change_notes = [_replace_loss_mode(config), _replace_filter_metric(config, scheme)]
     refuse(_faults(config) | _reward_faults(config, scheme))
     parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     run = VerlRun(config, scheme, value_lam=critic.gae_lambda_value, parts=parts)
     with open_dict(config):
         section.recipe = str(Path(section.recipe).resolve())
         if config.trainer.get("use_v1"):
-            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl checks the name
+            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl itself only knows its own names of modes
         manager = config.reward.reward_manager
         if _manager_name(config) is not None:
             section[OWN_MANAGER] = OmegaConf.to_container(manager)
         manager.source, manager.module.path, manager.name = MANAGER
         for part in parts.values():
             actor.policy_loss.loss_mode = loss_of(part.mode, actor.policy_loss.get("loss_mode", "vanilla"))
-    for sentence in filter(None, [*remarks, *_remarks(config, scheme, recipe)]):
-        say(sentence)
+    say(*change_notes, *_remarks(config, scheme, recipe))
     return run
 
 
-def _undoable_mode(config: Any) -> str | None:
-    """Replace a way of averaging that cannot be undone, verl's default over several mini-batches; return what to say of it.
+def _replace_loss_mode(config: Any) -> str | None:
+    """Replace `loss_agg_mode` if its divisor cannot be undone, and return a sentence about the change, or None.
 
-    The credit's loss is the same under every mode that can be undone, so that nothing but KL and entropy notices.
+    The policy loss is the same under every mode whose divisor is undone; only KL and entropy change.
     """
     actor = config.actor_rollout_ref.actor
-    several = config.data.train_batch_size > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
-    averages_itself = actor.policy_loss.get("loss_mode", "vanilla") == "sapo"
-    if actor.loss_agg_mode != "token-mean" or not (several or averages_itself):
+    is_split = config.data.train_batch_size > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
+    is_sapo = actor.policy_loss.get("loss_mode", "vanilla") == "sapo"
+    if actor.loss_agg_mode != "token-mean" or not (is_split or is_sapo):
         return None
     critic_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor.loss_agg_mode = MODES[0]
-        if critic_mode is not None:  # it is the actor's unless the user has set it
+        if critic_mode is not None:  # verl copies the actor's mode to the critic, so set the old value explicitly
             config.critic.loss_agg_mode = critic_mode
-    reason = (
-        "sapo averages in one way alone"
-        if averages_itself
-        else "each of several mini-batches has tokens of its own to divide by"
-    )
-    more = " KL and entropy are averaged in that way, too." if actor.use_kl_loss or actor.entropy_coeff else ""
-    return f"loss_agg_mode is set from token-mean to {MODES[0]}: {reason}. The loss of the credit is that of any mode.{more}"
+    reason = "with several mini-batches, each would divide by its own number of tokens"
+    reason = "sapo supports no other mode" if is_sapo else reason
+    kl_note = " KL and entropy are averaged the same way." if actor.use_kl_loss or actor.entropy_coeff else ""
+    return f"loss_agg_mode is set from token-mean to {MODES[0]}: {reason}. The policy loss stays the same.{kl_note}"
 
 
 def filter_metric(config: Any) -> str | None:
-    """Return the number by which verl keeps or drops a group; None if it keeps all."""
+    """Return the name of the metric by which verl filters groups; None without a filter."""
     section = OmegaConf.select(config, _FILTER) or {}
     return section.get("metric") if section.get("enable") else None
 
 
-def _known_filter(config: Any, scheme: Scheme) -> str | None:
-    """Replace a number that the reward manager does not return; return what to say of it, or of a filter by one number."""
+def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
+    """Replace a filter metric that the reward manager does not return; return a sentence about the filter, or None."""
     metric = filter_metric(config)
     if metric is None or metric == ANY_REWARD:
         return None
     if metric == "reward" or metric in scheme.names:
         return (
-            f"{_FILTER}.metric={metric} drops the groups in which this number is the same for all, though other blocks of such a "
-            f"group may differ; {ANY_REWARD} keeps them."
+            f"{_FILTER}.metric={metric} drops groups in which this number is the same for all, although their other blocks may "
+            f"differ. Set the metric to {ANY_REWARD}, which keeps them."
         )
     with open_dict(config):
         OmegaConf.update(config, f"{_FILTER}.metric", ANY_REWARD)
     return (
-        f"{_FILTER}.metric is set from {metric} to {ANY_REWARD}: a group is dropped if no objective's reward differs in it."
+        f"{_FILTER}.metric is set from {metric} to {ANY_REWARD}, which drops a group only if all its rewards are the same."
     )
 
 
@@ -183,45 +180,49 @@ def scheme_in(config: Any) -> Scheme:
 
 
 def _discounts(config: Any) -> Discounts:
-    """Return gamma and lam, where verl's configuration sets them."""
+    """Return gamma and lam, if verl's configuration sets them."""
     return Discounts.of(_DISCOUNTS, lambda name: OmegaConf.select(config, name))
 
 
 def _manager_name(config: Any) -> str | None:
-    """Return the name of verl's or the user's own reward manager; None if it is ours."""
+    """Return the name of the configured reward manager; None if it is `SpanRewardManager`."""
     manager = config.reward.reward_manager
     return None if (manager.source, manager.name) == (MANAGER[0], MANAGER[2]) else manager.name
 
 
 def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
-    """Return the part of each mode of a scheme, by name; `policy` gives an `HFModelConfig`, called only if there is a mode."""
+    """Build the part of each mode of a scheme, by name; `policy` returns an `HFModelConfig` and is called only if needed."""
     modes = [mode for mode in scheme.modes if "verl" in mode.parts]
     for mode in modes:
         part_class(mode, "verl").check(mode, "verl", config)
     if not modes:
         return {}
-    model = policy()
+    model_config = policy()
     return parts_of(
         modes,
         "verl",
-        model.tokenizer,
-        size=model.hf_config.get_text_config().vocab_size,
-        generation=model.generation_config,
+        model_config.tokenizer,
+        size=model_config.hf_config.get_text_config().vocab_size,
+        generation=model_config.generation_config,
         temperature=config.actor_rollout_ref.rollout.temperature,
     )
 
 
 def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Return a sentence for each reward and each option of a method that verl is told of and that would have no effect."""
+    """Map a sentence to whether it applies, for each reward and discount in verl's configuration that would do nothing."""
     manager, function = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
-    is_paid = any(objective.reward == "environment" for objective in scheme.objectives)
+    is_used = any(objective.reward == "environment" for objective in scheme.objectives)
     norm_name = "algorithm.norm_adv_by_std_in_grpo"
     return {
-        f"reward.reward_manager is {manager}, and it pays no block; {_PAY}.": manager not in (None, "naive") and not is_paid,
-        f"reward.custom_reward_function is {function}, and it pays no block; {_PAY}.": function is not None and not is_paid,
-        "reward.reward_model.enable is True, and verl hands its reward model to nobody but reward.custom_reward_function; set its "
-        "path and name, and add {reward: environment, pays: [...]} to the recipe.": (
-            OmegaConf.select(config, "reward.reward_model.enable") and not (is_paid and function is not None)
+        f"reward.reward_manager is {manager}, but no objective uses its number. {_PAY}.": (
+            manager not in (None, "naive") and not is_used
+        ),
+        f"reward.custom_reward_function is {function}, but no objective uses its number. {_PAY}.": (
+            function is not None and not is_used
+        ),
+        "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
+        "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
+            OmegaConf.select(config, "reward.reward_model.enable") and not (is_used and function is not None)
         ),
         **deviation_fault(norm_name, OmegaConf.select(config, norm_name), scheme),
         **_discounts(config).faults(scheme),
@@ -229,56 +230,64 @@ def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
 
 
 def _faults(config: Any) -> dict[str, Any]:
-    """Return a sentence for each verl setting that would change, drop or double the credit."""
+    """Map a sentence to whether it applies, for each setting of verl that would change, drop or double the credit."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
-    loss, section, mode = actor.policy_loss.get("loss_mode", "vanilla"), config.algorithm.spanwise, actor.loss_agg_mode
-    correction = config.algorithm.get("rollout_correction") or {}
-    folder, dump_folder = section.get("folder"), trainer.get("rollout_data_dir")
+    loss, loss_agg_mode = actor.policy_loss.get("loss_mode", "vanilla"), actor.loss_agg_mode
+    section, correction = config.algorithm.spanwise, config.algorithm.get("rollout_correction") or {}
+    run_folder, dump_folder = section.get("folder"), trainer.get("rollout_data_dir")
     return {
-        f"{unknown('loss_agg_mode', mode, MODES)} {USE}": mode not in MODES,
-        f"loss_agg_mode '{mode}' divides by the width of each micro-batch, which is not constant. Set "
+        f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,
+        f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, and widths differ. Set "
         f"actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: {USE}": (
-            mode == "seq-mean-token-sum-norm" and not actor.get("loss_scale_factor")
+            loss_agg_mode == "seq-mean-token-sum-norm" and not actor.get("loss_scale_factor")
         ),
         **fixed_faults(_FIXED, lambda name: OmegaConf.select(config, name)),
         f"policy_loss.loss_mode '{loss}' averages advantages, picks tokens by their size or adds a term that does not grow "
-        f"with them; use vanilla, cispo, gspo or sapo.": loss in ("geo_mean", "clip_cov", "kl_cov", "dro"),
-        f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": loss == "sapo" and mode != MODES[0],
-        "rollout_correction.bypass_mode with rollout_rs rejects tokens inside the loss, after their shares were counted. Use "
-        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
-            correction.get("bypass_mode") and correction.get("rollout_rs") and mode == MODES[0]
+        f"with them. Use vanilla, cispo, gspo or sapo.": loss in ("geo_mean", "clip_cov", "kl_cov", "dro"),
+        f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": (
+            loss == "sapo" and loss_agg_mode != MODES[0]
         ),
-        "algorithm.spanwise.options is for estimators of one reward; write options: in the recipe.": "options" in section,
+        "rollout_correction.bypass_mode with rollout_rs rejects tokens inside the loss, after spanwise has counted them. Use "
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
+            correction.get("bypass_mode") and correction.get("rollout_rs") and loss_agg_mode == MODES[0]
+        ),
+        "algorithm.spanwise.options only works with estimators of one reward. Write the options in the recipe.": (
+            "options" in section
+        ),
         **{
-            f"algorithm.spanwise.{name} is no option; use {', '.join(_KNOWN)}.": name not in (*_KNOWN, OWN_MANAGER)
+            f"algorithm.spanwise.{name} is no option. Use {', '.join(_KNOWN)}.": name not in (*_KNOWN, OWN_MANAGER)
             for name in section
         },
-        f"trainer.val_only=True trains nothing, so no run folder is written; leave {OPTION} out.": folder
-        and trainer.get("val_only"),
-        f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} keeps its own rollouts; leave it out, or give another "
-        f"folder.": (folder and dump_folder and Path(dump_folder).resolve() == (Path(str(folder)) / "rollouts").resolve()),
+        f"trainer.val_only=True trains nothing, so there is no run to write. Remove {OPTION}.": (
+            run_folder and trainer.get("val_only")
+        ),
+        f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} writes its own rollouts. Remove trainer.rollout_data_dir, "
+        f"or name another folder.": (
+            run_folder and dump_folder and Path(dump_folder).resolve() == (Path(str(run_folder)) / "rollouts").resolve()
+        ),
     }
 
 
 def _remarks(config: Any, scheme: Scheme, recipe: Recipe) -> list[str]:
-    """Return warnings about settings that are valid but probably not intended."""
+    """Return warnings about settings that work but are probably not intended."""
     actor = config.actor_rollout_ref.actor
-    rules = {
+    applies_by_sentence = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
-        "rollout.n is 1: a completion that is alone in its group has no other to be compared with.": (
+        "rollout.n is 1: a completion that is alone in its group has no other to be compared with. Set rollout.n to 2 or more.": (
             config.actor_rollout_ref.rollout.n == 1
             and not scheme.value_names
             and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)
         ),
         **dict.fromkeys(_discounts(config).remarks(scheme, recipe.options, engine="verl"), True),
-        "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; the default of DPPO is 20.": (
+        "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; set it to 20, the default of DPPO.": (
             actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0
         ),
-        f"loss_agg_mode '{actor.loss_agg_mode}' also sums KL and entropy over tokens, so their coefficients grow with length.": (
+        f"loss_agg_mode '{actor.loss_agg_mode}' also sums KL and entropy over tokens, so they weigh more the longer a "
+        "completion is.": (
             actor.loss_agg_mode in ("seq-mean-token-sum", "token-sum") and (actor.use_kl_loss or actor.entropy_coeff)
         ),
     }
-    return [sentence for sentence, applies in rules.items() if sentence and applies]
+    return [sentence for sentence, applies in applies_by_sentence.items() if sentence and applies]
 
 
 def _trainer_mode(config: Any) -> str:

@@ -1,4 +1,4 @@
-"""Wrap verl's V1 trainers, which carry the packed readings in a TransferQueue."""
+"""Wrap verl's V1 trainers, which keep the packed readings in a TransferQueue."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
 from spanwise.modes.parts import RowPart
 
-#: The modes of verl; a recipe can be trained in each.
+#: verl's trainer modes, each of which can train by a recipe.
 MODES = ("sync", "colocate_async", "separate_async")
-#: The tokens of a share of a batch, padding included.
+#: The size of a share of a batch in tokens, padding included.
 SHARE = 2**21
 
 
 def attach(v1: Any) -> None:
-    """Let verl's V1 trainers train by a recipe; `spanwise_<mode>` is another name of each mode."""
+    """Let verl's V1 trainers train by a recipe; `spanwise_<mode>` becomes a second name of each trainer mode."""
     settings.attach(v1.PPOTrainer)
     registry = v1.trainer_base.TRAINER_REGISTRY
     for mode in MODES:
@@ -44,7 +44,7 @@ def attach(v1: Any) -> None:
             batch = original(self, batch, metrics)
         metrics.update(run.result.metrics if run.result else {})
         if run.parts:
-            _teach(batch, rows, run.targets)
+            _write_targets(batch, rows, run.targets)
         run.keep(self, rows, lambda: sampled_of(batch))
         return batch
 
@@ -57,51 +57,51 @@ def attach(v1: Any) -> None:
 
 
 def _by_shares(aggregator: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
-    """Let verl fetch, credit and put back one share of a batch after the other, so that no table of all tokens is made.
+    """Let verl compute the advantages of one share of a batch after the other, because a table of all tokens may be huge.
 
-    What verl logs of a share is joined as verl joins the metrics of its mini-batches.
+    verl's metrics of the shares are joined like those of its mini-batches.
     """
     shares = run.credit_rows(rows, [uid for uid, _ in rows.session or ()])
-    parts, logged = [], aggregator()
+    credited_shares, joined_metrics = [], aggregator()
     for share in shares.split(SHARE):
         share_metrics: dict[str, Any] = {}
         with carrying(partial(run.credit_share, shares, share)):
-            parts.append(original(batch.select_keys([batch.keys[n] for n in share]), share_metrics))
-        logged.add_step_metrics(share_metrics, sample_count=len(share))
-    metrics.update({**logged.get_aggregated_metrics(), **shares.batch.metrics})
-    return type(batch).concat(parts).select_keys(batch.keys)
+            credited_shares.append(original(batch.select_keys([batch.keys[n] for n in share]), share_metrics))
+        joined_metrics.add_step_metrics(share_metrics, sample_count=len(share))
+    metrics.update({**joined_metrics.get_aggregated_metrics(), **shares.batch.metrics})
+    return type(batch).concat(credited_shares).select_keys(batch.keys)
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
     """Fetch the packed readings and the per-token `Batch` fields of the rows of a batch."""
-    data = _queued(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
-    extra_fields = list(data["extra_fields"])  # the queue returns a list, an array or a stack
-    key_parts = [key.rsplit("_", 2) for key in batch.keys]
-    places = {}
-    for name, part in (parts or {}).items():  # a mode's token is the last of its row, and was not sampled
-        token_columns = [
+    data = _fetch(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
+    extra_fields = list(data["extra_fields"])  # the TransferQueue may return an array instead of a list
+    split_keys = [key.rsplit("_", 2) for key in batch.keys]
+    token_column_by_mode = {}
+    for name, part in (parts or {}).items():  # a mode's token is the last one of its row and is masked
+        columns = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
             for ids, mask in zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
         ]
-        places[name] = torch.tensor(token_columns)
+        token_column_by_mode[name] = torch.tensor(columns)
     return Rows(
         packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra_fields],
-        session=[(uid, session) for uid, session, _ in key_parts],
-        step=[int(output) for _, _, output in key_parts],
+        session=[(uid, session) for uid, session, _ in split_keys],
+        step=[int(output) for _, _, output in split_keys],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
         tokens={name: data[field].to_padded_tensor(0.0) for name, field in tokens.items()},
-        places=places,
+        places=token_column_by_mode,
     )
 
 
-def _queued(batch: Any, *fields: str) -> Any:
-    """Fetch fields of a batch from the TransferQueue."""
+def _fetch(batch: Any, *fields: str) -> Any:
+    """Fetch some fields of a batch from the TransferQueue."""
     return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
 
 
-def _teach(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
+def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
     """Write the targets of the modes into the old log-probabilities in the TransferQueue."""
-    old_logps = [row.clone() for row in _queued(batch, "old_log_probs")["old_log_probs"].unbind()]
+    old_logps = [row.clone() for row in _fetch(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target in zip(rows.real, target_n, strict=True):
             if (column := int(rows.places[name][n])) >= 0:
@@ -114,9 +114,9 @@ def _teach(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
 
 def sampled_of(batch: Any) -> Sampled:
     """Fetch prompts, responses and gold answers (if the dataset has any) of a batch from the TransferQueue."""
-    data = _queued(batch, "prompts", "responses", "reward_model")
-    columns = set(data.keys())  # `in` does not work on a TensorDict
-    reward_models = list(data["reward_model"]) if "reward_model" in columns else [None] * len(batch.keys)
+    data = _fetch(batch, "prompts", "responses", "reward_model")
+    field_names = set(data.keys())  # `in` does not work on a TensorDict
+    reward_models = list(data["reward_model"]) if "reward_model" in field_names else [None] * len(batch.keys)
     return Sampled(
         uids=[key.rsplit("_", 2)[0] for key in batch.keys],
         prompts=[ids_t.tolist() for ids_t in data["prompts"].unbind()],

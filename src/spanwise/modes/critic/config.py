@@ -1,6 +1,6 @@
-"""`CriticConfig`: the value model that methods such as `gae` and `sae` need, and how to fit it.
+"""`CriticConfig`: the settings of the value model that methods such as `gae` and `sae` need.
 
-For a trainer with a critic of its own (verl, SkyRL): checks of its settings, the targets it is fitted to, and its error.
+For trainers with a critic of their own (verl, SkyRL) there are checks of their settings, and the critic's targets and error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from spanwise.pipeline import Reading, streams
 from spanwise.registry import register
 from spanwise.scheme import Scheme
 
-#: The folder of a run and of a checkpoint that holds its critic.
+#: The name of the critic's folder in a run or checkpoint.
 CRITIC = "critic"
 
 Head = Literal["scalar", "hl_gauss"]
 Truncated = Literal["terminal", "bootstrap", "mask"]
 
-#: The warning at the end of a run whose critic explains nothing of the returns.
+#: The metric with a warning for runs whose critic explains none of the returns' variance at the end.
 _EXPLAINED = Metric(
     "critic/[value/]explained_variance",
     at_end=Alarm(
@@ -39,7 +39,7 @@ _EXPLAINED = Metric(
         unknown="The critic{of} cannot be judged: no batch has an explained variance, as everything in it earned the same.",
     ),
 )
-#: The section of the critic on a page.
+#: The critic's section on the report page of a run.
 _PAGE = Page(
     "Critic",
     "GAE and SAE credit a token with what the critic expects after it minus what it expected before: they are as good "
@@ -58,15 +58,15 @@ _PAGE = Page(
             "Error of the critic",
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
-            "They add up to the error of a token: how far a completion's mean value is off, and how far its values are off "
-            "around that mean. If all reward comes at the end, a critic that says one value everywhere has no error within: "
-            "that is no merit.",
+            "The two add up to the error of a token: how far a completion's mean value is off, and how far its values are off "
+            "around that mean. If all reward comes at the end, a critic that says the same value everywhere has no error within, "
+            "although it knows nothing.",
         ),
         Chart(
             "Expected and earned",
             {"value_mean": "expected", "target_mean": "earned"},
             "mean",
-            "Means over the tokens of a batch: where they part, the critic lags behind the policy.",
+            "Means over the tokens of a batch: while they differ, the critic lags behind the policy.",
         ),
     ),
     headline=("explained_variance", "explained variance", "the critic knows nothing"),
@@ -76,26 +76,26 @@ _PAGE = Page(
 @register("critic", kind="mode")
 @dataclass(frozen=True)
 class CriticConfig(Mode):
-    """A value model beside the policy: its source, and how it is fitted on every generation batch.
+    """The settings of a value model beside the policy: where it comes from, and how it is fitted to each generation batch.
 
     Attributes:
         model: a folder or hub name that `AutoModelForTokenClassification` reads, such as a critic that a run saved; None: a copy
-            of the policy's trunk with a new head that says 0 (or the middle of `value_range`) everywhere.
-        head: "scalar" is fitted by squared error, "hl_gauss" predicts a distribution over `bins` and is fitted by cross entropy.
+            of the policy's trunk with a new head that returns 0 (or the middle of `value_range`) everywhere.
+        head: "scalar" is fitted by squared error; "hl_gauss" predicts a distribution over `bins` and is fitted by cross entropy.
         bins, value_range: of the categorical head; every return must lie in the range.
         learning_rate, weight_decay, warmup_steps, max_grad_norm: of the critic's own AdamW; constant after a linear warm-up.
         epochs: passes over each generation batch.
         mini_batches: optimizer steps per pass.
-        micro_batch: completions per forward pass; None: the trainer's own.
-        value_clip: the range around the old value outside of which a value gains nothing (PPO's); None: no clipping.
+        micro_batch: completions per forward pass; None: as many as in the trainer's.
+        value_clip: PPO's clip range around the old value; None: no clipping.
         gae_lambda_value: lambda of the target; 1: the return itself.
-        policy_training_start_step: generation batches on which the critic alone is fitted before the policy trains.
-        truncated: what a completion that ran out of tokens is taken for, see `bootstrap_values`.
-        gradient_checkpointing: less memory, one more forward pass.
+        policy_training_start_step: generation batches on which only the critic trains, before the policy does.
+        truncated: how a completion that ran out of tokens is treated, see `bootstrap_values`.
+        gradient_checkpointing: saves memory at the cost of one more forward pass.
         offload: keep the critic and its optimizer in main memory between fits.
 
     Raises:
-        RecipeError: a value that cannot work, or one that would change nothing.
+        RecipeError: a value cannot work, or would change nothing.
 
     Example:
         >>> CriticConfig(learning_rate=1e-3, policy_training_start_step=20).gae_lambda_value
@@ -147,60 +147,63 @@ class CriticConfig(Mode):
         for name in ("bins", "value_range"):
             if self.head == "scalar" and getattr(self, name) != defaults[name]:
                 raise RecipeError(
-                    f"critic.{name} is {getattr(self, name)}, which the scalar head does not look at; set head to hl_gauss or "
-                    f"leave it out."
+                    f"critic.{name} is {getattr(self, name)}, but the scalar head has no bins. Set head to hl_gauss, or remove "
+                    f"critic.{name}."
                 )
-        problem = f"critic.value_clip is {self.value_clip}, but"
-        useless_clip = f"{problem} every value is fitted once and never differs from the old one; set epochs up."
+        clip = f"critic.value_clip is {self.value_clip}, but"
         refuse(
             {
-                f"{problem} a categorical head (hl_gauss) has no clipped loss.": self.value_clip and self.head == "hl_gauss",
-                useless_clip: self.value_clip and self.epochs == 1,
+                f"{clip} a categorical head (hl_gauss) has no clipped loss. Remove value_clip.": (
+                    self.value_clip and self.head == "hl_gauss"
+                ),
+                f"{clip} every value is fitted once and never differs from the old one; set epochs up.": (
+                    self.value_clip and self.epochs == 1
+                ),
             }
         )
 
     def check_scheme(self, scheme: Scheme) -> None:
-        """Refuse a scheme whose method reads no values."""
+        """Refuse a scheme whose method does not use a critic's values."""
         if not scheme.value_names:
             raise RecipeError(
                 f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave it out, or use 'gae' or 'sae'."
             )
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> Any:
+    def of(cls, section: Mapping[str, Any]) -> Any:
         """Build the configuration from a recipe's `critic:` section."""
-        for name, value in written.items():
+        for name, value in section.items():
             if name in ("gae_lambda_policy", "length_adaptive_alpha"):
                 raise RecipeError(
-                    f"critic.{name} belongs to the method, which it makes the advantages of: write options: {{{name}: {value}}}."
+                    f"critic.{name} is an option of the method, not of the critic: write options: {{{name}: {value}}}."
                 )
-        return super().of(written)
+        return super().of(section)
 
 
 def critic_faults(
-    own: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
+    critic_config: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """Return the sentences on a method and a critic that do not fit each other."""
-    names, why = scheme.value_names, f"method '{scheme.method}' reads no values"
+    """Map a sentence to whether it applies, for each way in which the method, the recipe's critic and the engine's differ."""
+    value_names, no_values = scheme.value_names, f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
-        f"such as 'bae' or 'grpo'.": names and not there,
-        f"{option.split('=')[0]} asks for a critic, but {why}, so it would train on nothing. Leave it out, or use method 'gae' or "
-        f"'sae'.": there and not names,
-        f"The recipe has a critic section, but {why}. Leave it out, or use method 'gae' or 'sae'.": (
-            own != CriticConfig() and not names
+        f"such as 'bae' or 'grpo'.": value_names and not there,
+        f"{option.split('=')[0]} asks for a critic, but {no_values}, so it would train on nothing. Leave it out, or use method "
+        f"'gae' or 'sae'.": there and not value_names,
+        f"The recipe has a critic section, but {no_values}. Leave it out, or use method 'gae' or 'sae'.": (
+            critic_config != CriticConfig() and not value_names
         ),
-        f"Each objective has a value of its own here ({', '.join(names)}), and {engine}'s critic gives one per token; write "
-        f"values: shared in the recipe.": len(names) > 1,
-        f"critic.truncated is '{own.truncated}', and {engine} keeps no value from after the last token; leave it "
-        f"out.{instead}": (own.truncated != "terminal"),
+        f"The method needs a value for each objective ({', '.join(value_names)}), and {engine}'s critic gives one per token; write "
+        f"values: shared in the recipe.": len(value_names) > 1,
+        f"critic.truncated is '{critic_config.truncated}', but {engine} keeps no value from after the last token. Remove "
+        f"critic.truncated.{instead}": (critic_config.truncated != "terminal"),
     }
 
 
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-    """Return the targets of a critic with one value, and the metrics of its values."""
-    (part,) = streams(reading, batch, scheme).inputs(batch.value_nt)
-    value_nt, mask_nt = part["value_nt"], part["mask_nt"]
-    target_nt = value_target(**part, gamma=scheme.gamma, lam=lam)
-    error = critic_error(value_nt, target_nt, mask_nt)
-    return torch.where(mask_nt, target_nt, value_nt), {f"critic/{name}": number for name, number in error.items()}
+    """Compute the targets of a trainer's own critic, which gives one value per token, and the metrics of its error."""
+    (stream_inputs,) = streams(reading, batch, scheme).inputs(batch.value_nt)
+    value_nt, mask_nt = stream_inputs["value_nt"], stream_inputs["mask_nt"]
+    target_nt = value_target(**stream_inputs, gamma=scheme.gamma, lam=lam)
+    error_metrics = critic_error(value_nt, target_nt, mask_nt)
+    return torch.where(mask_nt, target_nt, value_nt), {f"critic/{name}": number for name, number in error_metrics.items()}

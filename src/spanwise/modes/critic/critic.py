@@ -1,4 +1,4 @@
-"""`Critic`: a value model that is fitted on each generation batch, beside any trainer; and its part in TRL's."""
+"""`Critic`: a value model that is fitted to each generation batch, and `CriticInTrl`, its part in TRL's trainer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from spanwise.modes.parts import TrlPart
 from spanwise.modes.sequences import Sequences, cut_off, sequences
 from spanwise.pipeline import streams
 
-#: The file of a critic's optimizer in a checkpoint.
+#: The file in a checkpoint with the state of the critic's optimizer.
 STATE = "optimizer.pt"
 
 
 class Learned(NamedTuple):
-    """A critic's values of a batch before it was fitted to it, and the metrics of the fit."""
+    """A critic's values of a batch from before the fit to it, and the metrics of the fit."""
 
     value_nts: Float[Tensor, "n t s"]
     bootstrap_ns: Float[Tensor, "n s"]
@@ -36,7 +36,7 @@ class Learned(NamedTuple):
 
 
 class Critic:
-    r"""A value model with its own optimizer, fitted on each generation batch apart from the policy."""
+    """A value model with its own optimizer, which is fitted to each generation batch separately from the policy."""
 
     def __init__(
         self,
@@ -49,124 +49,126 @@ class Critic:
         seed: int = 0,
     ) -> None:
         if config.offload and accelerator.device.type == "cpu":
-            raise RecipeError("critic.offload is true, but the critic already is in main memory on a CPU; leave it out.")
+            raise RecipeError("critic.offload is true, but a CPU's critic already is in main memory. Remove critic.offload.")
         self.model, self.config, self.accelerator, self.seed = model, config, accelerator, seed
         self.gamma = gamma
         self.micro_batch = config.micro_batch or micro_batch
-        self.updates = self.batches = 0  # optimizer steps, and generation batches, so far
+        self.updates = self.batches = 0  # optimizer steps and generation batches so far
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            trunk = self.model.model  # transformers 5 has a new name for the method
+            trunk = self.model.model  # transformers 5 renamed the method
             getattr(trunk, "activation_checkpointing_enable", trunk.gradient_checkpointing_enable)()
-        trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, weight_decay=config.weight_decay)
+        trained_parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained_parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
 
     def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
-        """Return the values of a batch, then fit the critic to it."""
-        started, n = time.perf_counter(), len(truncated_n)
+        """Compute the values of a batch, and fit the critic to it if `fit` is True."""
+        start_time, row_count = time.perf_counter(), len(truncated_n)
         self._move(self.accelerator.device)
         try:
             device, batch = self.accelerator.device, _Batch(rows, streams, truncated_n, self.config, self.gamma)
             batch = batch.changed(lambda x: x.to(device))
-            value_nts = torch.zeros(n, rows.width + 1, len(self.model.names), device=device)
-            # The values come from the pass that first fits the critic to a row: it has not seen the row's reward by then.
-            sizes = self._fit(batch, value_nts) if fit else {}
+            value_nts = torch.zeros(row_count, rows.width + 1, len(self.model.names), device=device)
+            # The values come from the first pass that fits the critic to a row, before it has seen the row's reward.
+            fit_metrics = self._fit(batch, value_nts) if fit else {}
             if not fit:
                 self.model.eval()
                 with torch.no_grad():
-                    for part in torch.arange(n).split(self.micro_batch):
-                        value_nts[part] = self.model.value(self._read(batch.take(part)))
-                self._check_finite(batch, value_nts, torch.arange(n))
+                    for row_r in torch.arange(row_count).split(self.micro_batch):
+                        value_nts[row_r] = self.model.value(self._read(batch.take(row_r)))
+                self._check_finite(batch, value_nts, torch.arange(row_count))
         finally:
             self._move("cpu")
         batch, value_nts = batch.changed(lambda x: x.cpu()), value_nts.cpu()
-        metrics = {**self._compare(batch, value_nts), **sizes, "seconds": time.perf_counter() - started}
-        named = {f"critic/{name}": number for name, number in metrics.items()}
-        return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named)
+        metrics = {**self._compare(batch, value_nts), **fit_metrics, "seconds": time.perf_counter() - start_time}
+        named_metrics = {f"critic/{name}": number for name, number in metrics.items()}
+        return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named_metrics)
 
     def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
-        """Fit all epochs; store each row's values before its first fit, and return the mean loss and gradient size."""
+        """Fit all epochs; store each row's values from before its first fit, and return mean loss and gradient norm."""
         self.model.train()
-        sizes, n = [], len(value_nts)
+        step_metrics, row_count = [], len(value_nts)
         for epoch in range(self.config.epochs):
-            parts: Sequence[Tensor] = [torch.arange(n)]
+            mini_batches: Sequence[Tensor] = [torch.arange(row_count)]
             if self.config.mini_batches > 1:
                 generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
-                parts = torch.randperm(n, generator=generator).tensor_split(min(self.config.mini_batches, n))
-            sizes += [self._update(batch, part, value_nts, first=epoch == 0) for part in parts]
+                order_r = torch.randperm(row_count, generator=generator)
+                mini_batches = order_r.tensor_split(min(self.config.mini_batches, row_count))
+            step_metrics += [self._update(batch, mini_batch, value_nts, first=epoch == 0) for mini_batch in mini_batches]
         self.batches += 1
-        return {name: sum(size[name] for size in sizes) / len(sizes) for name in sizes[0]}
+        return {name: sum(metrics[name] for metrics in step_metrics) / len(step_metrics) for name in step_metrics[0]}
 
     def _read(self, batch: _Batch) -> Tensor:
-        """Run the value model on some rows; return the raw output of its head."""
+        """Return the raw output of the value model's head for some rows."""
         with self.accelerator.autocast():
             return self.model(batch.rows)
 
     def _update(self, batch: _Batch, row_r: Tensor, value_nts: Tensor, *, first: bool) -> dict[str, float]:
-        """Take one optimizer step on some rows, with gradients summed over processes; return gradient size and loss."""
-        count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
-        total = torch.zeros((), device=count.device)
-        for part in row_r.split(self.micro_batch):
-            part_batch, logits = batch.take(part), self._read(batch.take(part))
+        """Take one optimizer step on some rows of all processes; return gradient norm and loss."""
+        token_count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
+        total_loss = torch.zeros((), device=token_count.device)
+        for micro_row_r in row_r.split(self.micro_batch):
+            micro_batch, head_output = batch.take(micro_row_r), self._read(batch.take(micro_row_r))
             if first:
-                value_nts[part] = self.model.value(logits).detach()
-            old_nts, mask_nts = value_nts[part], part_batch.mask_nts
-            target_nts = part_batch.targets(old_nts)
-            losses = (
-                self.model.loss(logits[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_nts[:, :-1, s]).sum() / count
+                value_nts[micro_row_r] = self.model.value(head_output).detach()
+            old_nts, mask_nts = value_nts[micro_row_r], micro_batch.mask_nts
+            target_nts = micro_batch.targets(old_nts)
+            stream_losses = (
+                self.model.loss(head_output[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_nts[:, :-1, s]).sum()
+                / token_count
                 for s in range(len(self.model.names))
             )
-            loss = sum(losses, start=torch.zeros((), device=count.device))
+            loss = sum(stream_losses, start=torch.zeros((), device=token_count.device))
             loss.backward()
-            total += loss.detach()
+            total_loss += loss.detach()
         self._check_finite(batch, value_nts, row_r)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        if not norm < float("inf"):  # this stops on NaN, too; the sum is the same in every process
+        if not norm < float("inf"):  # NaN stops here, too, and in every process, because all have the same gradients
             raise self._diverged(f"the norm of its gradient is {norm}")
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
         self.updates += 1
-        return {"grad_norm": norm, "loss": float(self._sum(total))}
+        return {"grad_norm": norm, "loss": float(self._sum(total_loss))}
 
     def _check_finite(self, batch: _Batch, value_nts: Tensor, row_r: Tensor) -> None:
-        """Stop all processes if a value in any of them is not finite."""
-        count_r = batch.take(row_r).lost_n(value_nts[row_r])
-        count = int(self._sum(count_r.sum()))
-        if count:
-            faulty_rows = row_r[count_r.cpu() > 0].tolist()
-            place = f"of completion {faulty_rows[0]} first" if faulty_rows else "of completions of another process"
-            raise self._diverged(f"{count:g} of its values are not finite, {place}")
+        """Stop all processes if one of them has a value that is not finite."""
+        lost_count_r = batch.take(row_r).lost_n(value_nts[row_r])
+        lost_count = int(self._sum(lost_count_r.sum()))
+        if lost_count:
+            faulty_rows = row_r[lost_count_r.cpu() > 0].tolist()
+            first_place = f"first in completion {faulty_rows[0]}" if faulty_rows else "in completions of another process"
+            raise self._diverged(f"{lost_count:g} of its values are not finite, {first_place}")
 
-    def _diverged(self, what: str) -> DivergedError:
+    def _diverged(self, problem: str) -> DivergedError:
         self.optimizer.zero_grad()
         return DivergedError(
-            f"The critic has diverged: after {self.updates} updates {what}. Nothing was updated from them. Set "
-            f"critic.learning_rate ({self.config.learning_rate:g}) down, or go on from an earlier checkpoint."
+            f"The critic has diverged: after {self.updates} updates {problem}. No weight was updated. Set "
+            f"critic.learning_rate ({self.config.learning_rate:g}) down, or resume from an earlier checkpoint."
         )
 
     def _sum(self, value: Any) -> Any:
-        """Sum over processes."""
+        """Add a tensor up over all processes."""
         return self.accelerator.reduce(value, reduction="sum")
 
     def _compare(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
-        """Measure how good the values were, over all processes."""
+        """Measure the error of the values, over all processes."""
         stacked_ntsc = torch.stack([value_nts[:, :-1], batch.targets(value_nts), batch.mask_nts.to(value_nts)], dim=-1)
         if self.accelerator.num_processes > 1:
             padded = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
             gathered: Any = self.accelerator.gather(padded)
             stacked_ntsc = gathered.cpu()
-        figures = {}
+        all_metrics = {}
         for name, stream_ntc in zip(self.model.names, stacked_ntsc.unbind(2), strict=True):
             value_nt, target_nt, mask_nt = stream_ntc.unbind(-1)
             prefix = f"{name}/" if len(self.model.names) > 1 else ""
-            error = critic_error(value_nt, target_nt, mask_nt.bool())
-            figures |= {f"{prefix}{key}": number for key, number in error.items()}
-        return figures
+            error_metrics = critic_error(value_nt, target_nt, mask_nt.bool())
+            all_metrics |= {f"{prefix}{key}": number for key, number in error_metrics.items()}
+        return all_metrics
 
     def _move(self, device: torch.device | str) -> None:
         """Move the critic and its optimizer to a device, if `offload` is set."""
@@ -176,14 +178,14 @@ class Critic:
                 state.update({name: x.to(device) for name, x in state.items() if isinstance(x, Tensor) and x.dim()})
 
     def save(self, folder: str | Path, tokenizer: Any = None, *, state: bool = True) -> None:
-        """Write the model, and the optimizer to resume from."""
+        """Write the model and, unless `state` is False, the state of its optimizer."""
         self.model.save(folder, tokenizer)
         if state:
             contents = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
             torch.save({**contents, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
 
     def restore(self, folder: str | Path) -> None:
-        """Resume from the files that `save` wrote."""
+        """Load model and optimizer from the files that `save` wrote."""
         place = Path(folder)
         if not (place / STATE).is_file() or not (place / ABOUT).is_file():
             raise DataError(
@@ -200,7 +202,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows that a critic is fitted to; values lie before each token and after the last column."""
+    """The rows to which a critic is fitted, with one value before each token and one after the last column."""
 
     rows: Sequences
     streams: Streams
@@ -210,41 +212,41 @@ class _Batch:
 
     @property
     def mask_nts(self) -> Tensor:
-        """The tokens that have a target."""
+        """The mask of the tokens with a target."""
         mask_snt = self.streams.mask_snt
         if self.config.truncated == "mask":
             mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]
         return mask_snt.permute(1, 2, 0)
 
     def bootstrap(self, value_nts: Tensor) -> Tensor:
-        """Return the values after the last token, as the configuration treats truncation."""
+        """Return the values after the last token of cut-off rows, as `truncated` in the configuration demands."""
         options: Any = {"truncated": self.config.truncated}
         ends = (bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in self.ends(value_nts).unbind(1))
         return torch.stack([*ends], 1)
 
     def ends(self, value_nts: Tensor) -> Tensor:
-        """Return the values after the last token of each row."""
+        """Return the value after the last token of each row."""
         return value_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])).squeeze(1)
 
     def lost_n(self, value_nts: Tensor) -> Tensor:
-        """Count the values of each row that are read and not finite."""
-        behind_n = self.truncated_n & (self.config.truncated == "bootstrap")
+        """Count the values that are used but not finite, for each row."""
+        uses_end_n = self.truncated_n & (self.config.truncated == "bootstrap")
         lost_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
-        return lost_nts.sum(dim=(1, 2)).float() + (behind_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
+        return lost_nts.sum(dim=(1, 2)).float() + (uses_end_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return the target of each value, and 0 without one; `lost` values count as 1/2, so that all processes stop together."""
+        """Return each value's target, 0 without one; values that are not finite count as 1/2 until all processes stop."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
-        parts: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
-        return torch.stack([value_target(**part, **options) for part in parts], dim=2)
+        inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
+        return torch.stack([value_target(**stream_inputs, **options) for stream_inputs in inputs_of_streams], dim=2)
 
     def take(self, row_r: Tensor) -> _Batch:
-        """Return some of the rows."""
+        """Select rows."""
         return self.changed(lambda x: x[row_r.to(x.device)])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
-        """Return a batch with `change` applied to each of its tables; rows are the first dimension."""
+        """Apply a function to each table of the batch, given with rows as first dimension."""
         names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
         streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
@@ -252,48 +254,48 @@ class _Batch:
 
 
 class CriticInTrl(TrlPart):
-    """The critic in TRL's trainer: it values each generation batch and is then fitted to it; the policy may wait for it."""
+    """The critic in TRL's trainer, which gives each generation batch its values and is then fitted to the batch."""
 
     def __init__(self, mode: CriticConfig, trainer: Any) -> None:
         super().__init__(mode, trainer)
-        names, tokenizer, args = trainer.scheme.value_names, trainer._text_tokenizer, trainer.args
+        value_names, tokenizer, args = trainer.scheme.value_names, trainer._text_tokenizer, trainer.args
         if mode.model is None:
-            model = ValueModel.of_policy(trainer.model, names, mode)
+            model = ValueModel.of_policy(trainer.model, value_names, mode)
         else:
-            model = ValueModel.load(mode.model, names, mode, tokenizer)
-        size, gamma = args.per_device_train_batch_size, trainer.scheme.gamma
-        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=size, gamma=gamma, seed=args.seed)
+            model = ValueModel.load(mode.model, value_names, mode, tokenizer)
+        micro_batch, gamma = args.per_device_train_batch_size, trainer.scheme.gamma
+        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=micro_batch, gamma=gamma, seed=args.seed)
         self._ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
         self._ended: float | None = None
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add the critic's values to a batch before the critic is fitted, and log its share of the time."""
-        started, trainer, batch = time.perf_counter(), self.trainer, own.batch
-        over, fit = streams(own.reading, batch, trainer.scheme), bool(trainer.model.training)
-        learned = self.critic.learn(sequences(output, batch), over, cut_off(batch, self._ends), fit=fit)
-        metrics, value_nts, ended = dict(learned.metrics), learned.value_nts, time.perf_counter()
+        """Add the critic's values to a batch, fit the critic to the batch, and measure the critic's share of the time."""
+        start_time, trainer, batch = time.perf_counter(), self.trainer, own.batch
+        value_streams, fit = streams(own.reading, batch, trainer.scheme), bool(trainer.model.training)
+        learned = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=fit)
+        metrics, value_nts, end_time = dict(learned.metrics), learned.value_nts, time.perf_counter()
         if fit:
             if self._ended is not None:
-                metrics["critic/share"] = (ended - started) / (started - self._ended)
-            self._ended = ended
-        if over.names != ("return",):  # the value of an objective means nothing outside its blocks
-            value_nts = value_nts.masked_fill(~over.mask_snt.permute(1, 2, 0), torch.nan)
+                metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
+            self._ended = end_time
+        if value_streams.names != ("return",):  # values of an objective have no meaning outside its blocks
+            value_nts = value_nts.masked_fill(~value_streams.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
 
     @property
     def waits(self) -> bool:
-        """Whether the policy still waits for its critic."""
+        """True while only the critic trains."""
         return self.critic.batches <= self.mode.policy_training_start_step
 
     def save(self, folder: Path) -> None:
-        """Save the critic with its optimizer."""
+        """Write the critic and its optimizer into a checkpoint."""
         self.critic.save(folder / CRITIC, self.trainer._text_tokenizer)
 
     def restore(self, folder: Path) -> None:
-        """Resume with the critic of a checkpoint."""
+        """Load the critic and its optimizer from a checkpoint."""
         self.critic.restore(folder / CRITIC)
 
 
 def megabytes(model: nn.Module) -> float:
-    """Return the memory of a model in training in MB: weights, and for trained ones gradients and AdamW's two moments."""
+    """Estimate a model's memory in MB: weights and, if they are trained, gradients and AdamW's two moments."""
     return sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters()) / 1e6

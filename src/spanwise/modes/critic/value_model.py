@@ -1,4 +1,4 @@
-"""`ValueModel`: a token classifier that predicts before every token the worth of the rest; saved and loaded."""
+"""`ValueModel`: a token classifier that predicts, before every token, the reward still to come; it can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from spanwise.losses import categorical_value, categorical_value_loss, value_los
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences, positions
 
-#: The file that describes a saved critic, beside its weights.
+#: The file beside a saved critic's weights that describes it.
 ABOUT = "critic.json"
 
 
 class Saved(NamedTuple):
-    """The description of a saved critic: the names of its values, its head, and its tokenizer (None: not known)."""
+    """The description of a saved critic: the names of its values, its head, and its tokenizer's fingerprint, if known."""
 
     names: list[str]
     config: CriticConfig
@@ -34,20 +34,20 @@ class Saved(NamedTuple):
 
     @staticmethod
     def of(place: str | Path) -> Saved | None:
-        """Read the description in a folder; None if there is none, as with any other token classifier."""
-        file = Path(place) / ABOUT
+        """Read the description from a critic's folder; None if there is none, as for any other token classifier."""
+        about_file = Path(place) / ABOUT
         try:
-            about = json.loads(file.read_text(encoding="utf-8"))
+            about = json.loads(about_file.read_text(encoding="utf-8"))
             bins = {} if about["head"] == "scalar" else {"bins": about["bins"], "value_range": tuple(about["value_range"])}
             return Saved(list(about["values"]), CriticConfig(head=about["head"], **bins), about.get("tokenizer"))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"'{file}' is damaged: {error!r}.") from error
+            raise DataError(f"'{about_file}' is damaged: {error!r}.") from error
 
 
 class ValueModel(nn.Module):
-    """A model of the worth of the rest of a completion, before each of its tokens: one value per stream."""
+    """A critic: it predicts, before each token of a completion, the reward still to come, with one value per stream."""
 
     def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
         super().__init__()
@@ -56,22 +56,22 @@ class ValueModel(nn.Module):
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
         """Copy a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device."""
-        merged = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
-        settings = _settled(deepcopy(merged.config), names, config)
+        merged_policy = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
+        trunk_settings = _set_head(deepcopy(merged_policy.config), names, config)
         try:
-            model = AutoModelForTokenClassification.from_config(settings, dtype=torch.float32)
+            model = AutoModelForTokenClassification.from_config(trunk_settings, dtype=torch.float32)
         except ValueError as error:
             raise RecipeError(
-                f"There is no token classifier for a {type(merged).__name__}, so its trunk cannot be copied as a critic. Name one "
-                "with critic: {model: NAME}."
+                f"transformers has no token classifier for a {type(merged_policy).__name__}, so spanwise cannot copy the policy's "
+                "trunk as a critic. Name a critic with critic: {model: NAME}."
             ) from error
-        model.base_model.load_state_dict({name: value.float() for name, value in merged.base_model.state_dict().items()})
+        model.base_model.load_state_dict({name: x.float() for name, x in merged_policy.base_model.state_dict().items()})
         _zero_head(model)
-        return ValueModel(model.to(merged.device), names, config)
+        return ValueModel(model.to(merged_policy.device), names, config)
 
     @staticmethod
     def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
-        """Load a saved critic, or any token classifier; a head of another size is replaced by one of zeros."""
+        """Load a saved critic or any token classifier, with a head of zeros if its head has another size."""
         saved = Saved.of(place)
         if saved is not None:
             faults = {
@@ -81,33 +81,35 @@ class ValueModel(nn.Module):
                 )
             }
             for name in ("head", "bins", "value_range"):
-                value, asked = getattr(saved.config, name), getattr(config, name)
-                written = list(value) if isinstance(value, tuple) else value
+                saved_value, asked_value = getattr(saved.config, name), getattr(config, name)
+                yaml_value = list(saved_value) if isinstance(saved_value, tuple) else saved_value
                 faults[
-                    f"The critic '{place}' has the {name} {value} and the recipe says {asked}; write critic: {{{name}: {written}}}."
-                ] = value != asked
+                    f"The critic '{place}' has the {name} {saved_value}, but the recipe says {asked_value}; write critic: "
+                    f"{{{name}: {yaml_value}}}."
+                ] = saved_value != asked_value
             refuse(faults)
         if tokenizer is not None:
             _check_tokenizer(place, saved, tokenizer)
         try:
-            settings = _settled(AutoConfig.from_pretrained(place, trust_remote_code=False), names, config)
-            model, report = AutoModelForTokenClassification.from_pretrained(
-                place, config=settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
+            trunk_settings = _set_head(AutoConfig.from_pretrained(place, trust_remote_code=False), names, config)
+            model, loading_report = AutoModelForTokenClassification.from_pretrained(
+                place, config=trunk_settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
                 trust_remote_code=False,
             )  # fmt: skip
         except Exception as error:  # transformers, safetensors and json each raise their own type
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
-        if report["missing_keys"] or report["mismatched_keys"]:
+        if loading_report["missing_keys"] or loading_report["mismatched_keys"]:
             _zero_head(model)
-        size, needed = model.get_input_embeddings().num_embeddings, 0 if tokenizer is None else len(tokenizer)
+        embedding_count = model.get_input_embeddings().num_embeddings
+        tokenizer_size = 0 if tokenizer is None else len(tokenizer)
         with torch.no_grad():
-            ids = torch.tensor([[0, 1, 2], [0, 1, 3]], device=model.device)
-            state_nlc = model.eval().base_model(input_ids=ids).last_hidden_state[:, :2]
+            probe_ids = torch.tensor([[0, 1, 2], [0, 1, 3]], device=model.device)
+            state_nlc = model.eval().base_model(input_ids=probe_ids).last_hidden_state[:, :2]
         refuse(
             {
-                f"The critic '{place}' knows {size} token ids and the policy's tokenizer has {needed}, so they do not fit. "
-                "Use a critic of the policy's tokenizer.": size < needed,
+                f"The critic '{place}' knows {embedding_count} token ids and the policy's tokenizer has {tokenizer_size}, so they "
+                "do not fit. Use a critic of the policy's tokenizer.": embedding_count < tokenizer_size,
                 f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
                 "would give away what the policy is about to write. Use a model that reads forwards only.": bool(
                     (state_nlc[0] - state_nlc[1]).abs().max() > 1e-4 * state_nlc.abs().max()
@@ -118,13 +120,13 @@ class ValueModel(nn.Module):
         return ValueModel(model, names, config)
 
     def forward(self, rows: Sequences) -> Tensor:
-        """Return the head's output before each of the T tokens and after the last column: (N, T + 1, S), or (..., bins)."""
+        """Return the head's output before each of T tokens and after the last column, (N, T + 1, S) or (N, T + 1, S, bins)."""
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
         options |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **options).logits
         output_ntc = logits_nlc[:, -rows.width - 1 :].float()
-        bins = () if self.config.head == "scalar" else (self.config.bins,)
-        return output_ntc.unflatten(-1, (len(self.names), *bins))
+        head_shape = () if self.config.head == "scalar" else (self.config.bins,)
+        return output_ntc.unflatten(-1, (len(self.names), *head_shape))
 
     def value(self, output_nts: Tensor) -> Float[Tensor, "n t s"]:
         """Turn the head's output into values."""
@@ -132,12 +134,12 @@ class ValueModel(nn.Module):
             return output_nts
         return categorical_value(output_nts, value_range=self.config.value_range)
 
-    def loss(self, said_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
-        """Return the loss of one stream per token, 0 at masked tokens."""
+    def loss(self, output_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
+        """Return one stream's loss at each token, 0 at masked tokens."""
         if self.config.head == "hl_gauss":
-            return categorical_value_loss(said_nt, target_nt, mask_nt, value_range=self.config.value_range)
-        old = None if self.config.value_clip is None else old_value_nt
-        return value_loss(said_nt, target_nt, mask_nt, old_value_nt=old, clip=self.config.value_clip)
+            return categorical_value_loss(output_nt, target_nt, mask_nt, value_range=self.config.value_range)
+        clipped_around_nt = None if self.config.value_clip is None else old_value_nt
+        return value_loss(output_nt, target_nt, mask_nt, old_value_nt=clipped_around_nt, clip=self.config.value_clip)
 
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
         """Write weights, configuration and the names of the values; `load` reads them, and so does `transformers`."""
@@ -153,42 +155,42 @@ class ValueModel(nn.Module):
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Return a short hash of a tokenizer's vocabulary: two tokenizers with the same ids have the same."""
-    words = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
+    """Return a short hash of a tokenizer's vocabulary, which is equal for tokenizers with the same ids."""
+    vocabulary_json = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
+    return hashlib.sha256(vocabulary_json.encode()).hexdigest()[:16]
 
 
-def _settled(settings: Any, names: Sequence[str], config: CriticConfig) -> Any:
-    """Return a trunk's settings with the critic's head and without dropout, as values must not be random."""
+def _set_head(settings: Any, names: Sequence[str], config: CriticConfig) -> Any:
+    """Give a trunk's settings the critic's head, and remove dropout because values must not be random."""
     settings.num_labels = len(names) * (1 if config.head == "scalar" else config.bins)
-    for name, share in vars(settings).items():
-        if isinstance(share, float) and "drop" in name:
+    for name, setting in vars(settings).items():
+        if isinstance(setting, float) and "drop" in name:
             setattr(settings, name, 0.0)
-    settings.classifier_dropout = 0.0  # the default of transformers is .1
+    settings.classifier_dropout = 0.0  # transformers sets .1 by default
     return settings
 
 
 @torch.no_grad()
 def _zero_head(model: Any) -> None:
-    """Set the head so that every value starts the same."""
-    trunk = {id(p) for p in model.base_model.parameters()}
+    """Set the head's weights to 0, so that all values are equal at first."""
+    trunk_ids = {id(p) for p in model.base_model.parameters()}
     for parameter in model.parameters():
-        if id(parameter) not in trunk:
+        if id(parameter) not in trunk_ids:
             nn.init.zeros_(parameter)
 
 
 def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
-    """Refuse a critic that was fitted to the ids of another tokenizer, if it records its tokenizer."""
-    own, theirs = fingerprint(tokenizer), None if saved is None else saved.tokenizer
-    if theirs is None:
+    """Refuse a critic that was fitted to another tokenizer's ids, if its tokenizer is known."""
+    policy_fingerprint, critic_fingerprint = fingerprint(tokenizer), None if saved is None else saved.tokenizer
+    if critic_fingerprint is None:
         try:
             if not has_file(place, "tokenizer_config.json"):  # transformers would invent an empty tokenizer
                 return
-            theirs = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
-        except Exception:  # a missing tokenizer raises many types; then the number of ids is compared
+            critic_fingerprint = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
+        except Exception:  # a missing tokenizer raises many types; `load` still compares the number of ids
             return
-    if own != theirs:
+    if policy_fingerprint != critic_fingerprint:
         raise DataError(
-            f"The critic '{place}' was fitted to the ids of another tokenizer than the policy's ({theirs} and {own}), so it would "
-            "read other words. Use a critic of the policy's tokenizer."
+            f"The critic '{place}' was fitted to the ids of another tokenizer than the policy's ({critic_fingerprint} and "
+            f"{policy_fingerprint}), so it would read other words. Use a critic of the policy's tokenizer."
         )

@@ -1,7 +1,7 @@
 """A confidence without words (LaSeR): the probability of one reserved token after the end of an answer.
 
-`config` has the rule, `score` the change of credit and the loss, `logps` reads the score from a model or from a trainer that gives
-log-probabilities of rows alone (verl, SkyRL), and `trl` is its part in TRL.
+`config` has the settings, `score` the score, its change of the credit, and the loss. `logps` reads the score from a model, or from
+a trainer that only gives log-probabilities of rows (verl, SkyRL). `trl` is the part in TRL's trainer.
 """
 
 from spanwise.modes.laser.config import Laser

@@ -23,25 +23,25 @@ from spanwise.registry import register
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
-#: The file, in a run and each of its checkpoints, of the reference that training measured.
+#: The file in a run folder and its checkpoints with the reference that the training measured.
 FILE = "laser.json"
 
 
 def read_measured(file: Path) -> dict[str, Any]:
-    """Read the reference that a run has measured: `token`, `id`, `reference` and more."""
+    """Read a file with a measured reference: `token`, `id`, `reference` and more."""
     try:
         measured = json.loads(file.read_text(encoding="utf-8"))
         return {**measured, "token": measured["token"], "id": measured["id"], "reference": float(measured["reference"])}
     except KeyError as error:
-        raise DataError(f"'{file}' is not what a run measures: it has no {error.args[0]}.") from error
+        raise DataError(f"'{file}' holds no measured reference of laser: it has no {error.args[0]}.") from error
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"'{file}' is not what a run measures: {error}.") from error
+        raise DataError(f"'{file}' holds no measured reference of laser: {error}.") from error
 
 
 @register("laser", kind="mode")
 @dataclass(frozen=True)
 class Laser(Mode):
-    """How a self-rewarding score is read, trained and mixed into the credit of a verdict, beside any method.
+    """The settings of a self-rewarding score: how it is read, trained, and mixed into the credit of a verdict.
 
     Equation
         r_s = beta (log pi(token | prompt, completion, end) - reference)
@@ -51,22 +51,22 @@ class Laser(Mode):
     The score of a completion that did not end is absent: it has no loss and is not mixed in.
 
     Attributes:
-        token: the reserved token, as the tokenizer writes it or as an id. It must be one that the policy never writes.
+        token: the reserved token, as the tokenizer writes it or as an id; the policy must never write it.
         verdict: the objective whose reward r_v is 1 for right and 0 for wrong.
-        beta: how many nats a score is worth.
+        beta: the score of one nat.
         reference: the mean of log pi(token | ...) under the starting policy; None: the mean over the first generation batch.
         alpha: the weight of the loss.
         mix: the share of the score in the credit, tau in the paper; 0: none.
         threshold: a group whose scores have a smaller standard deviation is not mixed.
-        scale: what the scores of a group are divided by: "std", as in the paper, whose A_v is divided so too; "none" suits methods
-            that do not divide (`bae`, `dr_grpo`, `rloo`), the score is then one more reward.
-        balanced: right and wrong answers weigh the same in the loss, as in the paper: the score is then the probability of being
-            right if half of the answers were. False: it is the probability itself (`class_weights`).
+        scale: the divisor of a group's scores: "std", as in the paper, which also divides A_v; "none" for methods that do not
+            divide (`bae`, `dr_grpo`, `rloo`), under which the score is one more reward.
+        balanced: True: right and wrong answers weigh the same in the loss, as in the paper, so the score is the probability of
+            being right if half of the answers were. False: it is the probability itself (`class_weights`).
         reasoning_warmup: generation batches without the loss.
         self_rewarding_warmup: further generation batches without the mixing.
 
     Raises:
-        RecipeError: a value that cannot work, or one that would change nothing.
+        RecipeError: a value cannot work, or would change nothing.
 
     Source: LaSeR, arXiv 2510.14943; the defaults are those of its code, the warm-ups those of a model that reasons already.
 
@@ -109,7 +109,7 @@ class Laser(Mode):
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference from which no answer could be called right: a log-probability is never above 0."""
+        """Refuse a reference so high that no score can reach 1, because no log-probability is above 0."""
         if -self.beta * reference < 1:
             needed_beta = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
             remedy = f"set beta to {needed_beta:.2f} or more" if reference < 0 else "a log-probability is below 0"
@@ -120,12 +120,12 @@ class Laser(Mode):
 
     @property
     def first_mix(self) -> int | None:
-        """Return the first generation batch, from 0, whose credit is mixed; None if none ever is."""
+        """The number, from 0, of the first generation batch with mixed credit; None if the credit is never mixed."""
         return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
 
     @property
     def compares(self) -> bool:
-        """True if scores are compared in their groups at all."""
+        """True if the score is ever mixed into the credit, which compares it within groups."""
         return self.first_mix is not None
 
     def mixes(self, number: int) -> bool:
@@ -135,46 +135,46 @@ class Laser(Mode):
     # ------------------------------------------------------------------ the methods of `Mode`
 
     def check_scheme(self, scheme: Scheme) -> None:
-        """Refuse a score that has no verdict to learn, or rows that are no completions."""
+        """Refuse a scheme without the verdict, and one that credits turns instead of completions."""
         if self.verdict not in scheme.names:
             raise RecipeError(f"laser.verdict: {unknown('objective', self.verdict, scheme.names)}")
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
-                f"laser scores a completion at its end, and method '{scheme.method}' credits turns here, which have ends of their "
-                f"own. Leave laser out, or use a method that credits whole rollouts, such as 'bae'."
+                f"laser scores a completion at its end, but method '{scheme.method}' credits turns, each with an end of its own. "
+                f"Leave laser out, or use a method that credits whole rollouts, such as 'bae'."
             )
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse batches whose completions have no score."""
+        """Refuse batches without scores of completions."""
         if "score_n" not in provided:
             raise RecipeError(
-                f"laser reads the log-probability of '{self.token}' after the end of each completion, and nothing here "
-                f"gives it (score_n). Leave laser out, or train with TRL."
+                f"laser needs the log-probability of '{self.token}' after the end of each completion (score_n), which is not "
+                f"known here. Leave laser out, or train with TRL."
             )
 
     def check_turns(self) -> None:
-        """Refuse rows that are parts of completions."""
+        """Refuse rollouts of several turns, whose rows are only parts of completions."""
         raise RecipeError(
-            "laser scores a completion at its end, and rollouts have several turns or outputs here, which have ends of their own. "
+            "laser scores a completion at its end, but these rollouts have several turns or outputs, each with an end of its own. "
             "Leave laser out."
         )
 
     def check_steps(self, steps: int) -> None:
-        """Refuse warm-ups after which a run leaves nothing to train."""
-        for start, part, remedy in (
+        """Refuse warm-ups that last as long as the run or longer."""
+        for start, name, remedy in (
             (self.reasoning_warmup, "loss", "set reasoning_warmup down"),
             (self.first_mix, "mixing", "set self_rewarding_warmup down, or mix: 0"),
         ):
             if start is not None and start >= steps:
                 raise RecipeError(
-                    f"laser: the {part} begins after {start} generation batches and the run has {steps}, so it does nothing; "
+                    f"laser: the {name} begins after {start} generation batches and the run has {steps}, so it does nothing; "
                     f"{remedy}."
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Return the completions of steps in which the score is mixed in.
+        """Mark the completions of steps in which the score is mixed into the credit.
 
-        A step is a generation batch, the first is 1 (see `mixes`). Step 0 is that of a file without steps: it is mixed.
+        A step is a generation batch, counted from 1 (see `mixes`). Files without steps have step 0, which is mixed.
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])
@@ -184,7 +184,7 @@ class Laser(Mode):
         return (step_n == 0) | (step_n > self.first_mix)
 
     def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
-        """Return the scores that a rollout file records for some rows of one step, if they are mixed in there."""
+        """Return the recorded scores of some rows of one step, if the credit of that step is mixed."""
         if self.first_mix is None:
             return {}
         if table.score_n is None:
@@ -196,7 +196,7 @@ class Laser(Mode):
         return {"score_n": table.score_n[rows]} if is_mixed else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tau and z (`own_opinion`), if the score is mixed in."""
+        """Return tau and z of `own_opinion`, with tau 0 in steps whose credit is not mixed."""
         return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
 
     def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,45 +204,45 @@ class Laser(Mode):
 
     @property
     def readable(self) -> bool:
-        """True if the reference is known."""
+        """True if the reference is known, so that scores can be computed."""
         return self.reference is not None
 
     def as_trained(self, places: Sequence[Path]) -> Laser:
-        """Return the same mode with the reference that a run has measured, if the recipe names none."""
-        file = next((file for place in places if (file := place / FILE).is_file()), None)
-        if file is None:
+        """Return the mode with the reference that a run measured, if the recipe sets none."""
+        reference_file = next((reference_file for place in places if (reference_file := place / FILE).is_file()), None)
+        if reference_file is None:
             if self.reference is None:
                 raise DataError(
                     f"The model in '{places[0]}' cannot be scored: its recipe has laser without a reference, and there is "
                     f"no {FILE} from a run that measured it. Set laser.reference in the recipe, or leave laser out."
                 )
             return self
-        measured = read_measured(file)
-        if self.token not in (measured["token"], measured["id"]):
+        measured_reference = read_measured(reference_file)
+        if self.token not in (measured_reference["token"], measured_reference["id"]):
             raise DataError(
-                f"The recipe reads the score off the token '{self.token}', and '{file}' says that the run was trained with "
-                f"'{measured['token']}' (id {measured['id']}); use the token that was trained."
+                f"The recipe has laser.token '{self.token}', but '{reference_file}' says that the run trained "
+                f"'{measured_reference['token']}' (id {measured_reference['id']}). Set laser.token to the trained one."
             )
-        return self if self.reference is not None else replace(self, reference=measured["reference"])
+        return self if self.reference is not None else replace(self, reference=measured_reference["reference"])
 
     @property
     def judge(self) -> str:
-        """The objective of the verdict."""
+        """The name of the objective that gives the verdict."""
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Count, in a sentence, the completions of a rollout file from steps before the score is mixed in."""
+        """Return a sentence with the number of completions from steps before the mixing; empty if there are none."""
         if self.first_mix is None or table.score_n is None:
             return ""
-        early = int((~self.mixes_at(table.step_n)).sum())
-        sentence = (
-            f"laser mixes the score into the credit from step {self.first_mix + 1} on; {early:,} of {len(table):,} completions are "
-            f"of steps before (self_rewarding_warmup)."
+        early_count = int((~self.mixes_at(table.step_n)).sum())
+        early_note = (
+            f"laser mixes the score into the credit from step {self.first_mix + 1} on; {early_count:,} of {len(table):,} "
+            f"completions are from earlier steps (self_rewarding_warmup)."
         )
-        return sentence if early else ""
+        return early_note if early_count else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-        """Mix the score into the verdict's advantage in the blocks that the verdict pays; change nothing without scores."""
+        """Mix the score into the advantage of the verdict, in the blocks that it pays; without scores change nothing."""
         if batch.score_n is None:
             return credit
         if batch.steps is not None:
@@ -251,7 +251,7 @@ class Laser(Mode):
         pays_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
         paid_nk = reading.present_nk & pays_k.to(reading.length_nk.device)
         share_n1, compared_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
-        if scheme.entry.kind == "block" and credit.adv_nm is not None:  # the verdict's part of a block's credit is known
+        if scheme.entry.kind == "block" and credit.adv_nm is not None:  # the credit of each objective is known
             change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))
         block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)
@@ -264,5 +264,5 @@ class Laser(Mode):
 
 
 def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
-    """Return the verdict of each completion; the objective's `if_missing` stands for a missing one."""
+    """Return each completion's verdict, with `if_missing` for a missing one."""
     return completed(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]

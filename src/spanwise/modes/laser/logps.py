@@ -1,4 +1,4 @@
-"""Read a self-rewarding score: the reserved token after the end of a completion, in a model or in a trainer's rows."""
+"""Read a self-rewarding score from a model or from a trainer's rows, by the reserved token after a completion's end."""
 
 from __future__ import annotations
 
@@ -18,56 +18,60 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: A new policy starts at a score of 0, a policy trained with it between 0 and 1; beyond, the reference is of another model.
+#: How far a policy's first score may lie outside [0, 1] before laser refuses the reference, and how far from 0 before it warns.
 _FAR, _NEAR = 0.5, 0.1
 
 
 def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int]) -> int:
-    """Return the id of the reserved token, which the policy must never write."""
-    ids, setting = tokenizer.get_vocab(), f"laser.token '{laser.token}'"
+    """Return the id of the reserved token; refuse a token that the policy may write."""
+    vocabulary, token_setting = tokenizer.get_vocab(), f"laser.token '{laser.token}'"
     used_ids = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
-    free = {token: ids[token] for token in tokenizer.all_special_tokens if token in ids}
-    free |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    free = {token: number for token, number in free.items() if number not in used_ids}
-    example = (
-        f"such as {', '.join(list(free)[:3])}" if free else f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
-    )
-    token = ids.get(laser.token) if isinstance(laser.token, str) else laser.token
-    if token is None or not 0 <= token < size:
-        raise RecipeError(f"{setting} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {example}.")
-    if token in used_ids:
-        raise RecipeError(f"{setting} begins, ends or pads a completion; name one that has no use, {example}.")
-    if token in set(ids.values()) - set(free.values()):
-        raise RecipeError(f"{setting} is text that the policy writes, so it can be sampled; name a special one, {example}.")
-    return token
+    free_ids = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
+    free_ids |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    free_ids = {token: number for token, number in free_ids.items() if number not in used_ids}
+    examples = f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
+    if free_ids:
+        examples = f"such as {', '.join(list(free_ids)[:3])}"
+    token_id = vocabulary.get(laser.token) if isinstance(laser.token, str) else laser.token
+    if token_id is None or not 0 <= token_id < size:
+        raise RecipeError(
+            f"{token_setting} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {examples}."
+        )
+    if token_id in used_ids:
+        raise RecipeError(f"{token_setting} begins, ends or pads a completion; name an unused one, {examples}.")
+    if token_id in set(vocabulary.values()) - set(free_ids.values()):
+        raise RecipeError(
+            f"{token_setting} is text that the policy writes, so it can be sampled; name a special one, {examples}."
+        )
+    return token_id
 
 
-def ended(ids_nt: Int[Tensor, "n t"], there_nt: Bool[Tensor, "n t"], ends: Collection[int]) -> Bool[Tensor, " n"]:
-    """Return the completions whose last token ends them; all others were cut off."""
-    index_n = there_nt.long().cumsum(dim=1).argmax(dim=1)
-    last_id_n = ids_nt.gather(1, index_n[:, None])[:, 0]
-    return torch.isin(last_id_n, torch.tensor(list(ends), device=ids_nt.device)) & there_nt.any(dim=1)
+def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Collection[int]) -> Bool[Tensor, " n"]:
+    """Mark the completions whose last token is an end token; the others were cut off."""
+    last_index_n = present_nt.long().cumsum(dim=1).argmax(dim=1)
+    last_id_n = ids_nt.gather(1, last_index_n[:, None])[:, 0]
+    return torch.isin(last_id_n, torch.tensor(list(ends), device=ids_nt.device)) & present_nt.any(dim=1)
 
 
 @torch.no_grad()
 def end_logp(
     model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
 ) -> Float[Tensor, " n"]:
-    r"""Return T log softmax(logits / T)[token] after each row, T the temperature: one forward pass, one position each."""
-    parts, training = [], model.training
-    # An adapter hides the arguments of the model.
-    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    """Return T log softmax(logits / T)[token] after each row, with T the temperature, by one forward pass."""
+    logps_of_chunks, training = [], model.training
+    # A PEFT adapter hides the arguments of the model's forward pass.
+    inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
     try:
         model.eval()
-        for first in range(0, len(rows), batch_size):
-            part = rows[first : first + batch_size]
-            ids_nt, mask_nt = left_padded(part, pad, model.device)
-            options = {"use_cache": False, "logits_to_keep": 1, **positions(bare, mask_nt)}
+        for start in range(0, len(rows), batch_size):
+            chunk = rows[start : start + batch_size]
+            ids_nt, mask_nt = left_padded(chunk, pad, model.device)
+            options = {"use_cache": False, "logits_to_keep": 1, **positions(inner_model, mask_nt)}
             last_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **options).logits[:, -1].float()
-            parts.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
+            logps_of_chunks.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
     finally:
         model.train(training)
-    return torch.cat(parts) if parts else torch.zeros(0)
+    return torch.cat(logps_of_chunks) if logps_of_chunks else torch.zeros(0)
 
 
 class ScoreReader:
@@ -81,20 +85,20 @@ class ScoreReader:
         self,
         prompts: Sequence[Sequence[int]],
         ids_nt: Int[Tensor, "n t"],
-        there_nt: Bool[Tensor, "n t"],
+        present_nt: Bool[Tensor, "n t"],
         *,
         temperature: float,
     ) -> Float[Tensor, " n"]:
-        """Return the log-probability of the token after each completion, NaN for a completion that did not end."""
-        ended_n, pad = ended(ids_nt, there_nt, self.ends), int(self.tokenizer.pad_token_id)
-        rows = [[*prompts[n], *ids_nt[n][there_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
+        """Return the reserved token's log-probability after each completion, NaN for completions that did not end."""
+        ended_n, pad_id = ended(ids_nt, present_nt, self.ends), int(self.tokenizer.pad_token_id)
+        ended_rows = [[*prompts[n], *ids_nt[n][present_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
         logp_n = torch.full((len(ids_nt),), torch.nan)
-        logp_n[ended_n.cpu()] = end_logp(self.model, rows, self.token, pad=pad, temperature=temperature)
+        logp_n[ended_n.cpu()] = end_logp(self.model, ended_rows, self.token, pad=pad_id, temperature=temperature)
         return logp_n
 
     def scores(self, *completions: Any, temperature: float) -> Float[Tensor, " n"]:
-        """Return the score of each completion, NaN for those that did not end."""
-        assert self.laser.reference is not None, "scores are read once the reference is known"
+        """Return the score of each completion, NaN for completions that did not end."""
+        assert self.laser.reference is not None, "scores need a reference"
         logp_n = self.logps(*completions, temperature=temperature)
         return self_reward(logp_n, beta=self.laser.beta, reference=self.laser.reference)
 
@@ -102,72 +106,80 @@ class ScoreReader:
 def measured(
     laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
 ) -> tuple[Laser, dict[str, Any], str | None]:
-    """Return the mode with its reference, the mean of log-probabilities under the starting policy; check one that was given."""
+    """Set the mode's reference to the mean log-probability under the starting policy, or check a given reference against it."""
     known_n = logp_n[~logp_n.isnan()].double()
     if not len(known_n):
         raise DataError(
-            f"laser: none of the {len(logp_n)} completions of the first batch ended, so there is no end after which to read "
-            f"'{laser.token}'. Set max_completion_length up."
+            f"laser: none of the {len(logp_n)} completions of the first batch ended, so '{laser.token}' cannot be read after any "
+            f"end. Set max_completion_length up."
         )
     mean, std, warning = float(known_n.mean()), float(known_n.std()) if len(known_n) > 1 else 0.0, None
     if laser.reference is None:
         laser.check_reach(mean)
         laser = replace(laser, reference=mean)
     else:
-        start = laser.beta * (mean - laser.reference)
-        sentence = (
+        first_score = laser.beta * (mean - laser.reference)
+        comparison = (
             f"laser.reference is {laser.reference:g}, and the starting policy gives '{laser.token}' {mean:.4g} nats "
-            f"(+- {std:.2g}), so its answers start at a score of {start:.2g}"
+            f"(+- {std:.2g}), so its answers start at a score of {first_score:.2g}"
         )
-        if not -_FAR <= start <= 1 + _FAR:
-            raise RecipeError(f"{sentence}: the reference is of another model, or token. Leave it out, and it is measured.")
-        if abs(start) > _NEAR:
-            warning = f"{sentence}. That is as it should be only for a policy that was trained with this score before."
-    contents = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean, "std": std}
-    return laser, {**contents, "completions": len(known_n), "temperature": temperature}, warning
+        if not -_FAR <= first_score <= 1 + _FAR:
+            raise RecipeError(
+                f"{comparison}. The reference belongs to another model or token. Remove it, and spanwise measures it."
+            )
+        if abs(first_score) > _NEAR:
+            warning = (
+                f"{comparison}. This is right only if laser has trained the policy before. If not, remove the reference."
+            )
+    measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean, "std": std}
+    return laser, {**measurement, "completions": len(known_n), "temperature": temperature}, warning
 
 
 class Appended(RowPart):
-    """The reserved token in trainers that compute log-probabilities of their rows alone: it becomes one more token of a row."""
+    """The part of laser in verl and SkyRL: the reserved token becomes one more token of each row that ended."""
 
     def __init__(self, mode: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> None:
-        more = getattr(generation, "eos_token_id", None)
+        end_ids = getattr(generation, "eos_token_id", None)
         self.mode, self.temperature = mode, temperature
-        self.ends = {tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])} - {None}
+        end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
+        self.ends = {tokenizer.eos_token_id, *end_ids} - {None}
         self.token = reserved_id(mode, tokenizer, size=size, ends=self.ends)
         self._score_n = torch.zeros(0)
 
     @staticmethod
     def check(mode: Laser, engine: str, config: Any) -> None:
-        """Refuse rows that are not whole completions, and passes without the log-probability of a token that was not sampled."""
+        """Refuse settings under which rows are no whole completions or the token gets no log-probability."""
         faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
-        problem = "laser has no reference, which nothing measures here; run `spanwise reference RECIPE` and write what it finds as "
-        refuse({**faults, f"{problem}reference: under laser:.": mode.reference is None})
+        no_reference = (
+            f"laser has no reference, and {engine} does not measure one. Run `spanwise reference RECIPE`, and write the number "
+            "that it prints as reference: under laser:."
+        )
+        refuse({**faults, no_reference: mode.reference is None})
 
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Return whether the last token of a row was sampled, is trained, and ends a completion."""
+        """Return whether a row ends with a sampled and trained end token."""
         return len(ids) > 0 and ids[-1] in self.ends and mask[-1] > 0
 
     def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
-        """Return the score of each row from the trainer's log-probability, NaN for NaN, once scores are mixed in."""
+        """Compute each row's score from the trainer's log-probability (NaN stays NaN); return it once scores are mixed in."""
         self._score_n = self_reward(self.temperature * logp_n.float(), beta=self.mode.beta, reference=self.mode.reference)
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        r"""Return weight and target of each scored row, so that their squared error is the verification loss; and metrics."""
+        """Return each row's weight and target, under which the squared error is the verification loss, and metrics."""
         laser, score_n, metrics = self.mode, self._score_n, {}
         verdict_n = verdicts(laser, reading, scheme).double()
         known_n = ~(score_n.isnan() | verdict_n.isnan())
         verdict_n = torch.where(known_n, verdict_n, torch.nan)
-        w_n, count = class_weights(verdict_n, balanced=laser.balanced), int(known_n.sum())
-        if count:
+        class_weight_n, scored_count = class_weights(verdict_n, balanced=laser.balanced), int(known_n.sum())
+        if scored_count:
             right_n = (score_n > 0.5) == (verdict_n > 0.5)
-            metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=w_n))
+            metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             metrics["laser/accuracy"] = float(right_n[known_n].double().mean())
-        # loss = 1/rows * sum of weight (logp - target)^2; of a batch with several optimizer steps, `count` is that of the batch.
-        scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(count, 1)
+        # loss = 1/rows * sum of weight (logp - target)^2, divided by the count of the whole batch.
+        scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + torch.where(known_n, verdict_n, 0.0) / laser.beta) / self.temperature
-        return (scale * w_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), metrics
+        return (scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), metrics
 
     @staticmethod
     def parted(
@@ -176,35 +188,35 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Split off the verification loss: return old log-probabilities and advantages without it, and its error per token."""
-        # A weight stands right behind a trained token: advantages elsewhere are of rows that fill a batch up.
+        """Take weights and targets out of the advantages and old log-probabilities, and return the loss of each token, too."""
+        # A weight stands right after a trained token; other advantages outside the mask belong to padding rows.
         trained_nt = mask_nt > 0
-        behind_nt = torch.cat([torch.zeros_like(trained_nt[:, :1]), trained_nt[:, :-1]], dim=1)
-        token_nt = behind_nt & ~trained_nt & (adv_nt != 0)
-        gap_nt = torch.where(token_nt, logp_nt - old_nt, 0.0)
+        after_trained_nt = torch.cat([torch.zeros_like(trained_nt[:, :1]), trained_nt[:, :-1]], dim=1)
+        token_nt = after_trained_nt & ~trained_nt & (adv_nt != 0)
+        error_nt = torch.where(token_nt, logp_nt - old_nt, 0.0)
         old_nt = torch.where(token_nt, logp_nt.detach().to(old_nt.dtype), old_nt)
-        return old_nt, torch.where(token_nt, 0.0, adv_nt), torch.where(token_nt, adv_nt, 0.0) * gap_nt.square()
+        return old_nt, torch.where(token_nt, 0.0, adv_nt), torch.where(token_nt, adv_nt, 0.0) * error_nt.square()
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
-    """Return the verl settings under which the log-probability of the reserved token is not available."""
+    """Map a sentence to whether it applies, for settings of verl that give the token no log-probability."""
     return {
-        "algorithm.rollout_correction.bypass_mode=True takes the log-probabilities of the rollout, and laser's token was not "
-        "sampled there; leave one of them out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
-        "the distillation teacher only scores sampled tokens, and laser's token is not sampled; leave one of them out.": (
-            (config.get("distillation") or {}).get("enabled")
-        ),
+        "algorithm.rollout_correction.bypass_mode=True takes log-probabilities from sampling, but laser's token is not sampled. "
+        "Set bypass_mode=False, or leave laser out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
+        "distillation.enabled is True, but the teacher only scores sampled tokens, and laser's token is not sampled. Set "
+        "distillation.enabled=False, or leave laser out.": ((config.get("distillation") or {}).get("enabled")),
     }
 
 
 def _skyrl_faults(cfg: Any) -> dict[str, Any]:
-    """Return the settings of SkyRL under which rows are not whole completions, or that hide the token's log-probability."""
+    """Map a sentence to whether it applies, for settings of SkyRL that do not work with laser."""
+    algorithm = cfg.trainer.algorithm
     return {
-        "laser scores a completion at its end, and generator.step_wise_trajectories=true makes rows of turns, which have ends of "
-        "their own. Use flat rows, or leave laser out.": cfg.generator.step_wise_trajectories,
-        "laser is trained by SkyRL's synchronous trainer; set trainer.fully_async.enabled=false, or leave laser out.": (
+        "laser scores a completion at its end, but generator.step_wise_trajectories=true makes one row per turn. Set it to false, "
+        "or leave laser out.": cfg.generator.step_wise_trajectories,
+        "laser only works with SkyRL's synchronous trainer. Set trainer.fully_async.enabled=false, or leave laser out.": (
             cfg.trainer.fully_async.enabled
         ),
-        "trainer.algorithm.enable_sample_support_replay=true needs what the sampler saw at each token, and laser's token was not "
-        "sampled; leave one of them out.": getattr(cfg.trainer.algorithm, "enable_sample_support_replay", False),
+        "trainer.algorithm.enable_sample_support_replay=true needs data from the sampling of each token, but laser's token is not "
+        "sampled. Set it to false, or leave laser out.": getattr(algorithm, "enable_sample_support_replay", False),
     }

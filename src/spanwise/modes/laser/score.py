@@ -1,4 +1,4 @@
-"""A confidence without words (LaSeR): the score of one reserved token, its share in credit, and the loss that teaches it."""
+"""LaSeR's formulas: the score of a reserved token, its share in the credit, and the loss that trains it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from spanwise.errors import AlignmentError, RewardError
 
 
 def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -> Float[Tensor, " n"]:
-    r"""Return the score that a policy gives its own answer: by the log-probability of one reserved token after the answer's end.
+    r"""Return a policy's score of its own answers, from the log-probability of a reserved token after the end of each.
 
     Equation
         r_s[i] = beta (log pi(token | prompt_i, completion_i, end) - reference)
 
     Args:
-        logp_n: of the reserved token, in nats; NaN for a completion that did not end, and then so is the score. At a sampling
-            temperature other than 1 the released code takes it there and multiplies by the temperature, and so do the engines here.
-        beta: the worth of a nat.
+        logp_n: log-probability of the reserved token, in nats; NaN for a completion that did not end, whose score is NaN too. At a
+            sampling temperature T other than 1 it is T times the log-probability at T, as in the released code.
+        beta: the score of one nat.
         reference: the mean of `logp_n` under the starting policy.
 
     Returns:
-        (N,), the logp's dtype, not clipped: about 0 for a policy that has not learned it, 1 for an answer called right. The
-        gradient flows. As a confidence it is read clipped to [0, 1]; above .5 says right.
+        (N,), in the dtype of `logp_n`, with gradient and not clipped: about 0 for an untrained policy, 1 for an answer called
+        right. Clipped to [0, 1] it is a confidence, which calls an answer right above .5.
 
     Source: LaSeR, arXiv 2510.14943.
 
@@ -38,7 +38,7 @@ def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -
 def own_opinion(
     self_reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, mix: float, threshold: float, scale: str
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    r"""Return a policy's score of its own answers, compared in their groups, and the share of the score in an advantage.
+    r"""Compare a policy's scores of its own answers within groups, and return their share in the advantage.
 
     Equation
         A[i] = (1 - tau[i]) A_v[i] + tau[i] z[i],   A_v the advantage of the verdict, in the paper z of it
@@ -62,41 +62,41 @@ def own_opinion(
         >>> [round(a, 7) for a in ((1 - share_n) * centred(verdict_n, one_n, scale="std") + share_n * own_n).tolist()]
         [1.4595445, -0.3952277, -0.5047723, -0.5595445]
     """
-    score_n, dense_n = self_reward_n.double().clamp(0.0, 1.0), group_index(group_n)
-    std_n = moments(score_n, dense_n).std_n(ddof=1)
+    score_n, group_index_n = self_reward_n.double().clamp(0.0, 1.0), group_index(group_n)
+    std_n = moments(score_n, group_index_n).std_n(ddof=1)
     share_n = mix * (~score_n.isnan() & (std_n > 0) & (std_n >= threshold)).double()
-    return share_n, centred(score_n, dense_n, scale=scale, ddof=1)
+    return share_n, centred(score_n, group_index_n, scale=scale, ddof=1)
 
 
 def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> Float[Tensor, " n"]:
-    r"""Return weights under which right and wrong answers count the same, whichever there are more of.
+    r"""Return weights under which right answers together count as much as wrong answers together.
 
     Equation
         w = (N_c + N_i) / (2 N_c) for right, (N_c + N_i) / (2 N_i) for wrong; 0 where there is no verdict
 
-    The weights add up to N_c + N_i; where all are right, or all wrong, to half of it, as in the released code.
+    The weights add up to N_c + N_i; if all answers are right, or all wrong, to half of it, as in the released code.
 
-    What a squared error with these weights teaches is the probability of being right *if half of the answers were*: its odds are
-    those of the truth times N_i / N_c. Not balanced (all weights 1) it teaches the probability itself.
+    A squared error with these weights teaches the probability of being right *if half of the answers were*: the true odds times
+    N_i / N_c. Without balance (all weights 1) it teaches the probability itself.
 
     Args:
-        verdict_n: 1 for right, 0 for wrong, NaN for what takes no part (cut off, not checked).
+        verdict_n: 1 for right, 0 for wrong, NaN for completions without a verdict (cut off, not checked).
         balanced: as in the paper; False: 1 wherever there is a verdict.
 
     Raises:
-        RewardError: a verdict that is neither.
+        RewardError: a verdict is neither 0 nor 1.
 
     Example:
         >>> class_weights(torch.tensor([1., 0., 0., 0., float("nan")]))
         tensor([2.0000, 0.6667, 0.6667, 0.6667, 0.0000])
     """
     right_n, wrong_n = verdict_n == 1, verdict_n == 0
-    odd_n = ~(right_n | wrong_n | verdict_n.isnan())
-    if bool(odd_n.any()):
-        n = int(odd_n.nonzero()[0])
+    invalid_n = ~(right_n | wrong_n | verdict_n.isnan())
+    if bool(invalid_n.any()):
+        n = int(invalid_n.nonzero()[0])
         raise RewardError(
-            f"The verdict of completion {n} of {len(verdict_n)} is {float(verdict_n[n]):g}; a self-rewarding score is trained "
-            f"towards 1 (right) or 0 (wrong), so the objective must say one of them."
+            f"The verdict of completion {n} of {len(verdict_n)} is {float(verdict_n[n]):g}, but laser trains its score towards "
+            f"1 (right) or 0 (wrong). Use an objective whose reward is 1 or 0."
         )
     total = (right_n | wrong_n).sum().to(verdict_n.dtype)
     if not balanced:
@@ -114,25 +114,25 @@ def verification_loss(
     weight_n: Float[Tensor, " n"] | None = None,
     count: float | None = None,
 ) -> Float[Tensor, ""]:
-    r"""Return the squared error between the score of a policy's own answer and the verdict, with right and wrong in balance.
+    r"""Return the squared error between a policy's scores of its own answers and the verdicts, weighted by class.
 
     Equation
         l = 1 / (N_c + N_i) * sum over completions with score and verdict of  w (r_s - r_v)^2
 
-    The score is not clipped. Truncated completions have no score: they take no part and are not counted. (The released code
-    counts them in the mean's denominator.)
+    The score is not clipped. Truncated completions have no score and are not counted. (The released code counts them in the mean's
+    denominator.)
 
     Args:
-        self_reward_n: r_s with its gradient, NaN where it is absent.
-        verdict_n: r_v, 1 or 0, NaN where it is absent.
-        weight_n: w; None: `class_weights` of these completions. Give those of the whole batch for a part of it.
-        count: N_c + N_i; None: of these completions.
+        self_reward_n: r_s with its gradient, NaN if it is absent.
+        verdict_n: r_v, 1 or 0, NaN if it is absent.
+        weight_n: w; None: `class_weights` of these completions. For a part of a batch, pass the weights of the whole batch.
+        count: N_c + N_i; None: their number among these completions.
 
     Returns:
-        A number with a gradient, float64 or float32 as the scores; 0 if nothing takes part.
+        A number with a gradient, in the dtype of the scores; 0 if no completion has both score and verdict.
 
     Raises:
-        AlignmentError: sizes differ; RewardError: a verdict that is neither 0 nor 1.
+        AlignmentError: sizes differ; RewardError: a verdict is neither 0 nor 1.
 
     Source: LaSeR, arXiv 2510.14943.
 

@@ -1,4 +1,4 @@
-"""A self-rewarding score in TRL: one more position in the forward passes that TRL makes, and one more term in its loss."""
+"""Laser in TRL's trainer: one more token in its forward passes, and one more term in its loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spanwise.modes.sequences import sampled_end, sequences
 
 
 class SelfRewarding(TrlPart):
-    """The self-rewarding score in TRL: the reserved token of a run, its reference, and its log-probabilities in a batch."""
+    """The part of laser in TRL's trainer: the reserved token, its reference, and its log-probabilities in a batch."""
 
     def __init__(self, laser: Laser, trainer: Any) -> None:
         super().__init__(laser, trainer)
@@ -33,35 +33,33 @@ class SelfRewarding(TrlPart):
         size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`, None before the first batch
-        # Log-probabilities of the token, NaN where a row did not end: of the first forward pass after a generation, and of
-        # the last one, with the policy's gradient.
+        # The token's log-probabilities from the first and last forward pass after a generation, NaN for rows that did not end.
         self.passes: list[Tensor] = []
-        # The same for each call of `generate`. A row that ends while others go on is fed its end token once more, and read then;
-        # rows that end in the very last step stay NaN.
+        # The token's log-probabilities from each call of `generate`, NaN for rows that end in its very last step.
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
 
     @property
     def _generation(self) -> int:
-        """Return the number of the generation batch, from 0."""
+        """The number of the current generation batch, from 0."""
         args = self.trainer.args
         per_batch = args.steps_per_generation * self.trainer.num_iterations
         return self.trainer.state.global_step * args.gradient_accumulation_steps // per_batch
 
     @property
     def _needed(self) -> bool:
-        """True if scores are needed before the forward pass of the training itself."""
+        """True if scores are needed before the loss is computed."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Hook into the steps of `generate`, if scores are needed before the forward pass of the training."""
+        """Read the token's log-probabilities during `generate`, if scores are needed before the loss is computed."""
         self.passes, self.heard = [], []
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        inside = model.get_base_model() if hasattr(model, "get_base_model") else model  # without the adapter
-        listening = self.trainer.model.training and self._needed
-        hook = inside.register_forward_hook(self.hear, with_kwargs=True) if listening else None
+        inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model  # without the PEFT adapter
+        reads_while_sampling = self.trainer.model.training and self._needed
+        hook = inner_model.register_forward_hook(self.hear, with_kwargs=True) if reads_while_sampling else None
         try:
             yield
         finally:
@@ -69,16 +67,16 @@ class SelfRewarding(TrlPart):
                 hook.remove()
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Read the log-probability in a step of `generate`, from every row whose end token was just fed."""
-        fed, logits = kwargs.get("input_ids", args[0] if args else None), getattr(output, "logits", None)
-        if fed is None or logits is None:
+        """Read the log-probability in a step of `generate`, for every row whose end token is the step's input."""
+        input_ids, logits = kwargs.get("input_ids", args[0] if args else None), getattr(output, "logits", None)
+        if input_ids is None or logits is None:
             return
-        if fed.shape[1] != 1 or not self.heard or len(fed) != len(self.heard[-1]):
-            self.heard.append(torch.full((len(fed),), torch.nan))
+        if input_ids.shape[1] != 1 or not self.heard or len(input_ids) != len(self.heard[-1]):
+            self.heard.append(torch.full((len(input_ids),), torch.nan))
             return
-        row_r = (torch.isin(fed[:, 0].cpu(), torch.tensor(self.ends)) & self.heard[-1].isnan()).nonzero()[:, 0]
-        scaled_rv = logits[row_r.to(logits.device), -1].float() / self.temperature
-        self.heard[-1][row_r] = self.temperature * scaled_rv.log_softmax(dim=-1)[:, self.token].cpu()
+        row_r = (torch.isin(input_ids[:, 0].cpu(), torch.tensor(self.ends)) & self.heard[-1].isnan()).nonzero()[:, 0]
+        scaled_logits_rv = logits[row_r.to(logits.device), -1].float() / self.temperature
+        self.heard[-1][row_r] = self.temperature * scaled_logits_rv.log_softmax(dim=-1)[:, self.token].cpu()
 
     def forward(
         self,
@@ -90,41 +88,41 @@ class SelfRewarding(TrlPart):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Run a forward pass with the reserved token after each end, one column wider, and split its log-probability off."""
+        """Run a forward pass with the reserved token appended to each ended row, and take its log-probability out."""
         present_bt = attention_mask[:, -logits_to_keep:].bool()
         ended_b = ended(input_ids[:, -logits_to_keep:], present_bt, self.ends)
         column_b = torch.where(ended_b, present_bt.long().cumsum(dim=1).argmax(dim=1) + 1, -1)
-        token_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == column_b[:, None]
+        is_token_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == column_b[:, None]
         ids_bl, mask_bl = pad(input_ids, (0, 1)), pad(attention_mask, (0, 1))
-        ids_bl[:, -logits_to_keep - 1 :].masked_fill_(token_bt, self.token)
-        mask_bl[:, -logits_to_keep - 1 :].masked_fill_(token_bt, 1)
+        ids_bl[:, -logits_to_keep - 1 :].masked_fill_(is_token_bt, self.token)
+        mask_bl[:, -logits_to_keep - 1 :].masked_fill_(is_token_bt, 1)
         for name in ("token_type_ids", "mm_token_type_ids"):
             if kwargs.get(name) is not None:
                 kwargs[name] = pad(kwargs[name], (0, 1))
         logps_bt, entropies_bt, aux = score(model, ids_bl, mask_bl, logits_to_keep + 1, *args, **kwargs)
         self.passes = [*self.passes[:1], self.temperature * token_logp(logps_bt, column_b)]
         logps_bt, entropies_bt = (
-            None if x_bt is None else x_bt.masked_fill(token_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
+            None if x_bt is None else x_bt.masked_fill(is_token_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
         )
         return logps_bt, entropies_bt, aux
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add scores to the batch once they are mixed in, and the rows' weights and targets for the loss to TRL's output."""
-        trainer, mode, batch, everyone = self.trainer, self.mode, own.batch, own.everyone
+        """Add scores to the batch once they are mixed in, and add weights and targets for the loss to TRL's output."""
+        trainer, mode, batch, all_rows = self.trainer, self.mode, own.batch, own.everyone
         if not trainer.model.training:
             return own, {}
         if batch.steps is not None:
             mode.check_turns()
-        written_n = self.gather(((output["completion_ids"] == self.token) & output["completion_mask"].bool()).any(dim=1))
-        sentences: list[str | None] = []
-        if bool(written_n.any()) and not self._written:
-            count = f"{int(written_n.sum())} of {len(written_n)} completions"
-            problem = f"laser.token '{mode.token}' (id {self.token}) was sampled in {count}"
+        wrote_token_n = self.gather(((output["completion_ids"] == self.token) & output["completion_mask"].bool()).any(dim=1))
+        new_warnings: list[str | None] = []
+        if bool(wrote_token_n.any()) and not self._written:
+            counts = f"{int(wrote_token_n.sum())} of {len(wrote_token_n)} completions"
+            problem = f"laser.token '{mode.token}' (id {self.token}) was sampled in {counts}"
             if self.measured is None:
-                raise RecipeError(f"{problem} of the first batch; name one that the policy never writes.")
+                raise RecipeError(f"{problem} of the first batch. Set laser.token to one that the policy never writes.")
             self._written = True
-            sentences.append(
-                f"{problem}: its score leaks into what the policy writes. Set beta or alpha down, or name another token."
+            new_warnings.append(
+                f"{problem}, so training the score makes the policy write it. Set beta or alpha down, or name another token."
             )
         ended_n = sampled_end(batch, self.ends)
         logp_n = self.known_logps(ended_n, output)
@@ -133,12 +131,12 @@ class SelfRewarding(TrlPart):
             logp_n = torch.where(missing_n, self._read_ends(batch, output, missing_n), logp_n)
         if self.measured is None:
             self.mode, self.measured, warning = measured(mode, self.token, self.gather(logp_n), temperature=self.temperature)
-            sentences.append(warning)
-        for sentence in filter(None, sentences if trainer.accelerator.is_main_process else []):
+            new_warnings.append(warning)
+        for sentence in filter(None, new_warnings if trainer.accelerator.is_main_process else []):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
         if self._generation >= mode.reasoning_warmup:  # the loss is the mean over rows of weight * squared error
-            verdict_n = verdicts(mode, everyone.reading, trainer.scheme)
+            verdict_n = verdicts(mode, all_rows.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
             scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
             weight_n = class_weights(verdict_n, balanced=mode.balanced) * scale
@@ -147,29 +145,31 @@ class SelfRewarding(TrlPart):
             output["laser_weight"] = weight_n[own.here].float().to(device)
             output["laser_row"] = torch.arange(len(ended_n), device=device)
         if mode.mixes(self._generation):
-            everyone = replace(everyone, batch=replace(everyone.batch, score_n=self.gather(score_n)))
-        return replace(own, batch=replace(batch, score_n=score_n), gathered=everyone), {}
+            all_rows = replace(all_rows, batch=replace(all_rows.batch, score_n=self.gather(score_n)))
+        return replace(own, batch=replace(batch, score_n=score_n), gathered=all_rows), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
-        """Return a micro-batch's part of the score's loss, 0 where it has none; fill in scores that are not known yet."""
+        """Return the verification loss of a micro-batch, and complete the scores of its rows."""
         if "laser_weight" not in inputs:
             return 0.0, {}
         verdict_b, score_b = inputs["laser_verdict"], self._scores(self.passes[-1])
         loss = verification_loss(score_b, verdict_b, weight_n=inputs["laser_weight"], count=float(len(verdict_b)))
-        seen_b, sums = score_b.detach(), []
+        known_score_b, class_sums = score_b.detach(), []
         for verdict in (1, 0):
             of_class_b = verdict_b == verdict
-            sums += [torch.where(of_class_b, seen_b, 0.0).sum(), of_class_b.sum().to(seen_b.dtype)]
-        right, rights, totals, wrongs = self.trainer.accelerator.reduce(torch.stack(sums), reduction="sum")
+            class_sums += [torch.where(of_class_b, known_score_b, 0.0).sum(), of_class_b.sum().to(known_score_b.dtype)]
+        gathered_sums: Any = self.trainer.accelerator.reduce(torch.stack(class_sums), reduction="sum")
+        right_sum, right_count, wrong_sum, wrong_count = gathered_sums
         if self._score_n is not None:
             row_b = inputs["laser_row"].cpu()
-            self._score_n[row_b] = torch.where(self._score_n[row_b].isnan(), seen_b.to(self._score_n), self._score_n[row_b])
-        means = {"score_right": right / rights, "score_wrong": totals / wrongs, "loss": loss.detach()}
+            missing_b = self._score_n[row_b].isnan()
+            self._score_n[row_b] = torch.where(missing_b, known_score_b.to(self._score_n), self._score_n[row_b])
+        means = {"score_right": right_sum / right_count, "score_wrong": wrong_sum / wrong_count, "loss": loss.detach()}
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in means.items()}
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
-        """Return the log-probabilities already read, by passes over the policy that sampled or during the generation itself."""
-        if "old_per_token_logps" in output:  # TRL runs the policy before the reference model
+        """Return the log-probabilities that forward passes or the generation have already read, NaN for the others."""
+        if "old_per_token_logps" in output:  # TRL runs the policy first, so its pass is the first one
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
@@ -178,36 +178,40 @@ class SelfRewarding(TrlPart):
         return torch.full((len(ended_n),), torch.nan)
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
-        """Read the token after completions that no pass has read; the same number of rows in every process."""
+        """Read the token after completions that no pass has read, with the same number of rows in every process."""
         rows = sequences(output, batch)
-        count = int(self.gather(wanted_n.sum()[None]).max())
-        row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:count]
-        some = rows.take(row_r.to(rows.ids_nl.device))
-        whole = [ids[mask.bool()].tolist() for ids, mask in zip(some.ids_nl, some.attention_nl, strict=True)]
-        size, pad_id = self.trainer.args.per_device_train_batch_size, int(self.tokenizer.pad_token_id)
+        row_count = int(self.gather(wanted_n.sum()[None]).max())
+        row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:row_count]
+        wanted_rows = rows.take(row_r.to(rows.ids_nl.device))
+        pairs = zip(wanted_rows.ids_nl, wanted_rows.attention_nl, strict=True)
+        token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in pairs]
+        batch_size, pad_id = self.trainer.args.per_device_train_batch_size, int(self.tokenizer.pad_token_id)
         logp_n = torch.full((len(wanted_n),), torch.nan)
         with self.trainer.accelerator.autocast():
-            options = {"pad": pad_id, "temperature": self.temperature, "batch_size": size}
-            logp_n[row_r] = end_logp(self.trainer.model, whole, self.token, **options)
+            options = {"pad": pad_id, "temperature": self.temperature, "batch_size": batch_size}
+            logp_n[row_r] = end_logp(self.trainer.model, token_lists, self.token, **options)
         return logp_n
 
     def _scores(self, logp_n: Tensor) -> Tensor:
-        """Return r_s of completions, NaN where they did not end."""
+        """Compute the scores of completions, NaN for those that did not end."""
         return self_reward(logp_n, beta=self.mode.beta, reference=self.mode.reference)
 
     @property
     def files(self) -> dict[str, str]:
-        """The file of the reference, once it is measured."""
+        """The file with the measured reference; none before the first batch."""
         return {} if self.measured is None else {FILE: json.dumps(self.measured, indent=1) + "\n"}
 
     def restore(self, folder: Path) -> None:
-        """Restore the reference of a checkpoint."""
+        """Restore the reference from a checkpoint; refuse one of another token."""
         if not (folder / FILE).is_file():
-            raise DataError(f"'{folder}' holds no reference of laser ({FILE}); it was trained without, so start anew.")
-        measured = read_measured(folder / FILE)
-        trained = measured["id"]
-        if trained != self.token:
             raise DataError(
-                f"'{folder}' was trained with the reserved token {trained} and laser.token is {self.token}; use that one."
+                f"'{folder}' holds no reference of laser ({FILE}), because it was trained without laser. Start anew."
             )
-        self.mode, self.measured = replace(self.mode, reference=measured["reference"]), measured
+        measurement = read_measured(folder / FILE)
+        trained_token = measurement["id"]
+        if trained_token != self.token:
+            raise DataError(
+                f"'{folder}' was trained with the reserved token {trained_token}, but laser.token has the id {self.token}. Set "
+                f"laser.token to {trained_token}."
+            )
+        self.mode, self.measured = replace(self.mode, reference=measurement["reference"]), measurement
