@@ -10,8 +10,8 @@ FILE = HERE.parent.parent / "docs" / "reliability.md"
 TITLE = "## Faults seen elsewhere"
 HEAD = f"""{TITLE}
 
-A run cannot go wrong in silence in the ways in which runs of other trainers did. Each of these faults was found in one of them.
-Each has a test here that fails on the mistake as it was made there, and passes on spanwise (`pytest tests/faults`).
+Each fault of this table was found in another trainer, where runs went wrong in silence. Each has a test that fails on the mistake as
+it was made there, and passes on spanwise (`pytest tests/faults`).
 """
 
 
