@@ -10,8 +10,8 @@ FILE = HERE.parent.parent / "docs" / "reliability.md"
 TITLE = "## Faults seen elsewhere"
 HEAD = f"""{TITLE}
 
-Each fault of this table was found in another trainer, where runs went wrong in silence. Each has a test that fails on the mistake as
-it was made there, and passes on spanwise (`pytest tests/faults`).
+Each fault of this table was found in another trainer, where runs went wrong in silence. Each fault has a test that fails on
+the mistake as it was made there, and passes on spanwise (`pytest tests/faults`).
 """
 
 
