@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-from chain_agent import Chain, Episode, taken
+from chain_agent import Chain, Episode, apply_step
 from spanwise.errors import DataError
 from spanwise.tasks import Phase, WarmStartSettings, warm_start
 from spanwise.tasks.embedded import END, Course, Pairs, Stretch
@@ -64,7 +64,7 @@ def noisy_talk(chain: Chain, noise: AgentNoise, *, rng: np.random.Generator) -> 
         before, step = episode.said[-1] if turn else chain.start, chain.steps[turn]
         assert before is not None, "a reply that is no digit ends the episode"
         slips, refuses = rng.random() < noise.slip[OPERATORS.index(step[0])], rng.random() < noise.refusal
-        answer = "?" if refuses else str(rng.integers(10)) if slips else str(taken(before, step))
+        answer = "?" if refuses else str(rng.integers(10)) if slips else str(apply_step(before, step))
         yield shown, f"<answer>{answer}</answer>"
         shown = episode.reply(f"<answer>{answer}</answer>")
 

@@ -41,7 +41,7 @@ from spanwise import Layout, Objective, Scheme
 from spanwise.batch import Batch
 from spanwise.commands.shared.display import quiet
 from spanwise.measure import Interval, mean_interval
-from spanwise.measure.intervals import resampled
+from spanwise.measure.intervals import resample
 from spanwise.pipeline import Reading, credit_batch
 from spanwise.tasks import Fields
 from spanwise.tasks.fields import FieldProblems
@@ -254,7 +254,7 @@ def measured(policy: str, fields: Fields) -> dict[str, Any]:
                 made["strata"].append({"arm": name, "size": size, **shares})
             for goal, goal_nk in goals.items():
                 figure = partial(_correlations, found.block_nk[:, :-1], goal_nk)
-                value_k, draw_rk, _ = resampled(figure, asked_n, resamples=RESAMPLES, seed=0)
+                value_k, draw_rk, _ = resample(figure, asked_n, resamples=RESAMPLES, seed=0)
                 draws[name, goal] = draw_rk
                 made["rows"] += [
                     {"arm": name, "size": size, "goal": goal, "k": k, **_bounds(value_k[k], draw_rk[:, k])}

@@ -19,7 +19,7 @@ from typing import Any
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
-from spanwise.tasks.digits import taken
+from spanwise.tasks.digits import apply_step
 
 #: The one block of a turn.
 AGENT_LAYOUT = Layout({"turn": ["answer"]})
@@ -52,7 +52,7 @@ class Chain:
         """The right digit after every step; the last one is the answer."""
         digits, digit = [], self.start
         for step in self.steps:
-            digit = taken(digit, step)
+            digit = apply_step(digit, step)
             digits.append(digit)
         return tuple(digits)
 
@@ -126,7 +126,7 @@ class Episode:
         match = _DIGIT.fullmatch(text.strip())
         digit = int(match[1]) if match else None
         self.anchors.append(self.anchor)
-        self.turn_rewards.append(float(digit == taken(before, self.chain.steps[turn])))
+        self.turn_rewards.append(float(digit == apply_step(before, self.chain.steps[turn])))
         self.said.append(digit)
         return None if self.done else f"{self.chain.steps[turn + 1]}="
 

@@ -267,7 +267,7 @@ class Recipe(BaseModel):
         tags = {"answer": "answer", "confidence": "confidence"}
         role_of_reward = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
         for entry in self.objectives or ():
-            if (role := role_of_reward.get(entry.get("reward"))) is not None:
+            if (role := role_of_reward.get(str(entry.get("reward")))) is not None:
                 tags[role] = (entry.get("options") or {}).get("tag", role)
         return tags
 

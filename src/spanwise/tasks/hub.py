@@ -263,9 +263,9 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
         )
     if suffix in SUFFIXES:
         columns = read_delimited(path).to_pydict()
-        return Dataset.from_dict({
-            name: parse_chats(cells if name in texts else parse_numbers(cells)) for name, cells in columns.items()
-        })
+        return Dataset.from_dict(
+            {name: parse_chats(cells if name in texts else parse_numbers(cells)) for name, cells in columns.items()}
+        )
     hub_name, _, hub_config = (dataset, "", "") if path.exists() else dataset.partition(":")
     reader = _READERS.get(suffix)
     try:

@@ -175,7 +175,7 @@ def recorded_view(
     if methods:
         of_run = {"objectives": entries, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         paying = {methods[0]: of_run, **paying}
-    rows = choose_rows(schema.numbers(table, schema.STEP).long(), MOST)
+    rows = choose_rows(schema.float_column(table, schema.STEP).long(), MOST)
     view = credited_view(
         table, table.take(rows), rows, paying=paying,
         outcome=outcome_of(schema.family_names(table.column_names, "reward"), judges),

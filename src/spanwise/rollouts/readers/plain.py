@@ -45,10 +45,10 @@ _REWARD = ("reward", "rewards", "score", "scores", "advantage")
 
 
 class CompletionSource(NamedTuple):
-    """The source of a completion: its row in the table, its index in the row's list, the length of that list, and its prompt."""
+    """The source of a completion: its row in the table, its position in the row's list, the length of that list, and its prompt."""
 
     row: int
-    index: int
+    position: int
     siblings: int
     prompt: str
 
@@ -284,7 +284,7 @@ class _PlainTable:
             values = [column[source.row] for source in self.sources]
             if has_lists and self.has_entry_per_completion(name, column):
                 pairs = zip(values, self.sources, strict=True)
-                values = [value[source.index] if isinstance(value, list) else value for value, source in pairs]
+                values = [value[source.position] if isinstance(value, list) else value for value, source in pairs]
             reward_objects = [value if isinstance(value, dict) else {} for value in values] if name in _REWARD else []
             reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_objects).items()}
             columns_n |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values}).items()}
