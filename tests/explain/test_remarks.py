@@ -49,8 +49,8 @@ def test_completions_that_were_cut_off_before_a_part_opens():
     """What differs and ends at one length was cut off there; what is the same, or ends where it likes, is what the model writes."""
     texts = [[4, 4, 5], [4, 5, 4], [5, 4, 4]]
     said = found([*texts, [4, 5]])["tags"]
-    assert " 3 of 4 differ and end after 3 tokens, as none is longer. If they were cut off, set the" in said
-    assert said.endswith(" or ask for shorter ones; if not, ask for these tags in the prompt.")
+    assert " 3 of 4 have different texts of exactly 3 tokens, the longest length. If they were cut off, raise the" in said
+    assert said.endswith(" or ask for shorter completions; otherwise ask for these tags in the prompt.")
     for others in ([[4, 4, 5]] * 4, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
         assert "Ask for these tags in the prompt, or write the layout" in found(others)["tags"]
 

@@ -1,6 +1,6 @@
-"""Find the problems of a run by one table of rules, so that no figure is read without its warning.
+"""Find the problems of a run: figures of an evaluation that cannot be trusted, and training batches that teach nothing.
 
-The rules of an evaluation are here: the figure that shows a problem, its bound, the sentence and the usual cause.
+The table `EVALUATION` holds the rules for an evaluation; the rules for training batches stand beside their metrics.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from spanwise.registry import registered
 
 #: Figures that mean nothing if a policy is never right, never answers or always states one number.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
-#: The prefix of the figures of a completion's score, beside those of a stated confidence.
+#: The prefix of figures that are computed from the self-rewarding score instead of a stated confidence.
 OF_SCORE = "laser_"
-#: The prefix of mean rewards of held-out prompts.
+#: The prefix of mean rewards on held-out prompts.
 OF_REWARD = "reward/"
-#: The figures of the score: `coverage` and those of `CALIBRATION`.
+#: The figures that are computed from the self-rewarding score.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
-    "Usually the score is not trained yet (reasoning_warmup, alpha), or its reference is of another model or token."
+    "Usually the score is not trained yet (reasoning_warmup, alpha), or its reference belongs to another model or token."
 )
-#: The rules of an evaluation; for each figure the first rule that holds is given.
+#: The rules for an evaluation, by the figure that shows a problem; the first rule that holds gives a figure its reason.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
-        "Usually a wrong answer costs more than no answer, for example in one sum of all rewards: pay answer and confidence "
+        "Usually a wrong answer costs more than no answer, for example if all rewards are summed. Pay answer and confidence "
         "by blocks (method: bae), or start from a better policy.", hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("accuracy", Alarm("below", 0.05, "hardly any answer is right",
@@ -64,7 +64,7 @@ CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUAT
 _Key = TypeVar("_Key")
 #: A problem is a habit if it lasts for this many training batches in a row.
 IN_A_ROW = 3
-#: The place of an element of a list that is not its first.
+#: Matches the index of a list element that is not the first.
 _LATER = re.compile(r"\[[1-9]\d*\]")
 
 
@@ -95,56 +95,58 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
 
 def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
     """Return each sentence once, with the figures that it applies to."""
-    keys_of: dict[str, list[_Key]] = {}
+    keys_by_sentence: dict[str, list[_Key]] = {}
     for key, sentence in sentences.items():
-        keys_of.setdefault(sentence, []).append(key)
-    return keys_of
+        keys_by_sentence.setdefault(sentence, []).append(key)
+    return keys_by_sentence
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the objectives of a list's elements beyond the first, whose absence says nothing: a list may be short."""
-    known = set(names)
-    return {name for name in known if _LATER.search(name) and _LATER.sub("[0]", name) in known}
+    """Return the objectives of list elements beyond the first, whose absence is no problem, because a list may be short."""
+    all_names = set(names)
+    return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 
 
-def _watched(
+def _find_watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
-    """Yield each number of training batches that has an alarm of this kind: its key, the part in brackets, the alarm."""
-    of_modes = (metric for mode in registered("mode").values() for metric in mode.metrics)
-    watched = list(metrics_in(batches, [*CREDIT, *of_modes]))
-    short_lists = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in watched)}
-    for key, name, metric in watched:
-        if (alarm := getattr(metric, when)) and key not in short_lists:
+    """Yield each metric of training batches with an alarm of this kind: its key, the objective or block, and the alarm."""
+    mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
+    logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
+    short_list_keys = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in logged_metrics)}
+    for key, name, metric in logged_metrics:
+        if (alarm := getattr(metric, when)) and key not in short_list_keys:
             yield key, name, alarm
 
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return metric -> the problem in its longest run of at least `IN_A_ROW` training batches, and the usual cause."""
+    """Return a sentence and the usual cause for each metric that shows a problem in `IN_A_ROW` or more batches in a row."""
     sentences = {}
-    for key, name, alarm in _watched(batches, "lasting"):
-        if len(run := _longest(batches, key, name, alarm)) < IN_A_ROW:
+    for key, name, alarm in _find_watched(batches, "lasting"):
+        if len(run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
             continue
         shares = sorted(line[key] for line in run)
-        share = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
-        steps = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
+        share_text = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
+        steps_text = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
         problem = alarm.sentence.format(name=name)
-        sentences[key] = f"In {len(run)} batches in a row{steps} {share.replace('%', ' %')} {problem} {alarm.cause}"
+        sentences[key] = (
+            f"In {len(run)} batches in a row{steps_text} {share_text.replace('%', ' %')} {problem} {alarm.cause}"
+        )
     return sentences
 
 
-def _longest(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
+def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
     """Return the longest run of batches in which an alarm holds; a batch without the metric ends a run."""
-    excuse = alarm.unless.format(name=name)
+    excusing_key = alarm.unless.format(name=name)
 
     def holds(line: Mapping[str, Any]) -> bool:
-        return line.get(key) is not None and alarm.holds(line[key]) and not (line.get(excuse) or 0.0) > 0.5
+        return line.get(key) is not None and alarm.holds(line[key]) and not (line.get(excusing_key) or 0.0) > 0.5
 
-    return max((list(run) for beyond, run in groupby(batches, key=holds) if beyond), key=len, default=[])
+    return max((list(run) for has_problem, run in groupby(batches, key=holds) if has_problem), key=len, default=[])
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""Return sentences on problems of a run's training batches: those that lasted (`habits`), over all batches, and at the end.
+    r"""Return a sentence for each problem of a run's training batches: one that lasted, one of all batches, one at the end.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.
@@ -155,7 +157,7 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
         No completion of any training batch has the reward 'brier'.
     """
     sentences = habits(batches)
-    for key, name, alarm in _watched(batches, "overall"):
+    for key, name, alarm in _find_watched(batches, "overall"):
         values = values_of(batches, key)
         if key not in sentences and values and alarm.holds(mean := sum(values) / len(values)):
             sentences[key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
@@ -163,7 +165,7 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
-    """Return sentences on problems at the end of a run.
+    """Return a sentence for each problem that a run has at its end.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.
@@ -180,17 +182,17 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
         'The critic knows nothing: its explained variance is -1.50 at the end (mean of the last batch).'
     """
     sentences = {}
-    for key, name, alarm in _watched(batches, "at_end"):
+    for key, name, alarm in _find_watched(batches, "at_end"):
         name_text, values = f" of '{name}'" if name else "", values_of(batches, key)
-        values = values[-min(last, max(1, len(values) // 4)) :]
-        if not values and alarm.unknown:
+        last_values = values[-min(last, max(1, len(values) // 4)) :]
+        if not last_values and alarm.unknown:
             sentences[key] = alarm.unknown.format(of=name_text)
-        elif values and alarm.holds(mean := sum(values) / len(values)):
-            batches_text = "the last batch" if len(values) == 1 else f"the last {len(values)} batches"
+        elif last_values and alarm.holds(mean := sum(last_values) / len(last_values)):
+            batches_text = "the last batch" if len(last_values) == 1 else f"the last {len(last_values)} batches"
             sentences[key] = alarm.sentence.format(of=name_text, value=mean, over=batches_text)
     return sentences
 
 
 def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the values of a metric in the batches, without None and NaN."""
+    """Return the values of a metric in those batches that have a number for it."""
     return [value for line in batches if (value := line.get(key)) is not None and value == value]

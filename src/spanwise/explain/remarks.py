@@ -1,4 +1,4 @@
-"""`setup_warnings`: warnings about a batch that would train on something else than the scheme intends."""
+"""Warn about batches that would train on something else than the scheme intends."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from spanwise.score import REWARDS
 from spanwise.segment import census_of
 from spanwise.types import Fault, Status, whole_text
 
+#: The end of a warning about completions that leave out a block for free.
 _DRIFT = (
     "this costs nothing, so training may drift towards it. Set if_missing, the reward to count for such a completion: "
     "Objective(..., if_missing=-1.0)."
@@ -48,60 +49,62 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     """
     if not len(reading):
         return {}
-    warnings, later = {"tags": _untagged(reading, scheme)}, later_elements(scheme.names)
+    warnings, later_names = {"tags": _warn_missing_tags(reading, scheme)}, later_elements(scheme.names)
     for m, objective in enumerate(scheme.objectives):
         statuses = set(reading.scores.status_nm[:, m].tolist())
         if warnings["tags"] and not statuses & {Status.OK, Status.ERROR}:
             continue  # the missing tags explain the missing reward
-        if Status.ABSENT in statuses and objective.name in later:
+        if Status.ABSENT in statuses and objective.name in later_names:
             continue
-        for kind, check in (_OF_REWARDS if Status.OK in statuses else {"scored": _unscored}).items():
+        for kind, check in (_REWARD_CHECKS if Status.OK in statuses else {"scored": _warn_unscored}).items():
             if sentence := check(objective, reading, scheme, m):
                 warnings[f"{kind}/{objective.name}"] = sentence
                 break
-    warnings = _free_together(warnings, reading, scheme) | {"lambda": _short(reading, scheme)}
+    warnings = _merge_free_omissions(warnings, reading, scheme) | {"lambda": _warn_zero_lambda(reading, scheme)}
     return {key: sentence for key, sentence in warnings.items() if sentence}
 
 
 class Watch:
-    """Gives every warning only once: returns each remark on the batches of a training once."""
+    """Collects the warnings about the batches of a training, and returns each warning only once."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
-        self._said = set[str]()
+        self._given_keys = set[str]()
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """Return the warnings of `setup_warnings` not given before, and whether some objective has no reward at all."""
+        """Return the `setup_warnings` not given before, and whether a missing tag or reward leaves some objective untrained."""
         warnings = setup_warnings(reading, self.scheme)
-        sentences = self._new(warnings)
-        for kind, _, name in (key.partition("/") for key in warnings):  # `habits` would repeat this warning in other words
+        sentences = self._take_new(warnings)
+        # `habits` would repeat some of these warnings in other words, so their keys count as given.
+        for kind, _, name in (key.partition("/") for key in warnings):
             if kind == "tags":
-                self._said.add("credit/malformed")
+                self._given_keys.add("credit/malformed")
             elif kind in ("scored", "free"):
-                parts = [each for each in self.scheme.names if each == name or each.startswith(f"{name}.")]
-                self._said.update(text for each in parts for text in (f"free/{each}", f"credit/{each}/reward_absent"))
+                for objective in self.scheme.names:
+                    if objective == name or objective.startswith(f"{name}."):
+                        self._given_keys |= {f"free/{objective}", f"credit/{objective}/reward_absent"}
         return sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, shown: Mapping[str, float], *, step: int | None = None) -> list[str]:
-        """Return the warnings of `habits` not given before, after a training batch with these metrics."""
+        """Return the warnings of `habits` not given before, after a training batch with the metrics `shown`."""
         self._batches.append({**({} if step is None else {"step": step}), **shown})
-        return self._new(habits(self._batches))
+        return self._take_new(habits(self._batches))
 
-    def _new(self, warnings: Mapping[str, str]) -> list[str]:
-        sentences = [sentence for key, sentence in warnings.items() if key not in self._said]
-        self._said.update(warnings)
+    def _take_new(self, warnings: Mapping[str, str]) -> list[str]:
+        """Return the warnings whose keys were not given before, and remember all keys as given."""
+        sentences = [sentence for key, sentence in warnings.items() if key not in self._given_keys]
+        self._given_keys.update(warnings)
         return sentences
 
 
-def _untagged(reading: Reading, scheme: Scheme) -> str:
-    """Return warnings about parts of the layout that nearly all completions lack."""
+def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
+    """Warn about tags or other parts of the layout that nearly all completions lack."""
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or float(missing_n.double().mean()) <= 0.99:
         return ""
-    texts = [whole_text(text) for text in reading.text]
-    censuses = census_of(scheme.layout, texts)
-    census = next((census for census in censuses if census.lacking), None)
+    texts = [whole_text(blocks) for blocks in reading.text]
+    census = next((census for census in census_of(scheme.layout, texts) if census.lacking), None)
     if census is None:
         return ""
     pronoun, tags_text = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
@@ -109,11 +112,11 @@ def _untagged(reading: Reading, scheme: Scheme) -> str:
     count, sign = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
     if count * 2 >= len(reading):
         advice = (
-            f"{count} of {len(reading)} {sign}. If they were cut off, set the longest length of a completion up "
-            f"(max_completion_length, in verl data.max_response_length), or ask for shorter ones; if not, "
+            f"{count} of {len(reading)} {sign}. If they were cut off, raise the longest length of a completion "
+            f"(max_completion_length, in verl data.max_response_length), or ask for shorter completions; otherwise "
             f"ask for {tags_text} in the prompt."
         )
-    return f"{census.sentence} The layout asks for {pronoun}, so what is read there earns nothing. {advice}"
+    return f"{census.sentence} The layout asks for {pronoun}, so rewards that read {pronoun} are missing. {advice}"
 
 
 def cut_off(
@@ -124,94 +127,99 @@ def cut_off(
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
     """Count the completions that seem cut off, and name the sign: an open part, or a length that no completion exceeds."""
-    open_ended, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
-    at_longest = len({text_of(n) for n in (among_n & (length_n == longest)).nonzero().flatten().tolist()} if longest else ())
+    open_count, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
+    longest_rows = (among_n & (length_n == longest)).nonzero().flatten().tolist() if longest else []
+    longest_count = len({text_of(n) for n in longest_rows})
     return max(
-        (open_ended, "end before a part of them closes"),
-        (at_longest * (at_longest > 1), f"differ and end after {longest} tokens, as none is longer"),
+        (open_count, "end before a part of them closes"),
+        (longest_count * (longest_count > 1), f"have different texts of exactly {longest} tokens, the longest length"),
     )
 
 
-def _unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that no completion has the reward."""
+def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
+    """Warn that no completion has the reward of an objective."""
     counts = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
-    listed = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
+    counts_text = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
     check_failed = Status.TIMEOUT in counts or Status.ERROR in counts
-    advice = "The check itself failed" if check_failed else "Absent: it gave None, or what it reads is not there"
+    cause = "The check itself failed" if check_failed else "Absent: it gave None, or what it reads is not there"
     options = REWARDS.find(objective.reward).options | dict(objective.options) if isinstance(objective.reward, str) else {}
     if "column" in options and Status.ERROR in counts:
-        place = f" for '{options['tag']}'" if options.get("tag") else ""
-        advice = f"In the column '{options['column']}' there is no value{place} that can be read"
+        tag_text = f" for '{options['tag']}'" if options.get("tag") else ""
+        cause = f"In the column '{options['column']}' there is no value{tag_text} that can be read"
     return (
-        f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({listed}), so it trains nothing. "
-        f"{advice}; look at one completion and its columns."
+        f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({counts_text}), so it trains nothing. "
+        f"{cause}; look at one completion and its columns."
     )
 
 
-def _unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn about rewards of missing blocks, unless the rewards equal the values that count for missing blocks anyway."""
+def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
+    """Warn about ignored rewards: numbers for missing blocks that differ from the objective's `if_missing`."""
     if reading.scores.unused_nm is None:
         return ""
     number_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
-    ignored = [(n, number) for n, number in enumerate(number_n.tolist()) if number == number and number != if_missing]
+    ignored = {n: number for n, number in enumerate(number_n.tolist()) if number == number and number != if_missing}
     if not ignored:
         return ""
-    lowest, highest = min(number for _, number in ignored), max(number for _, number in ignored)
-    numbers = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
+    first_row, lowest, highest = min(ignored), min(ignored.values()), max(ignored.values())
+    numbers_text = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
     source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
     rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
     return (
-        f"Objective '{objective.name}': {source} {numbers} for {len(ignored)} of {len(reading)} completions without "
-        f"{' and '.join(objective.pays)} (completion {ignored[0][0]} first). That is ignored: a missing block {rule}. "
-        f"To make it count, write if_missing={ignored[0][1]:g}."
+        f"Objective '{objective.name}': {source} {numbers_text} for {len(ignored)} of {len(reading)} completions without "
+        f"{' and '.join(objective.pays)} (completion {first_row} first). That is ignored: a missing block {rule}. "
+        f"To make it count, write if_missing={ignored[first_row]:g}."
     )
 
 
-def _dear(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that leaving out a block outweighs every reward, if `if_missing` is more than ten times as far out as any reward."""
+def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
+    """Warn that leaving out a block outweighs all rewards, if `if_missing` is over ten times as large as any reward."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
-    lowest, highest, price = float(reward_n.min()), float(reward_n.max()), objective.if_missing
-    if price is None or objective.scale == "std" or abs(price) <= 10 * max(1.0, abs(lowest), abs(highest)):
+    lowest, highest, if_missing = float(reward_n.min()), float(reward_n.max()), objective.if_missing
+    if if_missing is None or objective.scale == "std" or abs(if_missing) <= 10 * max(1.0, abs(lowest), abs(highest)):
         return ""
     return (
-        f"Objective '{objective.name}' has if_missing {price:g}, and its rewards lie between {lowest:g} and {highest:g}: one "
-        "completion that leaves the block out outweighs all others in the gradient, unless scale: std divides it. Write the "
-        "lowest possible reward as if_missing."
+        f"Objective '{objective.name}' has if_missing {if_missing:g}, but its rewards lie between {lowest:g} and {highest:g}. One "
+        "completion that leaves the block out outweighs all others in the gradient. Set if_missing to the lowest possible reward, "
+        "or divide by the deviation with scale: std."
     )
 
 
-def _free(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
+def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
     """Warn that leaving out a block costs nothing, if `if_missing` is None."""
     if objective.if_missing is not None:
         return ""
-    omitted = _omitted(objective, reading, scheme)
-    unread = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
-    counts = {f"completions leave out {' and '.join(objective.pays)}": omitted, "write there what cannot be read": unread}
-    parts = [f"{count} of {len(reading)} {what}" for what, count in counts.items() if count]
-    if not parts:
+    omitted_count = _count_omitted(objective, reading, scheme)
+    unread_count = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
+    clauses = {
+        f"completions leave out {' and '.join(objective.pays)}": omitted_count,
+        "write there what cannot be read": unread_count,
+    }
+    counted_clauses = [f"{count} of {len(reading)} {clause}" for clause, count in clauses.items() if count]
+    if not counted_clauses:
         return ""
-    return f"{' and '.join(parts)}, but objective '{objective.name}' has no if_missing: {_DRIFT}"
+    return f"{' and '.join(counted_clauses)}, but objective '{objective.name}' has no if_missing: {_DRIFT}"
 
 
-def _omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
-    """Count the completions that leave out what an objective pays, unless another objective charges for it."""
+def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
+    """Count the completions that leave out every block an objective pays; 0 if another objective charges for leaving it out."""
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
     is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
     is_charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
     return 0 if is_charged else int(is_omitted_n.sum())
 
 
-def _free_together(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Say in one sentence what several parts of one reward have in common: leaving them out costs nothing."""
-    free = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
-    for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free if "." in objective.name):
-        parts = [objective for objective in free if objective.name.startswith(f"{family}.")]
-        counts = [count for objective in parts if (count := _omitted(objective, reading, scheme))]
+def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
+    """Merge the warnings about three or more objectives of one reward whose blocks can be left out for free."""
+    free_objectives = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
+    for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
+        members = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]
+        counts = [count for objective in members if (count := _count_omitted(objective, reading, scheme))]
         if len(counts) < 3:
             continue
-        warnings = {key: text for key, text in warnings.items() if key not in {f"free/{each.name}" for each in parts}}
-        blocks = ", ".join(dict.fromkeys(block for objective in parts for block in objective.pays))
+        merged_keys = {f"free/{objective.name}" for objective in members}
+        warnings = {key: text for key, text in warnings.items() if key not in merged_keys}
+        blocks = ", ".join(dict.fromkeys(block for objective in members for block in objective.pays))
         warnings[f"free/{family}"] = (
             f"Up to {max(counts)} of {len(reading)} completions leave out one of {blocks}, but the objectives '{family}' have no "
             f"if_missing: {_DRIFT}"
@@ -219,8 +227,8 @@ def _free_together(warnings: dict[str, str], reading: Reading, scheme: Scheme) -
     return warnings
 
 
-def _short(reading: Reading, scheme: Scheme) -> str:
-    """Warn about completions too short for an adaptive lambda: at lambda 0 the reward reaches the last token only."""
+def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
+    """Warn about completions so short that the adaptive lambda is 0, where only the last token sees the reward."""
     alpha = scheme.options.get("length_adaptive_alpha")
     if alpha is None:
         return ""
@@ -231,10 +239,10 @@ def _short(reading: Reading, scheme: Scheme) -> str:
         return ""
     return (
         f"length_adaptive_alpha={alpha:g} gives lambda 0 to {int(is_short_n.sum())} of {len(length_n)} completions, those of "
-        f"{int(1 / alpha)} tokens and fewer (median {int(length_n.median())}): each token is credited with one step of the critic "
-        f"alone, and the reward reaches the last one only. Take a larger alpha, or lam near 1 without one."
+        f"{int(1 / alpha)} tokens and fewer (median {int(length_n.median())}). Then each token is credited with one step of the "
+        f"critic, and only the last token sees the reward. Set a larger alpha, or remove it and set lam near 1."
     )
 
 
-#: The checks of an objective that has rewards; the first one with a sentence is used.
-_OF_REWARDS = {"unused": _unused, "dear": _dear, "free": _free}
+#: The checks of an objective that has rewards; only the first sentence is given.
+_REWARD_CHECKS = {"unused": _warn_unused, "dear": _warn_large_if_missing, "free": _warn_free_omission}

@@ -1,8 +1,7 @@
 """Turn plain rows into Altair charts; the page adds the colours, light or dark, and the legend.
 
-The docstring or signature of a chart names the keys of its rows; None and NaN are not drawn. `series` selects the colour, in the
-order of `names`. As a thin mark is hard to hit, each chart has a layer of bands on top, one for each step, bin, group or row, which
-is highlighted and names the value of every series there.
+None and NaN are not drawn. The key `series` of a row selects the colour, in the order of `names`. As a thin mark is hard to hit,
+each chart has a layer of bands on top; the band under the pointer is highlighted and names the value of every series there.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import altair as alt
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Drawn = alt.Chart | alt.LayerChart
-#: The page's colours that a chart takes; in "verdicts" the third colour and later ones are grey.
+#: The names of the page's colour lists; in "verdicts" all colours from the third on are grey.
 Palette = Literal["series", "verdicts"]
 
-#: The text of a series without a value.
+#: The text in a tooltip for a series without a value.
 NOTHING = "none"
-#: Room for the labels of a vertical axis, the same for charts that stand above each other.
-_AXIS = 42
+#: The width of a vertical axis with its labels, equal so that charts above each other are aligned.
+_AXIS_WIDTH = 42
 
 
 def curves(
@@ -38,10 +37,10 @@ def curves(
     floor: float | None = None,
     height: int = 225,
 ) -> Drawn:
-    """Draw lines of rows of `x`, `value`, `series`, with a band from `low` to `high`; values below `floor` are cut off."""
+    """Draw lines from rows of `x`, `value`, `series`, with a band from `low` to `high`; values below `floor` are cut off."""
 
-    def draw(part: Rows) -> alt.Chart:
-        return _chart(part).encode(x=_x("x", x), color=_color(names))
+    def draw(series_rows: Rows) -> alt.Chart:
+        return _chart(series_rows).encode(x=_x("x", x), color=_color(names))
 
     value, low = (_y(field, y, zero=y_zero, percent=percent) for field in ("value", "low"))
     if floor is not None and any(is_known(row["value"]) and row["value"] < floor for row in rows):
@@ -50,54 +49,54 @@ def curves(
     if any(is_known(row.get("low")) for row in rows):
         layers.append(draw(rows).mark_area(opacity=0.13, line=False).encode(y=low, y2="high:Q"))
     dotted = [row for row in rows if dots is None or row["series"] in dots]
-    for part, width in (([row for row in rows if row not in dotted], 1.2), (dotted, 2)):
-        if part:
+    for series_rows, width in (([row for row in rows if row not in dotted], 1.2), (dotted, 2)):
+        if series_rows:
             opacity = 0.5 if width < 2 and dotted else 1
-            layers.append(draw(part).mark_line(strokeWidth=width, opacity=opacity).encode(y=value))
+            layers.append(draw(series_rows).mark_line(strokeWidth=width, opacity=opacity).encode(y=value))
     if dotted:
         layers.append(_points(draw(dotted), 36).encode(y=value, shape=_shape(names)))
     return _layered(height, *layers, nearest(rows, x=_x("left", x), title=x, percent=percent))
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
-    """Draw accuracy against confidence, the diagonal, and below it how many answers each bin holds."""
+    """Draw accuracy against confidence with the diagonal, and a second chart with the number of answers in each bin."""
     filled_bins = [row for row in rows if row["count"]]
     widest = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
     scale = alt.Scale(domain=[0, max(1.04, widest)], nice=False)
     fifths = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
     unlabelled = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
-    accuracy = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS)}
-    base, x = _chart(filled_bins), alt.X("confidence:Q", scale=scale, axis=unlabelled)
-    whiskers = base.mark_rule(strokeWidth=2).encode(x=x, y=alt.Y("accuracy_low:Q", **accuracy), y2="accuracy_high:Q")
-    points = _points(base, 70).encode(x=x, y=alt.Y("accuracy:Q", **accuracy))
+    accuracy = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
+    base, confidence = _chart(filled_bins), alt.X("confidence:Q", scale=scale, axis=unlabelled)
+    whiskers = base.mark_rule(strokeWidth=2).encode(
+        x=confidence, y=alt.Y("accuracy_low:Q", **accuracy), y2="accuracy_high:Q"
+    )
+    points = _points(base, 70).encode(x=confidence, y=alt.Y("accuracy:Q", **accuracy))
     bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in filled_bins])
     x_low = alt.X("low:Q", title=by, scale=scale, axis=fifths)
-    count = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS, tickCount=3, format="~s"))
+    count = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
     bars = bins.mark_bar(binSpacing=1).encode(x=x_low, x2="high:Q", y=count, y2=alt.datum(0))
     names = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
-    tips = _tips(filled_bins, low="from", high="to", **names, count="completions")
-    hover = lit(bins, x=alt.X("low:Q", scale=scale, axis=unlabelled), x2="high:Q", tooltip=tips)
-    diagonal = _diagonal(scale, axis=unlabelled)
-    return _layered(height, diagonal, whiskers, points, hover), _layered(
-        115, bars, lit(bins, x=x_low, x2="high:Q", tooltip=tips)
-    )
+    tooltip = _tooltip(filled_bins, low="from", high="to", **names, count="completions")
+    hover = highlight(bins, x=alt.X("low:Q", scale=scale, axis=unlabelled), x2="high:Q", tooltip=tooltip)
+    diagram = _layered(height, _diagonal(scale, axis=unlabelled), whiskers, points, hover)
+    return diagram, _layered(115, bars, highlight(bins, x=x_low, x2="high:Q", tooltip=tooltip))
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
-    """Draw points with error bars side by side at each `x`."""
+    """Draw the points of several series side by side at each `x`, with error bars."""
     position = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
     offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
     base = _chart(rows).encode(x=position, xOffset=offset, color=_color(names))
     layers = []
-    references = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
-    if references:
-        ticks = _chart([{"x": key, "value": value} for key, value in references.items()])
+    reference_at = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
+    if reference_at:
+        ticks = _chart([{"x": key, "value": value} for key, value in reference_at.items()])
         ticks = ticks.mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
         layers.append(ticks.encode(x=position, y=_y("value", y)))
     if any(is_known(row.get("low")) for row in rows):
         layers.append(base.mark_rule(strokeWidth=2).encode(y=_y("low", y), y2="high:Q"))
     layers.append(_points(base, 50).encode(y=_y("value", y), shape=_shape(names)))
-    exact_rows = [{"x": key, "series": "exact advantages", "value": value} for key, value in references.items()]
+    exact_rows = [{"x": key, "series": "exact advantages", "value": value} for key, value in reference_at.items()]
     return _layered(height, *layers, bands([*rows, *exact_rows], keys={"x": x}, x=position))
 
 
@@ -109,7 +108,7 @@ def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
 
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
-    """Draw the outlines of several histograms over the same bins, from rows of `low`, `high`, `share`, `series`."""
+    """Draw the outlines of several histograms over the same bins, from rows of `low`, `high`, `share` and `series`."""
     x_low = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
     share = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
     base = _chart(rows).encode(x=x_low, color=_color(names))
@@ -122,19 +121,21 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
-    """Draw values with their intervals, one line per `name`, and a dashed line at 0."""
+    """Draw values with their intervals, one line for each `name`, and a dashed line at 0."""
     axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
     lines = _chart(rows).encode(y=alt.Y("name:N", sort=_order(rows), title=None, axis=axis))
     base = lines.encode(color=_color(names, palette))
     whiskers = base.mark_rule(strokeWidth=2).encode(x=_x("low", x), x2="high:Q")
     points = _points(base, 60).encode(x=_x("value", x), shape=_shape(names))
-    hover = lit(lines, tooltip=_tips(rows, name="", series="verdict" if palette == "verdicts" else "series", value=x))
+    hover = highlight(
+        lines, tooltip=_tooltip(rows, name="", series="verdict" if palette == "verdicts" else "series", value=x)
+    )
     zero_line = _chart([{"value": 0.0}]).mark_rule(style="reference").encode(x="value:Q")
     return _layered(45 + 24 * max(2, len(_order(rows))), zero_line, whiskers, points, hover)
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
-    """Draw horizontal bars, one line per `name`."""
+    """Draw horizontal bars, one line for each `name`."""
     order = _order(rows)
     axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
     scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined
@@ -142,7 +143,7 @@ def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, sta
         x=alt.X("value:Q", title=x, axis=axis, scale=scale, stack="zero" if stacked else None),
         y=alt.Y("name:N", sort=order, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=140)),
         color=_color(names),
-        tooltip=_tips(rows, name="", series="", value=x),
+        tooltip=_tooltip(rows, name="", series="", value=x),
     )  # fmt: skip
     if not stacked:
         lines = lines.encode(yOffset=alt.YOffset("series:N", scale=alt.Scale(domain=list(names))))
@@ -154,11 +155,11 @@ _UNIT = alt.Scale(domain=[0, 1])
 
 def _chart(rows: Rows) -> alt.Chart:
     """Build a chart from rows, with null for NaN and infinity, which JSON lacks."""
-    values = [
+    json_rows = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         for row in rows
     ]
-    return alt.Chart(alt.InlineData(values=values))
+    return alt.Chart(alt.InlineData(values=json_rows))
 
 
 def _order(rows: Rows) -> list[str]:
@@ -188,7 +189,7 @@ def _x(field: str, title: str) -> alt.X:
 
 
 def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> alt.Y:
-    axis = alt.Axis(tickCount=5, minExtent=_AXIS, format=".3~p" if percent else alt.Undefined)
+    axis = alt.Axis(tickCount=5, minExtent=_AXIS_WIDTH, format=".3~p" if percent else alt.Undefined)
     return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=zero), axis=axis)
 
 
@@ -201,51 +202,54 @@ def _shape(names: Sequence[str]) -> alt.Shape:
     return alt.Shape("series:N", scale=alt.Scale(domain=list(names)), legend=None)
 
 
-def _tips(rows: Rows, **titles: str) -> list[alt.Tooltip]:
+def _tooltip(rows: Rows, **titles: str) -> list[alt.Tooltip]:
     """Build the tooltip of a row: words unchanged, numbers with four digits."""
-    keys = {key for row in rows for key in row if row[key] != ""}
+    filled_keys = {key for row in rows for key in row if row[key] != ""}
     all_titles = {"series": " ", **titles, "low": "from", "high": "to"}
-    return [tip(key, title, number=key not in ("series", "name")) for key, title in all_titles.items() if key in keys]
+    return [tip(key, title, number=key not in ("series", "name")) for key, title in all_titles.items() if key in filled_keys]
 
 
-def said(row: Row, *, value: str = "value", percent: bool = False) -> str:
-    """Return a value as text, with its interval if it has one."""
+def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
+    """Format a row's value with its interval or error, if it has any."""
     if not is_known(row.get(value)):
         return NOTHING
-    bounds = [_number(row[side], percent) for side in ("low", "high") if is_known(row.get(side))]
-    error = f" ± {_number(row['error'], percent)}" if is_known(row.get("error")) else ""
-    return f"{_number(row[value], percent)}{error}" + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")
+    bounds = [_format(row[side], percent) for side in ("low", "high") if is_known(row.get(side))]
+    error = f" ± {_format(row['error'], percent)}" if is_known(row.get("error")) else ""
+    return f"{_format(row[value], percent)}{error}" + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")
 
 
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
-    """Add a band around each `x` that shows the values of all series in a tooltip."""
-    places = sorted({row["x"] for row in rows})
-    first, last = (places[0], places[-1]) if len(places) > 1 else (places[0] - 0.5, places[0] + 0.5)
-    edges = [first, *((a + b) / 2 for a, b in pairwise(places)), last]
-    sides = {place: {"left": left, "right": right} for place, (left, right) in zip(places, pairwise(edges), strict=True)}
-    wide = [{**row, **sides[row["x"]]} for row in rows]
-    return bands(wide, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
+    """Build a band around each `x` of the rows that shows the values of all series in a tooltip."""
+    xs = sorted({row["x"] for row in rows})
+    first_edge, last_edge = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 0.5, xs[0] + 0.5)
+    edges = [first_edge, *((a + b) / 2 for a, b in pairwise(xs)), last_edge]
+    edges_at = {place: {"left": left, "right": right} for place, (left, right) in zip(xs, pairwise(edges), strict=True)}
+    rows_with_edges = [{**row, **edges_at[row["x"]]} for row in rows]
+    return bands(rows_with_edges, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
 
 
 def bands(
     rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
-    """Add a band for each place along one axis with a tooltip of all series; `keys`: fields of a place -> heading or None."""
-    # A series becomes a numbered field, as its name may hold characters that a field's name must not.
+    """Build a band for each place along an axis, with a tooltip of all series; `keys` maps the place's fields to headings."""
+    # Each series gets a numbered field, because its name may hold characters that are not allowed in a field's name.
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
-    places: dict[tuple[Any, ...], dict[str, Any]] = {}
+    band_rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         place_row = {key: row[key] for key in keys}
-        texts = places.setdefault(tuple(place_row.values()), place_row | {f"s{n}": NOTHING for n in range(len(names))})
-        texts[f"s{names.index(str(row['series']))}"] = said(row, value=value, percent=percent)
+        band_row = band_rows.setdefault(tuple(place_row.values()), place_row | {f"s{n}": NOTHING for n in range(len(names))})
+        band_row[f"s{names.index(str(row['series']))}"] = value_text(row, value=value, percent=percent)
     titles = {key: title for key, title in keys.items() if title is not None}
-    where = [tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in titles.items()]
-    tips = [tip(f"s{n}", name or value) for n, name in enumerate(names)]
-    return lit(alt.Chart(alt.InlineData(values=list(places.values()))), **place, tooltip=[*where, *tips])
+    place_tips = [
+        tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in titles.items()
+    ]
+    series_tips = [tip(f"s{n}", name or value) for n, name in enumerate(names)]
+    chart = alt.Chart(alt.InlineData(values=list(band_rows.values())))
+    return highlight(chart, **place, tooltip=[*place_tips, *series_tips])
 
 
-def lit(chart: alt.Chart, **encoded: Any) -> alt.Chart:
-    """Build the layer that is highlighted under the pointer and shows the tooltip."""
+def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:
+    """Turn a chart into invisible areas; the area under the pointer is highlighted and shows its tooltip."""
     pointer = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
     opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
     area = chart.properties(name="hover").mark_rect(style="pointed")
@@ -262,5 +266,5 @@ def is_known(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _number(value: float | int, percent: bool) -> str:
+def _format(value: float | int, percent: bool) -> str:
     return f"{100 * value:.3g} %" if percent else f"{value:.4g}"
