@@ -56,7 +56,7 @@ def sentence(one, left="grpo", right="bae", rows=(), **view):
         ({"credit": {"grpo": {"completion": 0.0}, "bae": {}}}, "grpo gives it exactly 0, bae gives its tokens −0.8 to +0.5."),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0, "confidence": -0.8}}}, "bae blames the confidence (−0.8) and gives the solution 0."),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.5, "confidence": None}}, "stop": {"bae": -0.7}},
-         "bae praises the solution (+0.5) and charges −0.7 for what it leaves out."),
+         "bae praises the solution (+0.5) and charges −0.7 for the missing blocks."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [CreditPart("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
          "bae gives it exactly 0, with nobody to compare it with."),
@@ -115,7 +115,7 @@ def test_a_score_of_its_own_is_a_term():
     ("part", "status", "words"),
     [
         (CreditPart("brier", None, None, None, 1.0, 0.0), "timeout", "the check failed (timeout), so there is no reward"),
-        (CreditPart("brier", None, None, None, 1.0, 0.0), "absent", "the reward is absent and nothing stands for it"),
+        (CreditPart("brier", None, None, None, 1.0, 0.0), "absent", "the reward is absent and has no if_missing"),
         (
             CreditPart("brier", -0.5, None, None, 1.0, 0.0, reason="singleton"),
             "ok",
@@ -132,10 +132,10 @@ def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
 
 def test_methods_per_token_and_what_is_recorded_have_a_sentence():
     found, _ = block(row(), "solution", rules={"bae": Rule("token", "bae: Compare.")})
-    assert found["note"].startswith("bae credits each token by itself, so a block's credit is not one number minus another.")
+    assert found["note"].startswith("bae credits each token by itself; the credit of a block is the mean over its tokens.")
     one = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
     note = explained(one, "recorded", Rule())["note"]
-    assert note == "recorded is what the trainer wrote down; the file does not say how it came about."
+    assert note == "recorded is the credit that the trainer wrote into the file; the file does not say how it was computed."
 
 
 def test_what_a_baseline_is_the_mean_of_is_looked_up():

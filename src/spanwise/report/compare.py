@@ -1,4 +1,4 @@
-"""The report of a comparison: several arms, several seeds, and the differences that are noise."""
+"""Write the report of a comparison: the figures of several arms over seeds, and which differences are noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 
-#: Figures of which less is better; more is better of accuracies, votes and the AUROC; the others have no better direction.
+#: The figures for which lower, or higher, is better; accuracies and votes are better if higher, all others have no direction.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
 HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")
@@ -50,26 +50,28 @@ def compare_report(
     arms = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
     seeds_of_arm = max((interval.count for interval in comparison.cells.values()), default=0)
-    clear, pairs = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
+    clear_count = sum(d.verdict == "clear" for d in comparison.differences)
     is_uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
     points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
-    learning: list[Panel] = []
+    curve_panels: list[Panel] = []
     for name in parts.figures_of(points):
         rows = [row for arm in arms for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
-        learning += parts.figure_panel(name, rows, arms)
+        curve_panels += parts.figure_panel(name, rows, arms)
     sections = [
-        parts.section("Figures", {"level": 100 * comparison.level, "seeds": seeds_of_arm}, table=_table(comparison, seeds_of_arm)),
+        parts.section(
+            "Figures", {"level": 100 * comparison.level, "seeds": seeds_of_arm}, table=_arm_rows(comparison, seeds_of_arm)
+        ),
         parts.section(
             "Differences", {"summary": comparison.summary()}, legend=VERDICTS, palette="verdicts",
-            points=comparison.sentences("clear"), panels=_forests(comparison),
+            points=comparison.sentences("clear"), panels=_difference_panels(comparison),
         ),
         parts.section(
             "Learning", {"seeds": "Mean over seeds; the band goes from the lowest to the highest seed. "}, legend=arms,
-            panels=learning,
+            panels=curve_panels,
         ),
         parts.calibration_section(
             samples or {},
-            note="All seeds together; whiskers count a prompt once, whatever the number of seeds that answered it.",
+            note="All seeds together; the whiskers count a prompt once, even if several seeds answered it.",
         ),
         parts.voting_section(votes or {}, samples or {}, over="seeds"),
     ]  # fmt: skip
@@ -83,8 +85,12 @@ def compare_report(
         headlines=[
             Headline("arms", len(arms)),
             Headline("seeds per arm", seeds_of_arm),
-            Headline("differences beyond the noise", f"{clear} of {pairs}", "all pairs of a figure considered (Holm)"),
-            *_best(comparison),
+            Headline(
+                "differences beyond the noise",
+                f"{clear_count} of {len(comparison.differences)}",
+                "all pairs of a figure considered (Holm)",
+            ),
+            *_best_arm_headlines(comparison),
         ],
         sections=sections,
         recipe=recipe,
@@ -92,22 +98,22 @@ def compare_report(
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
-    """Return the alarms of each arm with their usual causes, and the arms without any run."""
-    sentences = [
+    """Return the alarms of each arm with their usual causes, and a warning about every arm without a run."""
+    alarm_sentences = [
         f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
         for sentence in comparison.warnings()
     ]
-    empty = [
+    empty_arms = [
         arm for arm in comparison.methods
         if not any(comparison.cells[arm, figure].count for figure in comparison.figures)
     ]  # fmt: skip
-    return sentences + [
-        f"{arm}: no run of this arm has a figure. Run spanwise compare again; finished runs are kept." for arm in empty
+    return alarm_sentences + [
+        f"{arm}: no run of this arm has a figure. Run spanwise compare again; finished runs are kept." for arm in empty_arms
     ]
 
 
-def _best(comparison: ArmComparison) -> list[Headline]:
-    """Return, for accuracy and ECE, the arms that no clear difference ranks behind another arm."""
+def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
+    """Name the arms that no other arm clearly beats, for accuracy and for ECE."""
     headlines = []
     for figure, sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:
@@ -121,8 +127,8 @@ def _best(comparison: ArmComparison) -> list[Headline]:
     return headlines
 
 
-def _table(comparison: ArmComparison, most: int) -> list[parts.Row]:
-    """Build one row per arm; a figure that no seed has is None."""
+def _arm_rows(comparison: ArmComparison, most: int) -> list[parts.Row]:
+    """Build a table row per arm; a figure that no seed of the arm has is None."""
     rows: list[parts.Row] = []
     for arm in comparison.methods:
         cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
@@ -130,7 +136,8 @@ def _table(comparison: ArmComparison, most: int) -> list[parts.Row]:
     return rows
 
 
-def _forests(comparison: ArmComparison) -> list[Panel]:
+def _difference_panels(comparison: ArmComparison) -> list[Panel]:
+    """Draw the differences between arms with their intervals, one panel for each figure."""
     panels = []
     for figure in comparison.figures:
         rows, table = [], []
@@ -141,28 +148,31 @@ def _forests(comparison: ArmComparison) -> list[Panel]:
                 {"pair": pair, "difference": i.value, "from": i.low, "to": i.high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
                  "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
             )  # fmt: skip
-        if known_rows := [row for row in rows if row["value"] == row["value"]]:
-            chart = forest(known_rows, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
+        if measured_rows := [row for row in rows if row["value"] == row["value"]]:
+            chart = forest(measured_rows, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
             panels.append(Panel(parts.figure_name(figure), (chart,), table))
     return panels
 
 
 def compare_finding(comparison: ArmComparison) -> str:
-    """Say which arm is better in which figure and by how much, which differences are noise, and which mean nothing."""
+    """Say which arm is better, in which figure and by how much, and name the figures that mean nothing."""
     figures = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
     alarms = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {why}."
         for why, cells in by_sentence(comparison.wrong).items()
     ]
-    return " ".join(filter(None, [*alarms, *(_of_figure(comparison, name) for name in figures)])) or "Nothing was compared."
+    return (
+        " ".join(filter(None, [*alarms, *(_figure_finding(comparison, name) for name in figures)]))
+        or "Nothing was compared."
+    )
 
 
-def _of_figure(comparison: ArmComparison, name: str) -> str:
-    """State the clear differences in one figure, the better arm first; without any, the difference closest to clear."""
+def _figure_finding(comparison: ArmComparison, name: str) -> str:
+    """State the clear differences in one figure, or else the difference that is closest to clear."""
     differences = [d for d in comparison.differences if d.figure == name]
-    meaningful, label = [d for d in differences if not _hollow(comparison, d)], parts.figure_name(name)
+    meaningful, label = [d for d in differences if not _is_hollow(comparison, d)], parts.figure_name(name)
     clear = sorted((d for d in meaningful if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
-    sentences = [_better(d) for d in clear[:2]]
+    sentences = [_state_better(d) for d in clear[:2]]
     if len(clear) > 2:
         sentences.append(f"{len(clear) - 2} more differences in {label} are beyond the noise.")
     if len(meaningful) < len(differences):
@@ -176,18 +186,18 @@ def _of_figure(comparison: ArmComparison, name: str) -> str:
     return " ".join(sentences)
 
 
-def _hollow(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether a figure of either arm means nothing; a low accuracy means something unless most answers were not judged."""
+def _is_hollow(comparison: ArmComparison, d: Difference) -> bool:
+    """Return whether an alarm makes the difference meaningless; a low accuracy counts if most answers were judged."""
     whys = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in whys)
 
 
-def _better(d: Difference) -> str:
-    """State a clear difference with the better arm first; for a figure without a better direction, the higher arm."""
-    lower = d.figure in LOWER
-    has_direction = lower or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
-    better, worse = (d.a, d.b) if (d.interval.value > 0) != lower else (d.b, d.a)
-    sides = sorted((abs(d.interval.low), abs(d.interval.high)))
-    size = f"{abs(d.interval.value):.3f}" + (f" [{sides[0]:.3f}, {sides[1]:.3f}]" if sides[0] == sides[0] else "")
-    word = "better" if has_direction else "higher"
-    return f"{better} is {word} than {worse} in {parts.figure_name(d.figure)} by {size} over {d.interval.count} seeds."
+def _state_better(d: Difference) -> str:
+    """State a clear difference with the better arm first, or the higher arm if neither direction is better."""
+    lower_is_better = d.figure in LOWER
+    has_direction = lower_is_better or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
+    better, worse = (d.a, d.b) if (d.interval.value > 0) != lower_is_better else (d.b, d.a)
+    low, high = sorted((abs(d.interval.low), abs(d.interval.high)))
+    size_text = f"{abs(d.interval.value):.3f}" + (f" [{low:.3f}, {high:.3f}]" if low == low else "")
+    adjective = "better" if has_direction else "higher"
+    return f"{better} is {adjective} than {worse} in {parts.figure_name(d.figure)} by {size_text} over {d.interval.count} seeds."

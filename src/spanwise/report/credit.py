@@ -1,4 +1,4 @@
-"""The report of `spanwise credit`: the credit that several methods would have given in the same rollouts."""
+"""Write the report of `spanwise credit`: the credit that several methods would have given the same rollouts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from spanwise.rollouts.rows import summarise_credit
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.types import Status
 
+#: Key of a credit figure -> its heading in the table.
 _FIGURES = {
     "completions": "completions", "mean_abs": "mean |credit|", "zero_share": "exactly 0", "lowest": "lowest", "highest": "highest",
 }  # fmt: skip
@@ -69,8 +70,8 @@ def credit_report(
     sections = [
         parts.tokens_section(view),
         parts.credit_section(methods, credit, of="these rollouts"),
-        parts.section("Summary", table=_summary(methods, credit)),
-        parts.section("Dead strata", legend=methods, panels=_dead(methods, dead)),
+        parts.section("Summary", table=_summary_rows(methods, credit)),
+        parts.section("Dead strata", legend=methods, panels=_dead_strata_panels(methods, dead)),
         _status_section(statuses, rewards),
         parts.calibration_section({"": samples} if samples else {}),
     ]
@@ -86,7 +87,7 @@ def credit_report(
 
 
 def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Warn about objectives whose reward no completion has, so that they train nothing."""
+    """Warn about every objective that trains nothing because no completion has its reward."""
     return [
         f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
         for name, counts in statuses.items()
@@ -95,51 +96,55 @@ def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
+    """Return the mean reward of each objective, with the number of completions by status."""
     headlines = []
     for name, reward_n in rewards.items():
-        scored = int((~reward_n.isnan()).sum())
-        counts = [f"{scored:,} ok", *(f"{n:,} {status}" for status, n in statuses.get(name, {}).items() if status != "ok")]
+        counts = [
+            f"{int((~reward_n.isnan()).sum()):,} ok",
+            *(f"{n:,} {status}" for status, n in statuses.get(name, {}).items() if status != "ok"),
+        ]
         headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), ", ".join(counts)))
     return headlines
 
 
-def _summary(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[parts.Row]:
-    labelled = {f"{method}: {block}": summarise_credit(n) for method in methods for block, n in credit[method].items()}
+def _summary_rows(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[parts.Row]:
+    """Summarise the credit of each method and block in a table row."""
+    summaries = {f"{method}: {block}": summarise_credit(n) for method in methods for block, n in credit[method].items()}
     return [
-        {"method and block": name} | {_FIGURES[key]: figures[key] for key in _FIGURES} for name, figures in labelled.items()
+        {"method and block": name} | {_FIGURES[key]: figures[key] for key in _FIGURES} for name, figures in summaries.items()
     ]
 
 
-def _dead(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
-    """Return the share of dead strata of each objective by method; for repeated blocks the mean over the blocks."""
+def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
+    """Draw the share of dead strata by objective and method; repeated blocks show their mean."""
     rows = []
     for method in methods:
         for name, shares in together(dead.get(method, {})).items():
-            if numbers := [share for share in shares if share == share]:
-                rows.append({"name": name, "series": method, "value": fsum(numbers) / len(numbers)})
+            if known_shares := [share for share in shares if share == share]:
+                rows.append({"name": name, "series": method, "value": fsum(known_shares) / len(known_shares)})
     if not rows:
         return []
-    table = _by_objective(rows)
     chart = bars(rows, names=methods, x="share of strata without signal", percent=True, stacked=False)
-    return [Panel("Strata without signal", (chart,), table)]
+    return [Panel("Strata without signal", (chart,), _rows_by_objective(rows))]
 
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
+    """Build the section on how many completions have each reward, and why the others have none."""
     used_statuses = {status for counts in statuses.values() for status in counts}
-    names = [name for status in Status if (name := status.name.lower()) in used_statuses]
+    status_names = [name for status in Status if (name := status.name.lower()) in used_statuses]
     means = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
     rows = [
         {"name": name, "series": status, "value": counts.get(status, 0)}
         for name, counts in statuses.items()
-        for status in names
+        for status in status_names
     ]
-    table = [{**row, "mean reward": means.get(row["objective"])} for row in _by_objective(rows)]
-    panels = [Panel("Rewards by status", (bars(rows, names=names, x="completions"),), table)] if rows else []
-    return parts.section("Status of the rewards", legend=names, panels=panels)
+    table = [{**row, "mean reward": means.get(row["objective"])} for row in _rows_by_objective(rows)]
+    panels = [Panel("Rewards by status", (bars(rows, names=status_names, x="completions"),), table)] if rows else []
+    return parts.section("Status of the rewards", legend=status_names, panels=panels)
 
 
-def _by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
-    """Return the numbers under a bar chart, one line per objective."""
+def _rows_by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
+    """Turn the rows of a bar chart into a table with one row per objective."""
     return parts.merged(({"objective": row["name"], row["series"]: row["value"]} for row in rows), key="objective")
 
 
@@ -151,19 +156,19 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         return ""
     count = len(next(iter(right_n.values())))
     if left == right:
-        moved_n = torch.stack([column_n.nan_to_num() != 0 for column_n in credit[right].values()]).any(dim=0)
-        moving = int(moved_n.sum())
-        alarm = "" if moving else "Alarm: nothing would be learned. "
-        return f"{alarm}{right} gives credit to {moving:,} of {count:,} completions."
-    only_n = next(iter(left_n.values())) if len(left_n) == 1 else None
-    pairs = {name: (left_n.get(name, only_n), column_n) for name, column_n in right_n.items()}
-    against = {name: them * us < 0 for name, (them, us) in pairs.items() if them is not None}  # NaN counts as False
-    if not against:
+        is_credited_n = torch.stack([column_n.nan_to_num() != 0 for column_n in credit[right].values()]).any(dim=0)
+        credited_count = int(is_credited_n.sum())
+        alarm = "" if credited_count else "Alarm: nothing would be learned. "
+        return f"{alarm}{right} gives credit to {credited_count:,} of {count:,} completions."
+    single_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # a credit of the whole completion, for any block
+    block_pairs = {name: (left_n.get(name, single_n), column_n) for name, column_n in right_n.items()}
+    opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in block_pairs.items() if a_n is not None}  # NaN counts as False
+    if not opposed_n:
         return ""
-    opposing = int(torch.stack(list(against.values())).any(dim=0).sum())
-    if not opposing:
+    opposed_count = int(torch.stack(list(opposed_n.values())).any(dim=0).sum())
+    if not opposed_count:
         return f"{left} and {right} push in opposite directions in none of {count:,} completions."
-    block = max(against, key=lambda name: int(against[name].sum()))
-    note = f", most often in the block {block} ({int(against[block].sum()):,})" if len(against) > 1 else ""
-    sentence = f"{opposing:,} of {count:,} completions ({parts.percent(opposing / count)})"
-    return f"{left} and {right} push in opposite directions in {sentence}{note}."
+    block = max(opposed_n, key=lambda name: int(opposed_n[name].sum()))
+    block_note = f", most often in the block {block} ({int(opposed_n[block].sum()):,})" if len(opposed_n) > 1 else ""
+    count_text = f"{opposed_count:,} of {count:,} completions ({parts.percent(opposed_count / count)})"
+    return f"{left} and {right} push in opposite directions in {count_text}{block_note}."

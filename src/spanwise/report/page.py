@@ -1,4 +1,4 @@
-"""One page: figures, charts and tables in a single HTML file that needs no network.
+"""Render a page: figures, charts and tables in a single HTML file that needs no network.
 
 Whatever reaches the page as data is escaped by Jinja2, or lies as JSON in a script element that no browser runs. The page's own
 scripts are named by their hashes in its Content-Security-Policy, so that no other script can run even if an escape were missing.
@@ -30,10 +30,10 @@ from spanwise.rollouts.folder import hidden
 Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
 
-#: Styles and scripts of the token view.
-_OF_TOKENS = ("courses", "why", "list", "steps", "tokens")
+#: The names of the styles and scripts that the token view needs.
+_TOKEN_ASSETS = ("courses", "why", "list", "steps", "tokens")
 ABSENT = "not measured"
-#: The citation of CITATION.cff, without an address, as the page holds none.
+#: The citation of CITATION.cff without its address, because a page holds no addresses.
 CITE = (
     "Pavlenko, Golubev, Karasik and Yangel: Blockwise Advantage Estimation for Multi-Objective RL with Verifiable Rewards, 2026, "
     "arXiv:2602.10231."
@@ -42,7 +42,7 @@ CITE = (
 
 @dataclass(frozen=True)
 class Headline:
-    """One large figure at the top of the page.
+    """A large figure at the top of the page.
 
     Attributes:
         label: what it is.
@@ -63,7 +63,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart, or several above each other, with the numbers they show.
+    """A chart, or several charts above each other, with the numbers that they show.
 
     Attributes:
         title: in plain words; it is also what a screen reader says.
@@ -87,7 +87,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page.
+    """A section of the page: charts, sentences or a table, under a title and a question.
 
     Attributes:
         title: of the section and in the contents.
@@ -119,7 +119,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """The section's id in the page."""
+        """Return the id of the section in the page."""
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
 
 
@@ -155,7 +155,7 @@ def render(
     """
     full_sections = [s for s in sections if s.panels or s.points or s.table or s.warnings or s.body is not None]
     has_charts = any(section.panels for section in full_sections)
-    assets = ("report", *(_OF_TOKENS if any(section.body is not None for section in full_sections) else ()))
+    assets = ("report", *(_TOKEN_ASSETS if any(section.body is not None for section in full_sections) else ()))
     scripts = [_static(f"{asset}.js") for asset in assets]
     script_texts = [*scripts, *([_vega()] if has_charts else [])]
     return template("page.html.j2").render(
@@ -190,7 +190,7 @@ def spec_data(chart: Drawn) -> Markup:
 
 
 def shown(value: Cell) -> str:
-    """Format a number for a reader of the page."""
+    """Format a cell for a reader of the page: a number with three significant digits or so, "not measured" for None."""
     if value is None or (isinstance(value, float) and value != value):
         return ABSENT
     if isinstance(value, str):
@@ -217,6 +217,7 @@ def template(name: str) -> Template:
 
 @cache
 def _static(name: str) -> str:
+    """Return a style or a script from the folder `static`."""
     return _inline(files("spanwise.report").joinpath("static", name).read_text(encoding="utf-8"))
 
 
@@ -227,8 +228,8 @@ def _vega() -> str:
 
 
 def _inline(text: str) -> str:
-    """Make text safe inside a script or style element, with the line ends that an HTML parser would give it."""
-    for end in ("</script", "</style", "<!--"):
-        if end in text.lower():
-            raise ValueError(f"A script of the report holds '{end}' and cannot be inlined.")
+    """Return a text that is safe inside a script or style element, with the line ends that an HTML parser produces."""
+    for forbidden in ("</script", "</style", "<!--"):
+        if forbidden in text.lower():
+            raise ValueError(f"A script of the report holds '{forbidden}' and cannot be inlined.")
     return text.replace("\r\n", "\n").replace("\r", "\n").strip("\n")

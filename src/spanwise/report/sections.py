@@ -25,19 +25,20 @@ Row = dict[str, Any]
 #: Seed -> points, each with its `step`.
 Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 
-#: The figures that are shares of completions.
+#: The evaluation figures that are shares of completions.
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
-#: The largest number of points of a curve, and so of rows of its table.
+#: The largest number of points in a curve, and so of rows in its table.
 MOST = 100
+#: The options of a chart over numbers of samples.
 _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-#: The two confidences of a policy in its own answers: the column, its name, and the verb for completions that have it.
+#: The columns for a policy's confidence in its own answers, each with a verb for the completions that have it.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
-#: The note on votes that are weighed by a self-rewarding score.
+#: The note on a vote that is weighed by the self-rewarding score.
 VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
-    """Build a section from `static/words.yaml`, with `words` filled in."""
+    """Build a section from its entry in `static/words.yaml`, with `words` filled into its text."""
     entry = SECTIONS[title]
     return Section(title, entry["text"].format(**words or {}).strip(), asks=entry["asks"], **parts)
 
@@ -48,18 +49,20 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
     for name, columns in samples.items():
         for kind, phrase in _KINDS:
             if kind in columns:
-                panels += _calibration(name, kind, phrase, columns, note)
-    scored = any("score" in columns for columns in samples.values())
-    phrases = "confidence or have the same score" if scored else "confidence"
-    return section("Reliability", {"kinds": phrases, "score": f" {NOTES['score']}" if scored else ""}, panels=panels)
+                panels += _calibration_panels(name, kind, phrase, columns, note)
+    has_scores = any("score" in columns for columns in samples.values())
+    phrase = "confidence or have the same score" if has_scores else "confidence"
+    return section("Reliability", {"kinds": phrase, "score": f" {NOTES['score']}" if has_scores else ""}, panels=panels)
 
 
-def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
+def _calibration_panels(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
     """Build the reliability diagram of one kind of confidence, with histograms if there is only one arm."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
-    total = f"{sum(row['count'] for row in rows):,} of {len(columns['correct']):,} completions {have} and could be judged."
+    count_note = (
+        f"{sum(row['count'] for row in rows):,} of {len(columns['correct']):,} completions {have} and could be judged."
+    )
     title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
     bins: list[Row] = [
         {
@@ -69,7 +72,7 @@ def _calibration(name: str, kind: str, have: str, columns: Mapping[str, Tensor],
         }
         for row in rows
     ]  # fmt: skip
-    diagram = Panel(title, reliability_diagram(rows, by=kind), bins, f"{total} {note}".strip())
+    diagram = Panel(title, reliability_diagram(rows, by=kind), bins, f"{count_note} {note}".strip())
     if name:
         return [diagram]
     names, rows = ("right answers", "wrong answers"), confidence_rows(columns[kind], columns["correct"])
@@ -82,7 +85,7 @@ def curve_panel(
     title: str, rows: list[Row], names: Sequence[str], *, x: str = "step", label: str = "step", note: str = "",
     legend: Sequence[str] = (), **options: Any,
 ) -> list[Panel]:  # fmt: skip
-    """Build curves over `x` with a table of their numbers; nothing if there are no rows."""
+    """Build a panel with curves over `x` and a table of their numbers; an empty list if there are no rows."""
     if not rows:
         return []
     chart = curves(rows, names=names, x=x, **options)
@@ -90,35 +93,37 @@ def curve_panel(
 
 
 def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: Any) -> list[Panel]:
-    """Build the curves of one evaluation figure."""
-    title, is_a_share = figure_name(name), is_share(name)
-    unit = "share of completions" if is_a_share else title
-    return curve_panel(title[:1].upper() + title[1:], rows, names, y=unit, percent=is_a_share, **options)
+    """Build a panel with the curves of one evaluation figure."""
+    title = figure_name(name)
+    unit = "share of completions" if is_share(name) else title
+    return curve_panel(title[:1].upper() + title[1:], rows, names, y=unit, percent=is_share(name), **options)
 
 
 def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
     """Build the voting curves, one panel per arm ("" if there is only one); `over` names the units of the intervals."""
-    by_score = [name for name, one in samples.items() if "score" in one and bool(one["confidence"].isnan().all())]
-    note = VOTES_BY_SCORE if by_score else ""
-    if any(by_score):
-        note = f"{', '.join(by_score)}: {note[0].lower()}{note[1:]}"
-    rows = {name: voting_rows(curves_of, over=over) for name, curves_of in votes.items()}
-    ways = list(dict.fromkeys(row["series"] for curve_rows in rows.values() for row in curve_rows))
+    arms_by_score = [
+        name for name, columns in samples.items() if "score" in columns and bool(columns["confidence"].isnan().all())
+    ]
+    note = VOTES_BY_SCORE if arms_by_score else ""
+    if any(arms_by_score):
+        note = f"{', '.join(arms_by_score)}: {note[0].lower()}{note[1:]}"
+    rows_of_arm = {name: voting_rows(arm_curves, over=over) for name, arm_curves in votes.items()}
+    ways = list(dict.fromkeys(row["series"] for rows in rows_of_arm.values() for row in rows))
     panels: list[Panel] = []
-    for name, arm_rows in rows.items():
+    for name, arm_rows in rows_of_arm.items():
         panels += curve_panel(name or "Accuracy by voting budget", arm_rows, ways, y="accuracy", percent=True, **_BY_SAMPLES)
     return section("Voting", {"over": over, "note": note}, legend=ways, panels=panels)
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """Build the section on the gain of a later attempt: majority against majority, prompt by prompt."""
-    first, *later = votes or ("",)
+    """Build the section on how much the majority of a later attempt is better than the majority of the first."""
+    first_attempt, *later_attempts = votes or ("",)
     differences = {
-        f"{name} - {first}": curve_difference(votes[name]["majority"], votes[first]["majority"])
-        for name in later
-        if votes[name] and votes[name]["majority"].prompts == votes[first]["majority"].prompts
+        f"{name} - {first_attempt}": curve_difference(votes[name]["majority"], votes[first_attempt]["majority"])
+        for name in later_attempts
+        if votes[name] and votes[name]["majority"].prompts == votes[first_attempt]["majority"].prompts
     }
     names, options = list(differences), {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
     panels = curve_panel("Later attempt minus the first", voting_rows(differences), names, **options)
@@ -126,7 +131,7 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
 
 
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
-    """Build histograms of each block's credit under several methods; `of` names the completions."""
+    """Build the section with histograms of each block's credit under several methods; `of` names the completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
     blocks, panels = dict.fromkeys(block for method in methods for block in credit[method]), list[Panel]()
     for block in blocks:
@@ -146,13 +151,14 @@ def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str =
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
-    # A number that rounding puts just below a border (.7 in float32) belongs above the border.
-    nudged_n, kinds = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
-    return _binned({series: nudged_n[correct_n == kind] for series, kind in kinds.items()}, [b / 10 for b in range(12)])
+    # A small number is added so that a confidence which rounding puts just below a border (.7 in float32) lies above it.
+    nudged_n, verdicts = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
+    edges = [b / 10 for b in range(12)]
+    return _count_in_bins({series: nudged_n[correct_n == verdict] for series, verdict in verdicts.items()}, edges)
 
 
-def _binned(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """Return the bins of each series that has numbers, and one empty bin after the last."""
+def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
+    """Count the values of each series in the bins between `edges`, with an empty bin at the end to close the outline."""
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_n = value_n[value_n.isfinite()].double().cpu()
@@ -163,7 +169,7 @@ def _binned(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Return accuracy by number of samples for each way of voting, without pass@1, which is flat by definition."""
+    """Return the accuracy by number of samples for each way of voting but pass@1, which does not depend on the number."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -177,27 +183,27 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
     """Return histograms of several series over the same bins, symmetric about 0, with one bin around 0."""
     sizes_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
     widest = float(sizes_n.max()) if sizes_n.any() else 1.0
-    return _binned(values, np.linspace(-widest, widest, bins + 1).tolist())
+    return _count_in_bins(values, np.linspace(-widest, widest, bins + 1).tolist())
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the evaluation figures that exist: the usual ones, those of later attempts and of a score."""
-    known = dict.fromkeys(name for point in points for name in point)
-    scored = (name for name in SCORE_FIGURES if name in known)
-    return list(dict.fromkeys([*FIGURES, *(name for name in known if name.endswith("_accuracy")), *scored]))
+    """Return the usual evaluation figures, and those of later attempts and of the score if any evaluation has them."""
+    names = dict.fromkeys(name for point in points for name in point)
+    score_figures = (name for name in SCORE_FIGURES if name in names)
+    return list(dict.fromkeys([*FIGURES, *(name for name in names if name.endswith("_accuracy")), *score_figures]))
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return columns by name, with the columns of repeated blocks next to each other."""
-    return {name: torch.cat(parts) for name, parts in together(columns).items()}
+    """Concatenate the columns of repeated blocks under one name."""
+    return {name: torch.cat(repeated_columns) for name, repeated_columns in together(columns).items()}
 
 
 def figure_name(name: str) -> str:
     """Return the name of a figure in words."""
     if name in SCORE_FIGURES:
-        return {"coverage": "has a score", "mean_confidence": "mean score"}.get(
-            bare := name.removeprefix(OF_SCORE), f"{figure_name(bare)} of its score"
-        )
+        bare_name = name.removeprefix(OF_SCORE)
+        special_names = {"coverage": "has a score", "mean_confidence": "mean score"}
+        return special_names.get(bare_name, f"{figure_name(bare_name)} of its score")
     return FIGURES.get(name, name.replace("_", " "))
 
 
@@ -207,10 +213,10 @@ def is_share(name: str) -> bool:
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
-    """Return one evaluation figure, None if it does not exist; `malformed` is 1 minus `format_rate`."""
+    """Return a figure of an evaluation, None if it does not exist; `malformed` may be given as 1 minus `format_rate`."""
     if name == "malformed" and point.get("malformed") is None:
-        value = point.get("format_rate")
-        return None if value is None else 1.0 - value
+        format_rate = point.get("format_rate")
+        return None if format_rate is None else 1.0 - format_rate
     value = point.get(name)
     return None if value is None or value != value else float(value)
 
@@ -230,36 +236,35 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
 
 
 def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, most: int = MOST) -> list[Row]:
-    """Return a figure of every training batch; more than `most` batches are averaged in equal stretches."""
-    size = max(1, math.ceil(len(points) / most))
+    """Return a figure over training batches with at most `most` points, each the mean of as many batches in a row."""
+    chunk_size = max(1, math.ceil(len(points) / most))
     rows = []
-    for start in range(0, len(points), size):
-        chunk = points[start : start + size]
+    for start in range(0, len(points), chunk_size):
+        chunk = points[start : start + chunk_size]
         values = [value for point in chunk if (value := figure(point, name)) is not None]
         if values:
             rows.append({"series": series, "x": chunk[-1]["step"], "value": math.fsum(values) / len(values)})
     return rows
 
 
-def wide(rows: Iterable[Row], *, key: str, label: str | None = None) -> list[Row]:
-    """Turn rows into a table with one row per `key` and one column per series, for the numbers under a chart."""
-    table: dict[Any, Row] = {}
-    names: dict[str, None] = {}
+def wide(rows: Sequence[Row], *, key: str, label: str | None = None) -> list[Row]:
+    """Turn the rows of a chart into a table with one row per `key` and one column per series."""
+    cells_of: dict[Any, Row] = {}
     for row in rows:
-        value = row["value"]
+        cell = row["value"]
         if row.get("low") is not None and row["low"] == row["low"]:
-            value = f"{value:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        table.setdefault(row[key], {})[row["series"]] = value
-        names[row["series"]] = None
-    return [{label or key: at, **{name: table[at].get(name) for name in names}} for at in sorted(table)]
+            cell = f"{cell:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+        cells_of.setdefault(row[key], {})[row["series"]] = cell
+    names = dict.fromkeys(row["series"] for row in rows)
+    return [{label or key: place, **{name: cells_of[place].get(name) for name in names}} for place in sorted(cells_of)]
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
-    """Merge rows with the same `key` into one."""
-    table: dict[Any, Row] = {}
+    """Merge the rows that have the same value under `key`."""
+    merged_rows: dict[Any, Row] = {}
     for row in rows:
-        table.setdefault(row[key], {}).update(row)
-    return list(table.values())
+        merged_rows.setdefault(row[key], {}).update(row)
+    return list(merged_rows.values())
 
 
 def percent(share: float) -> str:

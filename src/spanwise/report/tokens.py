@@ -1,4 +1,4 @@
-"""The token view: any completion, with each token coloured by the credit of two methods."""
+"""Write the token view: any completion, with each token coloured by the credit of two methods."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from spanwise.report.why import DIGITS, Rule, clause, credits, explained, openin
 from spanwise.report.words import GLOSSARY, SHARING
 from spanwise.rollouts.rows import TokenRow
 
-#: Significant digits of a value or a probability, and of any column that changes between neighbouring tokens more than MANY times:
-#: so a page of 500 completions with 1,000 tokens each stays under 3 MB.
+#: Significant digits of values and probabilities, and of a column that changes between neighbouring tokens more than MANY times;
+#: with them a page of 500 completions with 1,000 tokens each stays under 3 MB.
 COARSE, FEW, MANY = 3, 2, 200_000
 
-#: The number of distinct words in a coded column: the code points from 32 on, without the 2,048 that UTF-8 cannot hold.
+#: The largest number of words in a coded column: one per code point from 32 on, without the 2,048 that UTF-8 cannot hold.
 _MOST_WORDS = 0x110000 - 2048 - 32
 
 
@@ -58,7 +58,7 @@ class TokenView:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """The methods shown left and right at first: grpo, if it is there, and the run's own method."""
+        """Return the two methods that are shown first: grpo if there is one, and the run's own method."""
         left = "grpo" if "grpo" in self.methods else self.methods[0]
         right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left)
         if left == right:
@@ -95,7 +95,6 @@ def token_view(view: TokenView) -> Markup:
 
 def payload(view: TokenView) -> dict[str, Any]:
     """Encode the view as JSON data, with repeated values stored once."""
-    # `_coded` columns store each distinct entry once; `_coded_numbers` adds the size that is shown in full colour.
     if not view.methods:
         raise DataError("A token view needs at least one method; none is given.")
     rows = view.completions
@@ -131,7 +130,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         "openings": _coded([[opening(row, view.outcome, stating_objectives)] for row in rows]),
         "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules.items()],
         "why": [[explained(row, method, rule) for method, rule in rules.items()] for row in rows],
-        "credits": [[_rounded(credits(row, method, rule)) for method, rule in rules.items()] for row in rows],
+        "credits": [[_round_all(credits(row, method, rule)) for method, rule in rules.items()] for row in rows],
         "units": [unit(rows, method, rule) for method, rule in rules.items()],
         "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],
         "answers": [row.answer for row in rows],
@@ -174,7 +173,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Encode a column of rounded numbers, and the number that gets the full colour; return None if there are no numbers."""
+    """Encode a column of rounded numbers with the size that is shown in full colour; return None if there are no numbers."""
     if all(column is None for column in columns):
         return None
     numbers_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
@@ -183,7 +182,7 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     distinct, number_index = np.unique(numbers_v, return_inverse=True)
     rounded = [_number(value, digits) for value in distinct.tolist()]
     numbers = iter([rounded[place] for place in number_index.tolist()])
-    # The 98th percentile of the sizes that are not 0, so that an outlier does not make all others pale.
+    # The 98th percentile of the sizes above 0 gets the full colour, so that a single outlier does not make all others pale.
     sizes = np.abs(numbers_v[np.isfinite(numbers_v) & (numbers_v != 0)])
     scale = float(f"{np.quantile(sizes, 0.98, method='higher'):.{DIGITS}g}") if sizes.size else 0.0
     coded = _coded([None if column is None else list(islice(numbers, len(column))) for column in columns])
@@ -191,7 +190,7 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
-    """Encode a column of words: its distinct words, most frequent first, and for each row a text with one character per word."""
+    """Encode rows of words as a list of distinct words, and as one text per row with a character for each word."""
     words = [word for word, _ in Counter(word for row in rows for word in row or ()).most_common()]
     if len(words) > _MOST_WORDS:
         words = [*words[: _MOST_WORDS - 1], "…"]
@@ -203,7 +202,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     }
 
 
-def _rounded(credit: Mapping[str, float]) -> dict[str, float | int | str | None]:
+def _round_all(credit: Mapping[str, float]) -> dict[str, float | int | str | None]:
     return {block: _number(value) for block, value in credit.items()}
 
 

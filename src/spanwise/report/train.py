@@ -1,4 +1,4 @@
-"""The report of one training run: its evaluations, its batches, and the sections of its modes."""
+"""Write the report of a training run: its evaluations, its training batches, and the sections of its modes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _HELD_OUT, _BATCH = "held-out prompts", "training batches"
 _HEADLINES = (
     "accuracy", "ece", "auroc", "brier", "laser_ece", "laser_auroc", "laser_brier", "refusal_rate", "malformed",
 )  # fmt: skip
-#: The largest number of rewards that the finding names one by one.
+#: The largest number of rewards that the finding at the top names one by one.
 _NAMED = 4
-#: Figures whose axis begins at 0.
+#: The figures whose vertical axis begins at 0.
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
 
 
@@ -81,7 +81,7 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     done = max((line["step"] for line in (*batches, *points)), default=0)
     names = names_in(batches, "rewards/<objective>/mean")
-    # Figures of held-out prompts; a script has none, so its training batches stand in.
+    # A script has no rewards on held-out prompts, so those of its training batches are shown instead.
     rewards = {
         name.removeprefix(OF_REWARD): values_of(points, name)
         for name in dict.fromkeys(name for point in points for name in point if name.startswith(OF_REWARD))
@@ -89,13 +89,15 @@ def train_report(
     of_batches = not rewards
     if of_batches:
         rewards = {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in names}
-    mean_rewards = [_mean_reward(name, means, intervals or {}, of_batches) for name, means in rewards.items() if unmeasured]
+    mean_rewards = [
+        _mean_reward_headline(name, means, intervals or {}, of_batches) for name, means in rewards.items() if unmeasured
+    ]
     steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {steps.pop()}" if len(steps) == 1 else ""
     trained, *others = view.methods if view else ("",)
     note = f"The run was trained with {trained}; beside it is the credit that {' and '.join(others)}"
     measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
-    # There may be more samples than the last metrics line is computed from.
+    # The intervals may come from more samples than the last line of the metrics, so their values replace that line's.
     ends = [*points[:-1], points[-1] | measured] if points else []
     wrong = alarms({name: value for name, value in ends[-1].items() if name not in unmeasured}) if ends else {}
     alarmed = by_sentence(wrong).items()
@@ -154,6 +156,7 @@ def _spoken(name: str) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
+    """Name the baseline of the last objective that sets one; empty if the method takes no baseline."""
     method = METHODS.get(str(recipe.get("method")))
     if method is not None and "baseline" not in method.inputs:
         return ""
@@ -163,7 +166,7 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
 
 
 def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
-    """Say that a run has not ended, and how to resume it."""
+    """Warn that a run has not ended, and say how to resume the run."""
     asked = recipe.get("steps")
     if ended or asked is None or done >= asked:
         return []
@@ -172,6 +175,7 @@ def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: boo
 
 
 def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> str:
+    """Say in one sentence what was trained, on what, and how long it took."""
     asked = recipe.get("steps")
     steps = f"{done} steps" if asked in (None, done) else f"{done} of {asked} steps"
     size = f" of {recipe['prompts']} prompts x {recipe['group_size']} completions" if recipe.get("group_size") else ""
@@ -244,7 +248,7 @@ def train_finding(
 
 
 def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interval: Interval | None) -> str:
-    """Say how a share changed from start to end; "no clear change" if the interval holds the start."""
+    """Say how a share changed from the start to the end; "no clear change" if the interval contains the value at the start."""
     value, before = figure(last, name), figure(first, name)
     if value is None:
         return f"{figure_name(name)} was not measured"
@@ -254,7 +258,7 @@ def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interva
     return f"{figure_name(name)} is {percent(value)}{bounds}{was}"
 
 
-def _mean_reward(
+def _mean_reward_headline(
     name: str, means: Sequence[float | None], intervals: Mapping[str, Interval | None], of_batches: bool
 ) -> Headline:
     interval, before = intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None
@@ -263,7 +267,7 @@ def _mean_reward(
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
-    """State the mean rewards at the end and at the start: each of a few, of many their mean and the largest and smallest change."""
+    """State the mean rewards at the end and at the start; of many rewards, only their mean and the largest and smallest change."""
     ends = {
         name: (means[0] if len(means) > 1 else None, means[-1]) for name, means in rewards.items() if means[-1] is not None
     }
@@ -286,7 +290,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Section:
-    """Build a section of charts over the training batches; `first` puts those names first among the colours."""
+    """Build a section of charts over the training batches; `names` are the objectives or blocks with a curve each."""
     panels: list[Panel] = []
     for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
         series = {key.format(name): label.format(name) for key, label in chart.series.items() for name in names or ("",)}
@@ -296,7 +300,7 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
 
 
 def glance_section(batches: Lines, names: Sequence[str]) -> Section:
-    """Build the three pictures that one would show: the reward of each part, the comparisons that teach nothing, the length."""
+    """Build the section with the three main charts: the reward of each part, comparisons that teach nothing, and the length."""
     families = together({name: name for name in names})
 
     def mean(lines: Lines, metric: str, members: Sequence[str]) -> float | None:
@@ -332,7 +336,7 @@ def rewards_section(
     points: Lines = (),
     intervals: Mapping[str, Interval | None] | None = None,
 ) -> Section:
-    """Build the section on rewards: a curve for each, and a table of the blocks each objective pays and its change."""
+    """Build the section on rewards: a curve for each, and a table with the paid blocks and the change of each reward."""
     panels, rows = list[Panel](), list[Row]()
     pays = {str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()}
     tenth = max(1, len(batches) // 10)
@@ -351,7 +355,7 @@ def rewards_section(
 
 
 def _cost_section(batches: Lines) -> Section:
-    """Build the table of what rewards measured of themselves, one row per objective."""
+    """Build the table of the costs that rewards report about themselves, one row per objective."""
     rows: dict[str, Row] = {}
     for measure in names_in(batches, "cost/<measure>"):
         objective, _, name = measure.rpartition("/")
@@ -405,14 +409,14 @@ def _pages() -> list[tuple[type[Mode], Page]]:
 
 
 def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
-    """Return the values that the batches log a mode's headline metric for, and the start of their metrics' names."""
+    """Map each value that a mode logs its headline metric for to the prefix of that value's metrics."""
     end = page.headline[0]
     numbers = metrics_in(batches, [Metric(f"{mode.name}/[value/]{end}")])
     return {value: key.removesuffix(end) for key, value, _ in numbers}
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
-    """Draw metrics as curves, with a legend unless `names` are given; return None if no batch has them."""
+    """Build a panel with the curves of a chart, with a legend unless `names` are given; empty if no batch has the metrics."""
     rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
     is_cut = chart.floor is not None and any(row["value"] < chart.floor for row in rows)
     note = chart.note + (f" What is below {chart.floor:g} is drawn there." if is_cut else "")

@@ -1,4 +1,4 @@
-"""The words of the reports: the sections' questions and the glossary (`static/words.yaml`), whose terms are marked in the text."""
+"""Load the words of the reports from `static/words.yaml`, and mark the terms of the glossary in a text."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import yaml
 from markupsafe import Markup, escape
 
 _WRITTEN = yaml.safe_load(files("spanwise.report").joinpath("static", "words.yaml").read_text(encoding="utf-8"))
-#: Title of a section -> the question that it `asks`, its `text`, and maybe its `charts` of training batches.
+#: Title of a section -> the question that the section `asks`, its `text` and, for some, its `charts` of training batches.
 SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]
-#: Sentences behind the text of a section, each under a condition.
+#: Sentences that a section adds to its text if they apply.
 NOTES: Mapping[str, str] = _WRITTEN["notes"]
 #: The names of evaluation figures and of ways of voting.
 FIGURES: Mapping[str, str] = _WRITTEN["figures"]
 WAYS: Mapping[str, str] = _WRITTEN["ways"]
-#: How credit and a token's share go together, and what GRPO calls an advantage.
+#: The explanation of how tokens share a credit, and of what GRPO calls an advantage.
 SHARING: str = _WRITTEN["sharing"]
 #: Term -> its meaning.
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 
 _TERMS = {term.lower(): term for term in GLOSSARY if term not in _WRITTEN["everyday"]}
-#: Matches the longest term first, also in the plural; a name with a dash or a dot around it is another word.
-_WORDS = "|".join(re.escape(term) for term in sorted(_TERMS, key=len, reverse=True))
-_PATTERN = re.compile(rf"(?<![\w./-])(?P<term>{_WORDS})s?(?![\w/-])", re.IGNORECASE)
+_ALTERNATIVES = "|".join(re.escape(term) for term in sorted(_TERMS, key=len, reverse=True))  # longer terms match first
+#: Matches a term of the glossary, also in the plural, but not as a part of a name with a dash or a dot.
+_PATTERN = re.compile(rf"(?<![\w./-])(?P<term>{_ALTERNATIVES})s?(?![\w/-])", re.IGNORECASE)
 
 
 class Terms:
-    """The glossary terms that one page has used so far."""
+    """The glossary terms that a page has used so far, for the list at its end."""
 
     def __init__(self) -> None:
-        self.met: dict[str, str] = {}  # term -> sentence, of the terms used so far, in the order of the glossary
+        self.met: dict[str, str] = {}  # term -> meaning, in the order of the glossary
 
     def marked(self, text: str) -> Markup:
         """Wrap the first mention of each term in an element that explains it."""
         used_terms: set[str] = set()
 
-        def element(match: re.Match[str]) -> str:
+        def explain(match: re.Match[str]) -> str:
             term = _TERMS[match["term"].lower()]
             if term in used_terms:
                 return match[0]
             used_terms.add(term)
             return Markup('<span class="term" tabindex="0" data-says="{}">{}</span>').format(GLOSSARY[term], match[0])
 
-        html = _PATTERN.sub(element, str(escape(text)))
+        html = _PATTERN.sub(explain, str(escape(text)))
         self.met = {term: meaning for term, meaning in GLOSSARY.items() if term in used_terms or term in self.met}
         return Markup(html)
