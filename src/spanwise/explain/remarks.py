@@ -156,8 +156,8 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     """Warn about ignored rewards: numbers for missing blocks that differ from the objective's `if_missing`."""
     if reading.scores.unused_nm is None:
         return ""
-    number_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
-    ignored = {n: number for n, number in enumerate(number_n.tolist()) if number == number and number != if_missing}
+    unused_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
+    ignored = {n: number for n, number in enumerate(unused_n.tolist()) if number == number and number != if_missing}
     if not ignored:
         return ""
     first_row, lowest, highest = min(ignored), min(ignored.values()), max(ignored.values())

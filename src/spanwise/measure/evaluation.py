@@ -297,12 +297,12 @@ def gaps_interval(
     if minus:
         side_b[len(gap_b) // 2 :] = -1
     known_rb = gap_rb[~gap_rb.isnan().any(dim=1)]
-    value = float((side_b * gap_b.abs()).sum())
-    if count < 2 or len(known_rb) < 2 or math.isnan(value):
-        return Interval(value, math.nan, math.nan, math.nan, level, count)
+    ece_value = float((side_b * gap_b.abs()).sum())
+    if count < 2 or len(known_rb) < 2 or math.isnan(ece_value):
+        return Interval(ece_value, math.nan, math.nan, math.nan, level, count)
     low, high = bounds(gap_b, known_rb - gap_b, unseen_jb, side_b, count=count, level=level, seed=seed)
     error = float((side_b * known_rb.abs()).sum(dim=1).std())
-    return Interval(value, max(low, -1.0 if minus else 0.0), min(high, 1.0), error, level, count)
+    return Interval(ece_value, max(low, -1.0 if minus else 0.0), min(high, 1.0), error, level, count)
 
 
 def bounds(
@@ -318,7 +318,7 @@ def bounds(
     """Compute the bounds of `ece_interval` from the noise of the gaps; `side_b` is -1 for a gap that is subtracted."""
     tail = (1 - level) / 2
     stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # independent of the random numbers that drew the prompts
+    generator = torch.Generator().manual_seed(seed + 1)  # differs from the seed that drew the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
     # The two unseen prompts get their weights in both orders, so that a reversed difference has the negated bounds.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])

@@ -78,7 +78,7 @@ def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
 
 
 def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -> tuple[float, float]:
-    r"""Compute Wilson's interval of a proportion; never empty, never outside [0, 1], also at 0 and `count` successes.
+    r"""Compute Wilson's interval of a proportion, which lies in [0, 1] and has a width even at 0 and `count` successes.
 
     Equation
         (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n),  p = successes / n
@@ -211,7 +211,7 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
 def resample(
     figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
 ) -> tuple[Tensor, Tensor, int]:
-    """Return a figure, its value in every resample, and the number of prompts; with `smooth`, prompts are weighted by Exp(1)."""
+    """Return a figure, its value in every resample, and the number of prompts; `smooth` weighs prompts by Exp(1) numbers."""
     prompt_n = prompt_index(prompts, len(prompts))
     count = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]

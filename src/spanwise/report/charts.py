@@ -65,12 +65,12 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
     scale = alt.Scale(domain=[0, max(1.04, widest)], nice=False)
     fifths = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
     unlabelled = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
-    accuracy = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
+    accuracy_options = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
     base, confidence = _chart(filled_bins), alt.X("confidence:Q", scale=scale, axis=unlabelled)
     whiskers = base.mark_rule(strokeWidth=2).encode(
-        x=confidence, y=alt.Y("accuracy_low:Q", **accuracy), y2="accuracy_high:Q"
+        x=confidence, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )
-    points = _points(base, 70).encode(x=confidence, y=alt.Y("accuracy:Q", **accuracy))
+    points = _points(base, 70).encode(x=confidence, y=alt.Y("accuracy:Q", **accuracy_options))
     bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in filled_bins])
     x_low = alt.X("low:Q", title=by, scale=scale, axis=fifths)
     count = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
@@ -194,7 +194,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colours = "category" if palette == "series" else "ordinal"  # names of colour lists in the page's configuration
+    colours = "category" if palette == "series" else "ordinal"  # these lists are defined in the page's configuration
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colours), legend=None)
 
 

@@ -156,13 +156,13 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
 
 def compare_finding(comparison: ArmComparison) -> str:
     """Say which arm is better, in which figure and by how much, and name the figures that mean nothing."""
-    figures = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
+    figure_names = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
     alarms = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {why}."
         for why, cells in by_sentence(comparison.wrong).items()
     ]
     return (
-        " ".join(filter(None, [*alarms, *(_figure_finding(comparison, name) for name in figures)]))
+        " ".join(filter(None, [*alarms, *(_figure_finding(comparison, name) for name in figure_names)]))
         or "Nothing was compared."
     )
 

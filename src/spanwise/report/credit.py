@@ -160,9 +160,9 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         credited_count = int(is_credited_n.sum())
         alarm = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm}{right} gives credit to {credited_count:,} of {count:,} completions."
-    single_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # a credit of the whole completion, for any block
+    single_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # a completion's only credit counts for each block
     block_pairs = {name: (left_n.get(name, single_n), column_n) for name, column_n in right_n.items()}
-    opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in block_pairs.items() if a_n is not None}  # NaN counts as False
+    opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in block_pairs.items() if a_n is not None}  # NaN gives False
     if not opposed_n:
         return ""
     opposed_count = int(torch.stack(list(opposed_n.values())).any(dim=0).sum())

@@ -205,7 +205,7 @@ def _headlines(
 
 
 def _note(interval: Interval | None, before: float | None, show: Callable[[Any], str], began: str = "at the start") -> str:
-    """Return the small print of a figure: its interval, and its value at the start."""
+    """Return the small print under a figure: its interval, and its value at the start."""
     bounds = bounds_text(interval, show)
     notes = [f"95 %: {bounds}"] if bounds else []
     return "\n".join(notes if before is None else [*notes, f"{show(before)} {began}"])

@@ -20,7 +20,7 @@ FIGURES: Mapping[str, str] = _WRITTEN["figures"]
 WAYS: Mapping[str, str] = _WRITTEN["ways"]
 #: The explanation of how tokens share a credit, and of what GRPO calls an advantage.
 SHARING: str = _WRITTEN["sharing"]
-#: Term -> its meaning.
+#: Maps each term to its meaning.
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 
 _TERMS = {term.lower(): term for term in GLOSSARY if term not in _WRITTEN["everyday"]}
@@ -33,7 +33,7 @@ class Terms:
     """The glossary terms that a page has used so far, for the list at its end."""
 
     def __init__(self) -> None:
-        self.met: dict[str, str] = {}  # term -> meaning, in the order of the glossary
+        self.met: dict[str, str] = {}  # maps a term to its meaning, in the order of the glossary
 
     def marked(self, text: str) -> Markup:
         """Wrap the first mention of each term in an element that explains it."""

@@ -4,7 +4,7 @@ from spanwise.errors import lacking
 
 try:
     import pyarrow as _pyarrow  # noqa: F401
-except ModuleNotFoundError as error:  # the core installs without it
+except ModuleNotFoundError as error:  # the core installs without pyarrow
     raise lacking("spanwise.rollouts", error) from error
 
 from spanwise.rollouts.read import read_rollouts

@@ -233,7 +233,7 @@ def _part(entry: dict[str, Any]) -> CreditPart:
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
-    """Map each block to its token intervals: the runs of its tokens if the file names a block per token, else its span."""
+    """Map each block to its token intervals: runs of tokens if the file names the block of each token, otherwise one span."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]

@@ -430,7 +430,7 @@ class Rollouts:
         assert batch.ids_nt is not None, "the batch of a trainer has token ids"
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         mask_nt = batch.mask_nt.bool()
-        filled_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # up to the last sampled token
+        filled_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # drops the padding after the last sampled token
         in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present_rows = [[text[name] is not None for name in spans.names] for text in texts]
         present_nk = torch.tensor(present_rows, dtype=torch.bool).reshape(-1, len(spans.names))

@@ -105,7 +105,7 @@ def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], now
 
 
 class TokenizedTexts(NamedTuple):
-    """All completions as tokens, with a note for the user on how their texts were split."""
+    """All completions as tokens, and a note for the user on how their texts were split."""
 
     ids: Ragged
     trainable: np.ndarray
@@ -248,7 +248,7 @@ def finite(value: Any) -> float | None:
     """Convert a finite number to a float, and anything else to None."""
     try:
         return float(value) if math.isfinite(value) else None
-    except (TypeError, OverflowError):  # not a number, or an integer too large for a float
+    except (TypeError, OverflowError):  # raised for other types, and for integers too large for a float
         return None
 
 

@@ -54,7 +54,7 @@ class Trace:
 
 
 class NodeTokens(NamedTuple):
-    """The tokens of a node in a trace, and streams of a number per token, 0 for tokens that no model sampled."""
+    """The tokens of a node in a trace; a stream has a number for each token, 0 if no model sampled it."""
 
     ids: list[int]
     mask: list[bool]
@@ -169,7 +169,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Set the `advantages` of a trace's nodes to an entry of the turns' `per_token`."""
+    """Write the numbers that a trajectory's turns hold under `entry` into the nodes of its trace, as `advantages`."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -191,7 +191,7 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
 
 
 def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the traces of an episode; in an old file each line is a single trace."""
+    """Return the traces in a line of the file: those of an episode, or a single trace in old files."""
     if "traces" not in record and "nodes" not in record:
         raise missing_field("traces", record)
     return list_field(record, "traces", Mapping, "objects") if "traces" in record else [record]
@@ -307,18 +307,18 @@ def _turns(trace: Trace) -> Iterator[Turn]:
         ids, mask, streams = tokens_of_node[i]
         if not ids:
             raise FieldError(f"has no token ids {_where(trace, i)}, so none of its tokens can be credited")
-        start = mask.index(True) if True in mask else len(mask)
-        prompt = ids[:start]
+        first_sampled = mask.index(True) if True in mask else len(mask)
+        prompt = ids[:first_sampled]
         parent = nodes[i].get("parent")
         while parent is not None and parent not in turn_of_node:
             prompt = tokens_of_node[parent].ids + prompt
             parent = nodes[parent].get("parent")
         yield Turn(
             prompt,
-            ids[start:],
-            [int(flag) for flag in mask[start:]],
+            ids[first_sampled:],
+            [int(flag) for flag in mask[first_sampled:]],
             parent=None if parent is None else turn_of_node[parent],
-            per_token={name: values[start:] for name, values in streams.items()},
+            per_token={name: values[first_sampled:] for name, values in streams.items()},
             extra={"node": i},
         )
         turn_of_node[i] = len(turn_of_node)

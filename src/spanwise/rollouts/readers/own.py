@@ -68,7 +68,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             "There is no tokenizer beside the file; credit is shown per word. Give the tokenizer's folder with --tokenizer."
         )
         tokens = tokenize([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=note)
-    single_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]  # one value per completion
+    single_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
     trained_values = {name: schema.flat_values(table[name], np.float64) for name in trained_columns}
     training_records = [

@@ -167,12 +167,10 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
     """Map each role to its column, as the user says or by name; without completions, the prompts must be conversations."""
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    columns_text = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more}"
+    problem = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more}"
     for role, name in role_columns.items():
         if name not in names:
-            raise DataError(
-                f"--columns {role}={name}: {columns_text}. {unknown('column', name, names).split(' Known: ')[0]}"
-            )
+            raise DataError(f"--columns {role}={name}: {problem}. {unknown('column', name, names).split(' Known: ')[0]}")
     used_names = {name for role, name in role_columns.items() if role != "group"}  # the group may be the prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
@@ -189,12 +187,12 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
         *usual_names, last_name = (*NAMES["completion"], *NAMES["completions"])
         raise DataError(
-            f"{columns_text}, and none of them is called {', '.join(usual_names)} or {last_name}. Say which column holds the "
+            f"{problem}, and none of them is called {', '.join(usual_names)} or {last_name}. Say which column holds the "
             f"completions: {_HOW.format(role='completion')}. Known formats: {FORMATS}."
         )
     if not roles.keys() & {"prompt", "group"}:
         raise DataError(
-            f"{columns_text}, and none of them says which completions belong to one prompt. Say which column holds the prompts: "
+            f"{problem}, and none of them says which completions belong to one prompt. Say which column holds the prompts: "
             f"{_HOW.format(role='prompt')}; or an id that the completions of a prompt share: --columns group=NAME."
         )
     return roles
@@ -265,29 +263,29 @@ class _PlainTable:
     def expand_columns(self) -> dict[str, list[Any]]:
         """Return the other columns with a value per completion: that of its row, or its entry in the row's list."""
         answer, group = self.roles.get("answer"), self.roles.get("group")
-        role_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
+        skipped_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
         has_lists = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
         columns_n: dict[str, list[Any]] = {}
         for name, column in self.table.items():
             if name in (answer, group):
-                values = [column[source.row] for source in self.sources]
+                values_n = [column[source.row] for source in self.sources]
                 columns_n[name] = (
-                    [cells.answer_text(value) for value in values] if name == answer else cells.parse_numbers(values)
+                    [cells.answer_text(value) for value in values_n] if name == answer else cells.parse_numbers(values_n)
                 )
                 continue
-            if name in role_names:
+            if name in skipped_names:
                 continue
             if has_lists:
                 column = list(cells.parse_literals(column, cells.is_list))
             elif name in _REWARD:
                 column = [cells.parse_literal(cell) for cell in column]
-            values = [column[source.row] for source in self.sources]
+            values_n = [column[source.row] for source in self.sources]
             if has_lists and self.has_entry_per_completion(name, column):
-                pairs = zip(values, self.sources, strict=True)
-                values = [value[source.position] if isinstance(value, list) else value for value, source in pairs]
-            reward_objects = [value if isinstance(value, dict) else {} for value in values] if name in _REWARD else []
+                pairs = zip(values_n, self.sources, strict=True)
+                values_n = [value[source.position] if isinstance(value, list) else value for value, source in pairs]
+            reward_objects = [value if isinstance(value, dict) else {} for value in values_n] if name in _REWARD else []
             reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_objects).items()}
-            columns_n |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values}).items()}
+            columns_n |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values_n}).items()}
         return columns_n
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:

@@ -146,10 +146,10 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
 
 def _first_error(record: Mapping[str, Any]) -> str:
     """Return the first error of an episode or its traces as text; empty if there is none."""
-    records = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
-    error = next((e for entry in records for e in (*(entry.get("errors") or ()), entry.get("error")) if e), "")
-    texts = [error.get(key) for key in ("type", "error", "message")] if isinstance(error, Mapping) else [error]
-    return ": ".join(str(text) for text in texts if text)
+    episode_and_traces = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
+    error = next((e for entry in episode_and_traces for e in (*(entry.get("errors") or ()), entry.get("error")) if e), "")
+    error_texts = [error.get(key) for key in ("type", "error", "message")] if isinstance(error, Mapping) else [error]
+    return ": ".join(str(text) for text in error_texts if text)
 
 
 def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
@@ -183,7 +183,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     for name in ("logprobs", "advantages")
                     if any(name in node.streams for node in tokens)
                 },
-                "opens": n == 0,  # the first branch of its trace
+                "opens": n == 0,  # the first branch opens its trace
             }
 
 
