@@ -166,10 +166,7 @@ def token_rows(
 ) -> list[TokenRow]:
     """Turn a table's completions into rows for the token view; a token that the vocabulary lacks is shown by its id.
 
-    Args:
-        opens: called for every stream of values with log-probabilities and flags of trained tokens; returns the tokens that open
-            a segment.
-        own: method -> share and score (`TokenRow.own`) of each completion, where self-rewarding scores are mixed into credit.
+    `opens` finds the tokens that open a segment, from log-probabilities and flags of trained tokens; `own` is `TokenRow.own`.
     """
     names = table.column_names
     schema.column_of(table, schema.PROMPT)

@@ -32,7 +32,6 @@ _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
 #: The number of texts that the tokenizer encodes in one call.
 AT_ONCE = 256
 
-WORDS = "The file holds no token ids; credit is shown per word."
 #: Columns that may mark right completions with 1 and wrong ones with 0, in order of preference.
 VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward")
 
@@ -114,20 +113,12 @@ class TokenizedTexts(NamedTuple):
 
 
 class AsRecorded(NamedTuple):
-    """The numbers that a trainer used for its completions: advantages or rewards.
+    """The numbers that a trainer used for its completions: advantages or rewards, NaN for a completion without one."""
 
-    Attributes:
-        says: what the numbers are, in words.
-        value: of each completion, or, with `by_token`, of each token, flat as the tokens are; NaN at completions that have none.
-        shares: they are shared out over tokens already, so that a plain sum is the objective.
-        by_block: of a trainer that credits blocks, block -> its credit in each completion, and `stop`; `value` is their sum then.
-        by_token: each token has its own.
-    """
-
-    says: str
-    value: Float[np.ndarray, " v"]
-    shares: bool = False
-    by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
+    says: str  # the numbers' description for the user
+    value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
+    shares: bool = False  # True if the numbers are shared out over tokens, so that a plain sum is the objective
+    by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})  # block (or `stop`) -> credit; `value` is their sum
     by_token: bool = False
 
 
@@ -319,7 +310,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
             ids.extend(text_ids)
             text_lengths.append(len(text_ids))
         vocabulary = Vocabulary(tuple(piece.encode() for piece in id_of_piece) or (b"",))
-        note = WORDS if id_of_piece else ""
+        note = "The file holds no token ids; credit is shown per word." if id_of_piece else ""
     else:
         backend, vocabulary = load_tokenizer(tokenizer)
         texts = iterate_texts()

@@ -26,27 +26,16 @@ _WEIGHTS = "loss_weights"
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace of verifiers whose agent is trained.
-
-    Attributes:
-        raw: the trace as the file has it.
-        nodes: the messages, each with the index of its `parent`.
-        place: the index of the trace in its episode.
-        key: rollouts with equal keys were sampled for the same task, by the same agent.
-        step: the step of training.
-        keyed: True if the episode itself names its group.
-        task: the data of the task.
-        paths: for each branch that trains, its context nodes, and its own nodes from the first sampled one on.
-    """
+    """A trace of verifiers whose agent is trained; traces with equal keys are of the same task and the same agent."""
 
     raw: Mapping[str, Any]
     nodes: Sequence[Mapping[str, Any]]
-    place: int
+    place: int  # the index of the trace in its episode
     key: str
     step: int
-    keyed: bool
+    keyed: bool  # True if the episode itself names its group
     task: Mapping[str, Any]
-    paths: list[tuple[list[int], list[int]]]
+    paths: list[tuple[list[int], list[int]]]  # the context nodes and the own nodes of each branch that trains
 
     def prompt(self, before: Sequence[int]) -> str:
         """Return the messages of the nodes `before` a completion as text."""

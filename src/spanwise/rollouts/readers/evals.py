@@ -25,11 +25,7 @@ def is_inspect(file: Path) -> bool:
 
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read the samples of Inspect's logs, whose completion follows the last user message; results of tools in it are masked.
-
-    The epochs of a sample are a group. Each scorer is a reward by its name, or `scorer.key` where it gives several values. A sample
-    that ended in an error has no reward.
-    """
+    """Read the samples of Inspect's logs: the epochs of a sample are a group, and each scorer is a reward."""
     rows: list[dict[str, Any]] = []
     unanswered_ids: list[Any] = []
     tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
@@ -94,11 +90,7 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read `samples_*.jsonl`: a completion for each response to a document, with the document's metrics as rewards.
-
-    Each filter writes a line for a document; with several filters the rewards are called `metric,filter`. Responses that share one
-    number have no reward.
-    """
+    """Read `samples_*.jsonl`: a completion for each response to a document, with `metric` or `metric,filter` as rewards."""
     rows: list[dict[str, Any]] = []
     tokens = tokenize(_lm_eval_responses(files, rows), tokenizer)
     filters = {name for row in rows for _, name in row["rewards"]}

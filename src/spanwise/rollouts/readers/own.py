@@ -21,15 +21,9 @@ from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: The note on a file that holds texts of tokens instead of ids.
-AS_TEXT = "The file holds its tokens as text, without ids."
-
 
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read spanwise's own parquet with the tokenizer of the run's model, or with the tokenizer that the file names.
-
-    The advantages of `recorded`, or of the only method, are those that the completions were trained with.
-    """
+    """Read spanwise's own parquet with the tokenizer of the run's model, or with the tokenizer that the file names."""
     folder = next((path for path in (files[0].parent.parent, files[0].parent) if (path / "recipe.yaml").is_file()), None)
     arrow_schema = pq.read_schema(files[0])
     names, methods = arrow_schema.names, schema.methods_in(arrow_schema.names)
@@ -39,6 +33,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     if source == schema.IDS and tokenizer is None:
         tokenizer = (folder and tokenizer_in(folder)) or schema.tokenizer_of(arrow_schema)
     per_token = schema.token_columns(names)
+    # Completions were trained with the advantages of `recorded`, or of the only method.
     trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
     trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in names]
     # Methods compute credit again, segmentation finds the spans again, and a tokenizer decodes the text again.
@@ -55,7 +50,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         token_texts = table[source].combine_chunks().flatten().dictionary_encode()
         vocabulary = Vocabulary(tuple(token_texts.dictionary.cast(pa.binary()).to_pylist()) or (b"",))
         ids = token_texts.indices.to_numpy(zero_copy_only=False).astype(np.int32)
-        tokens = TokenizedTexts(Ragged(ids, edges), trainable, vocabulary, AS_TEXT)
+        note = "The file holds its tokens as text, without ids."
+        tokens = TokenizedTexts(Ragged(ids, edges), trainable, vocabulary, note)
     elif tokenizer is not None:
         vocabulary = load_tokenizer(tokenizer)[1]
         tokens = TokenizedTexts(Ragged(schema.flat_values(table[source], np.int32), edges), trainable, vocabulary, "")

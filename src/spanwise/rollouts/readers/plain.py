@@ -56,15 +56,7 @@ class CompletionSource(NamedTuple):
 def read_plain(
     path: Path, files: Sequence[Path], tokenizer: str | Path | None, columns: Mapping[str, str] | None = None
 ) -> RolloutTable:
-    """Read a table with a completion in each row, or a list of completions of one prompt.
-
-    Every numeric column without a role is a reward, `rewards/NAME` under the name NAME; beside a list of completions, a list of
-    numbers holds one for each. Rows without a completion (null, unlike an empty text) are left out and counted. Without a column
-    of completions, a conversation in `messages` ends with the completion.
-
-    TRL's `completions/completions_*.parquet` are such tables. TRL writes a batch that serves several optimiser steps several times;
-    repetitions are left out. The completions in JSON lines are tokenized while they are read.
-    """
+    """Read a table with a completion in each row, or a list of completions of one prompt; every numeric column is a reward."""
     role_columns = _check_roles(columns or {})
     format_name, table, repeated_note = _read_columns(path, files, role_columns)
     table = {name: column for name, column in table.items() if name not in _INDEX or name in role_columns.values()}
@@ -122,6 +114,7 @@ def _read_columns(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -
         }
         return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long_names), note
     tables: list[pa.Table] = []
+    # TRL writes a batch that serves several optimiser steps into several files.
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     for table in map(pq.read_table, files):
         if not (is_trl and tables and table.drop_columns(["step"]).equals(tables[-1].drop_columns(["step"]))):

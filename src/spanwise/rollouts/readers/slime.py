@@ -20,8 +20,7 @@ from spanwise.rollouts.table import Ragged, RolloutTable, TokenizedTexts, load_t
 def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read slime's samples: the number of a rollout is the step, `group_index` the group, `label` the answer.
 
-    A reward that is a dictionary gives each of its numbers by name. A sample that slime leaves out of the loss is compared and gets
-    no credit. Samples of one `rollout_id` are parts of one rollout. Without a tokenizer the text is split into words.
+    A sample that slime leaves out of the loss is compared and gets no credit.
     """
     rows = [row for file in files for row in _read_dump(file)]
     fields = cells.by_column(rows)

@@ -26,11 +26,7 @@ _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verl's dump: `input`, `output`, `gts`, `score`, `step` and the fields that the reward function added.
-
-    `gts` is the gold answer, also under the name `answer`; `score` and every other numeric field are rewards. Rows of one prompt
-    share the `uid`, or its beginning if it is a rollout key of V1 (sample, rollout, output); without such ids, the prompt's text.
-    """
+    """Read verl's dump; rows of a group share the `uid`, or its beginning in a rollout key of V1, or else the prompt's text."""
     rows: list[dict[str, Any]] = []
     tokens = tokenize(_read_outputs(files, rows), tokenizer)
     columns = cells.by_column(rows)
@@ -84,12 +80,9 @@ _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
 def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verifiers' episodes, with one completion per branch of a trace that trains.
+    """Read verifiers' episodes, with one completion per branch of a trace that trains; the branches of a trace are one rollout.
 
-    A completion begins at the first sampled message that no earlier branch of the trace holds; the messages before are its prompt.
-    All branches of a trace are one rollout, with the trace's rewards: scores, their weighted sum as `reward`, and metrics.
-    Token ids are read if every trace has them and a tokenizer is given, otherwise messages. The group is the episode's own, or its
-    task. Traces of agents that are not trained (a judge) are left out.
+    Token ids are read if every trace has them and a tokenizer is given, otherwise messages.
     """
     episodes = list(parse_records(files, _parse_episode))
     rows = [row for episode, _ in episodes for row in episode]
