@@ -262,7 +262,7 @@ FILES = {
     "an array cut off": ("a.json", b'[{"prompt": "p"', "was the file cut off while it was written?"),
     "an array of numbers": ("a.json", b"[1]", "Entry 1 of '{}' holds a int; each entry of the array must be a JSON object."),
     "CSV as parquet": ("a.parquet", b"prompt,completion\n2+2=,4\n", "looks like CSV; rename it to '.csv' (or '.tsv') (it begins"),
-    "notes": ("a.md", b"# Notes\n", "is text, which is no rollout format. Known here: "),
+    "notes": ("a.md", b"# Notes\n", "is text in no known format. Known formats: "),
     "a spreadsheet": ("a.xlsx", b"PK", "is a spreadsheet; save it as CSV in UTF-8."),
     "packed": ("1.jsonl.gz", gzip.compress(b'{"input": "q", "output": "a"}\n'), "'{}' is compressed; unpack it first."),
 }  # fmt: skip

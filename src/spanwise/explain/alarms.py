@@ -158,8 +158,8 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     sentences = habits(batches)
     for key, name, alarm in _find_watched(batches, "overall"):
-        values = values_of(batches, key)
-        if key not in sentences and values and alarm.holds(mean := sum(values) / len(values)):
+        metric_values = values_of(batches, key)
+        if key not in sentences and metric_values and alarm.holds(mean := sum(metric_values) / len(metric_values)):
             sentences[key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
     return [*sentences.values(), *end_alarms(batches).values()]
 

@@ -123,7 +123,7 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
     """Draw values with their intervals, one line for each `name`, and a dashed line at 0."""
     axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
-    lines = _chart(rows).encode(y=alt.Y("name:N", sort=_order(rows), title=None, axis=axis))
+    lines = _chart(rows).encode(y=alt.Y("name:N", sort=_row_names(rows), title=None, axis=axis))
     base = lines.encode(color=_color(names, palette))
     whiskers = base.mark_rule(strokeWidth=2).encode(x=_x("low", x), x2="high:Q")
     points = _points(base, 60).encode(x=_x("value", x), shape=_shape(names))
@@ -131,23 +131,23 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
         lines, tooltip=_tooltip(rows, name="", series="verdict" if palette == "verdicts" else "series", value=x)
     )
     zero_line = _chart([{"value": 0.0}]).mark_rule(style="reference").encode(x="value:Q")
-    return _layered(45 + 24 * max(2, len(_order(rows))), zero_line, whiskers, points, hover)
+    return _layered(45 + 24 * max(2, len(_row_names(rows))), zero_line, whiskers, points, hover)
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
     """Draw horizontal bars, one line for each `name`."""
-    order = _order(rows)
+    row_names = _row_names(rows)
     axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
     scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined
     lines = _chart(rows).mark_bar(cornerRadius=2).encode(
         x=alt.X("value:Q", title=x, axis=axis, scale=scale, stack="zero" if stacked else None),
-        y=alt.Y("name:N", sort=order, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=140)),
+        y=alt.Y("name:N", sort=row_names, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=140)),
         color=_color(names),
         tooltip=_tooltip(rows, name="", series="", value=x),
     )  # fmt: skip
     if not stacked:
         lines = lines.encode(yOffset=alt.YOffset("series:N", scale=alt.Scale(domain=list(names))))
-    return _wide(lines, 45 + len(order) * (28 if stacked else 14 * len(names) + 10))
+    return _wide(lines, 45 + len(row_names) * (28 if stacked else 14 * len(names) + 10))
 
 
 _UNIT = alt.Scale(domain=[0, 1])
@@ -162,7 +162,7 @@ def _chart(rows: Rows) -> alt.Chart:
     return alt.Chart(alt.InlineData(values=json_rows))
 
 
-def _order(rows: Rows) -> list[str]:
+def _row_names(rows: Rows) -> list[str]:
     return list(dict.fromkeys(row["name"] for row in rows))
 
 

@@ -167,17 +167,19 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
 
 def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
     """Warn that a run has not ended, and say how to resume the run."""
-    asked = recipe.get("steps")
-    if ended or asked is None or done >= asked:
+    planned_steps = recipe.get("steps")
+    if ended or planned_steps is None or done >= planned_steps:
         return []
     on = " spanwise train --resume FOLDER resumes from its last checkpoint." if again else ""
-    return [f"The run is not finished: {done} of {asked} steps are recorded. The run was stopped, or still trains.{on}"]
+    return [
+        f"The run is not finished: {done} of {planned_steps} steps are recorded. The run was stopped, or still trains.{on}"
+    ]
 
 
 def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> str:
     """Say in one sentence what was trained, on what, and how long it took."""
-    asked = recipe.get("steps")
-    steps = f"{done} steps" if asked in (None, done) else f"{done} of {asked} steps"
+    planned_steps = recipe.get("steps")
+    steps = f"{done} steps" if planned_steps in (None, done) else f"{done} of {planned_steps} steps"
     size = f" of {recipe['prompts']} prompts x {recipe['group_size']} completions" if recipe.get("group_size") else ""
     task = f" on {recipe.get('model') or recipe.get('task')}" if recipe.get("task") else ""
     seconds = f", in {summary['seconds']:,.0f} s" if summary.get("seconds") else ""
@@ -253,9 +255,9 @@ def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interva
     if value is None:
         return f"{figure_name(name)} was not measured"
     low, high = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
-    bounds = f" [{percent(low)}, {percent(high)}]" if low == low else ""
+    bounds_note = f" [{percent(low)}, {percent(high)}]" if low == low else ""
     was = "" if before is None else f" (was {percent(before)}{': no clear change' if low <= before <= high else ''})"
-    return f"{figure_name(name)} is {percent(value)}{bounds}{was}"
+    return f"{figure_name(name)} is {percent(value)}{bounds_note}{was}"
 
 
 def _mean_reward_headline(

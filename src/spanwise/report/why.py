@@ -195,7 +195,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     """Explain the credit of a block: the parts that add up to it, and the share of each token."""
     paying = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     parts = list(row.parts.get(method, ()))
-    if not paying or len(parts) != 1:  # otherwise one number may stand for all objectives together
+    if not paying or len(parts) != 1:  # a single part may be the sum of all objectives
         parts = [part for part in parts if part.objective in paying]
     score_share, score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
     terms: list[_Term] = []

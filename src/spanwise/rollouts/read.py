@@ -141,6 +141,6 @@ def _check_parquet(file: Path) -> None:
         beginning = stream.read(200)
     first_line = "".join(beginning.decode(errors="surrogateescape").splitlines()[:1])[:60]  # surrogates are not printable
     if first_line and first_line.isprintable() and not beginning.startswith(b"PAR1"):
-        problem = f"is text, which is no rollout format. Known here: {FORMATS}"
+        problem = f"is text in no known format. Known formats: {FORMATS}"
         problem = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in first_line or "\t" in first_line else problem
         raise DataError(f"'{file}' {problem} (it begins {first_line!r}).")

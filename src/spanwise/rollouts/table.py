@@ -88,14 +88,14 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
     >>> list(fitting_runs(np.array([3, 1, 4]), 6))
     [(0, 2), (2, 3)]
     """
-    first, width = 0, 0
+    start, width = 0, 0
     for n, length in enumerate(lengths.tolist()):
         width = max(width, length)
-        if n > first and width * (n + 1 - first) > size:
-            yield first, n
-            first, width = n, length
+        if n > start and width * (n + 1 - start) > size:
+            yield start, n
+            start, width = n, length
     if len(lengths):
-        yield first, len(lengths)
+        yield start, len(lengths)
 
 
 def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:

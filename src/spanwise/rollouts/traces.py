@@ -209,7 +209,7 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     parents = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
     for i, parent in enumerate(parents):
         if parent is not None and not 0 <= parent < i:
-            raise FieldError(f"has node {i} go on from node {parent}, which does not come before it")
+            raise FieldError(f"has node {i} with the parent {parent}; the parent must come before the node")
     links = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
     accepted = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
     leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
