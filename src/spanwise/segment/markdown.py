@@ -192,9 +192,7 @@ def _code_bytes(language: str, fences: Sequence[Fence], text_end: int) -> list[t
     """Return the bytes that hold code of a language: the whole text if it has no fence."""
     if not fences:
         return [(0, text_end)]
-    return [
-        fence.inner for fence in fences if not fence.language or _ALIASES.get(fence.language, fence.language) == language
-    ]
+    return [fence.inner for fence in fences if _ALIASES.get(fence.language, fence.language) in ("", language)]
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:

@@ -8,6 +8,10 @@ fault MORE, and the others belong to the last one, or to the rest.
 to 13 and 32), and white space alone is none: it belongs to the line or paragraph before it. `fixed`, `cuts`, `low_probability` and
 `turns` find runs of tokens, which say all of their text. A token without bytes at a cut belongs to the run before it; a run
 without bytes is none.
+
+A step begins in a line with at most three spaces before it, after up to six `#` and spaces, and after `**`, if there are any: at
+`Step`, `step` or `STEP` with spaces and a number, or at a number of up to three digits with `.` or `)` and white space or `**`.
+The numbers themselves are not read.
 """
 
 from __future__ import annotations
@@ -64,22 +68,18 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
     return find
 
 
-def check_no_mark(parts: Sequence[Part], layout: Layout) -> None:
-    """Refuse a mark for a segmenter that takes none; a mark that only repeats the block's name is allowed."""
-    for part in parts:
-        name, mark = layout.names[part.block], part.mark
-        if mark and name not in (mark, mark.replace(EACH, f"[{part.index}]", 1)):
-            raise LayoutError(
-                f"The segmenter '{part.segmenter}' takes no mark, but block '{name}' has '{mark}'; write "
-                f"{{'{part.segmenter.rstrip('s')}[*]': '{part.segmenter}:'}}."
-            )
-
-
 def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -> None:
-    """Register a segmenter that takes no marks."""
+    """Register a segmenter that takes no marks, except one that only repeats the name of its block."""
 
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
-        check_no_mark(parts, layout)
+        """Find consecutive units; the rules stand in the module `spanwise.segment.units`."""
+        for part in parts:
+            block, mark = layout.names[part.block], part.mark
+            if mark and block not in (mark, mark.replace(EACH, f"[{part.index}]", 1)):
+                raise LayoutError(
+                    f"The segmenter '{part.segmenter}' takes no mark, but block '{block}' has '{mark}'; write "
+                    f"{{'{part.segmenter.rstrip('s')}[*]': '{part.segmenter}:'}}."
+                )
         return _unit_finder(parts, starts_of, trimmed=trimmed)
 
     register(name, kind="segmenter")(segmenter)
@@ -136,8 +136,7 @@ _register_unmarked("paragraphs", _start_after(_PARAGRAPH))
 _register_unmarked("sentences", _sentence_starts)
 _register_unmarked("steps", lambda sample: [match.start() for match in _STEP.finditer(sample.text)])
 # A turn begins after masked tokens (tool output), which leave a gap between the columns.
-_TURNS = _start_at_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1)
-_register_unmarked("turns", _TURNS, trimmed=False)
+_register_unmarked("turns", _start_at_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1), trimmed=False)
 
 
 @register("fixed", kind="segmenter")

@@ -147,7 +147,8 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     if not tokenizer.chat_template:
         return tokenizer, "plain"
     try:
-        tokenizer.apply_chat_template(message("system", "s") + message("user", "u"), tokenize=False)
+        roles = ("system", "user")
+        tokenizer.apply_chat_template([{"role": role, "content": "Hi"} for role in roles], tokenize=False)
     except Exception:  # a template raises a type of its own for a role that it refuses
         return tokenizer, "user"
     return tokenizer, "system"
@@ -197,18 +198,13 @@ def _list_files(folder: str) -> str:
     return ", ".join(file_names[:8]) + (", ..." if len(file_names) > 8 else "") if file_names else "no file"
 
 
-def message(role: str, content: str) -> list[dict[str, str]]:
-    """Return a conversation of one message."""
-    return [{"role": role, "content": content}]
-
-
 def add_instruction(question: str, instruction: str, style: PromptStyle) -> Any:
     """Put an instruction before a question; an empty instruction adds nothing."""
     if style == "plain":
         return f"{instruction}\n\nProblem:\n{question}\n\n" if instruction else question
     if style == "system" and instruction:
-        return message("system", instruction) + message("user", question)
-    return message("user", f"{instruction}\n\n{question}" if instruction else question)
+        return [{"role": "system", "content": instruction}, {"role": "user", "content": question}]
+    return [{"role": "user", "content": f"{instruction}\n\n{question}" if instruction else question}]
 
 
 def render(prompt: Any, tokenizer: Any) -> str:
