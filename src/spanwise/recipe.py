@@ -347,10 +347,10 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         preset_fields = ("objectives", "per") if field == "method" else ("objectives",)
         own_fields = [name for name in preset_fields if from_file.get(name) is not None and name not in changes]
         if own_fields:
-            resets = " ".join(f"--set {name}=null" for name in own_fields)
+            reset_options = " ".join(f"--set {name}=null" for name in own_fields)
             raise RecipeError(
                 f"The recipe has its own {' and '.join(own_fields)}, so changing {field} to {changes[field]} would have only part "
-                f"of its effect, or none. Change the recipe itself, or use what {field} sets with {resets}."
+                f"of its effect, or none. Change the recipe itself, or use what {field} sets with {reset_options}."
             )
 
 
@@ -359,16 +359,17 @@ def scheme_of(
 ) -> Scheme:
     """Build the scheme of a recipe; a reward's function is imported if `run_code` allows it and its rewards are not `recorded`."""
     entries = _task_objectives(recipe, task_layout) if recipe.objectives is None else recipe.objectives
-    rule = {
+    preset_options = {
         "name": recipe.method,
         "layout": _choose_layout(recipe, task_layout),
-        "objectives": entries and [_build_objective(n, recorded, run_code) for n in enumerate(entries, start=1)],
+        "objectives": entries and [_build_objective(numbered, recorded, run_code) for numbered in enumerate(entries, 1)],
         **{field: getattr(recipe, field) for field in ("calibration", "baseline", "per", "values")},
         "modes": recipe.scheme_modes,
         "refine": recipe.refinement,
     }
-    method(recipe.method).check_names(rule.keys() & recipe.options.keys())
-    return _apply_limits(Scheme.preset(**rule, **recipe.options, longest=longest, recorded=recorded), recipe.verifier)
+    method(recipe.method).check_names(preset_options.keys() & recipe.options.keys())
+    scheme = Scheme.preset(**preset_options, **recipe.options, longest=longest, recorded=recorded)
+    return _apply_limits(scheme, recipe.verifier)
 
 
 def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
@@ -378,19 +379,19 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     method_entry = method(recipe.method)
     by_block = method_entry.kind == "block"
     form_block = () if layout.rest is None else (layout.names[layout.rest],)
-    shared = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in method_entry.inputs else {})}
-    each_field = {"reward": "equals", "each": "*", "pays": (OWN, *form_block) if by_block else layout.names, **shared}
+    shared_fields = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in method_entry.inputs else {})}
+    each_field = {"reward": "equals", "each": "*", "pays": (OWN, *form_block) if by_block else layout.names, **shared_fields}
     if recipe.task == "fields":
         return [each_field]  # a field also pays keys and punctuation, because a wrong key loses the field
     paid_blocks = form_block if by_block else layout.names
     if by_block:
-        # Only the two objectives below pay the form, because a reward per field would drown the values.
+        # Only the two objectives below pay keys and punctuation, because a reward per field would drown the values.
         each_field |= {"pays": (OWN,), "if_missing": None}
     json_schema = {"schema": _invoice_schema(layout), "alone": True}
     return [
         each_field,
-        {"reward": "json_schema", "pays": paid_blocks, "options": json_schema, **shared},
-        {"reward": "count", "pays": paid_blocks, "options": {"path": "items"}, **shared},
+        {"reward": "json_schema", "pays": paid_blocks, "options": json_schema, **shared_fields},
+        {"reward": "count", "pays": paid_blocks, "options": {"path": "items"}, **shared_fields},
     ]
 
 

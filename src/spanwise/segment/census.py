@@ -40,7 +40,7 @@ class Census:
         """
         if not self.lacking:
             return ""
-        lacking = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
+        lacking_counts = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
         count_of = {**{mark: count for mark, count in self.wanted.items() if mark not in self.lacking}, **self.others}
         marks = [f"{self._show(mark)} ({count})" for mark, count in count_of.items()]
         if marks:
@@ -49,7 +49,7 @@ class Census:
             contents = (
                 f"{self.segmenter} finds nothing in them." if self.segmenter != "tags" else "they contain no tags at all."
             )
-        return f"{lacking} of {self.size} completions; {contents}"
+        return f"{lacking_counts} of {self.size} completions; {contents}"
 
     def _show(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"

@@ -201,16 +201,16 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
     pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
     # A claim without a stop runs on to the next claim without a stop.
     open_stops = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
-    stack = [(length, rest)]
+    open_claims = [(length, rest)]
     for claim in claims:
         stop = next(open_stops) if claim.stop is None else claim.stop
-        pieces += _close_claims(stack, claim.start)
+        pieces += _close_claims(open_claims, claim.start)
         least_stop = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
-        if least_stop <= stack[-1][0]:  # drop a claim that reaches past the end of the claim around it
+        if least_stop <= open_claims[-1][0]:  # drop a claim that reaches past the end of the claim around it
             pieces.append((claim.start, claim.part.block))
-            stack.append((min(stop, stack[-1][0]), claim.part.block))
+            open_claims.append((min(stop, open_claims[-1][0]), claim.part.block))
             claims_with_bytes.append(claim)
-    pieces += _close_claims(stack, length)
+    pieces += _close_claims(open_claims, length)
     return [piece for piece in pieces if piece[0] < length] or pieces[:1], claims_with_bytes
 
 

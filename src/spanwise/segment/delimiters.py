@@ -61,10 +61,10 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """Return the ids of the tokens that are signs, and a pattern for the signs that are spelled."""
         sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
-        spelled = (
+        spelled_texts = (
             set(signs) - {vocabulary.pieces[index] for index in sign_ids} - set(tokens_only if vocabulary.added else ())
         )
-        longest_first = sorted(spelled, key=lambda sign: (-len(sign), sign))
+        longest_first = sorted(spelled_texts, key=lambda sign: (-len(sign), sign))
         return sign_ids, re.compile(b"|".join(map(re.escape, longest_first)) or rb"(?!)")
 
     def find(sample: Sample) -> list[Sign]:
@@ -72,11 +72,13 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         spelled_signs = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
         sign_tokens = np.flatnonzero(np.isin(sample.id_t, sign_ids))
         spellings = [sample.vocabulary.pieces[index] for index in sample.id_t[sign_tokens]]
-        ends = sample.end_t[sign_tokens].tolist()
-        token_signs = [Sign(written, end - len(written), end) for written, end in zip(spellings, ends, strict=True)]
-        starts = [sign.start for sign in token_signs]
+        token_ends = sample.end_t[sign_tokens].tolist()
+        token_signs = [Sign(written, end - len(written), end) for written, end in zip(spellings, token_ends, strict=True)]
+        token_starts = [sign.start for sign in token_signs]
         # Drop spelled signs that overlap an added token, because that token is a sign of its own.
-        free_signs = [sign for sign in spelled_signs if bisect_left(starts, sign.end) == bisect_left(ends, sign.start + 1)]
+        free_signs = [
+            sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
+        ]
         end_sign = Sign(b"", len(sample.text), len(sample.text))
         return [*sorted([*free_signs, *token_signs], key=lambda sign: sign.start), end_sign]
 
@@ -108,8 +110,10 @@ def _opens(mark: str) -> tuple[str, ...]:
 def _says(text: str) -> list[str]:
     """Return a mark for each tag that a text opens and closes."""
     tags = _TAG.findall(text)
-    closed = {name for slash, name in tags if slash}
-    return [f"<{name}>...</{name}>" for name in dict.fromkeys(name for slash, name in tags if not slash) if name in closed]
+    closed_names = {name for slash, name in tags if slash}
+    return [
+        f"<{name}>...</{name}>" for name in dict.fromkeys(name for slash, name in tags if not slash) if name in closed_names
+    ]
 
 
 @register("delimiters", kind="segmenter", says=_says, opens=_opens, holds=lambda text, mark: signs_of(mark)[0] in text)

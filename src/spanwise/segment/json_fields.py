@@ -280,11 +280,11 @@ def paths(text: str) -> dict[str, None]:
     brace = text.find("{")
     while brace >= 0:
         try:
-            json_object, end = _DECODER.raw_decode(text, brace)
+            json_object, object_end = _DECODER.raw_decode(text, brace)
         except (ValueError, RecursionError):
             return all_paths | dict.fromkeys(_KEYS.findall(text, brace))
         _add_paths(json_object, "", all_paths)
-        brace = text.find("{", end)
+        brace = text.find("{", object_end)
     return all_paths
 
 

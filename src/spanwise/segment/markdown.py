@@ -197,13 +197,13 @@ def _code_bytes(language: str, fences: Sequence[Fence], text_end: int) -> list[t
 
 def _syntax_fault(root: Any, last_line: int) -> int:
     """Return TRUNCATED if a syntax error reaches into the last line, NESTED if one lies before it."""
-    fault, stack = 0, [root] if root.has_error else []
-    while stack:
-        node = stack.pop()
+    fault, nodes_to_visit = 0, [root] if root.has_error else []
+    while nodes_to_visit:
+        node = nodes_to_visit.pop()
         if node.is_error or node.is_missing:
             fault |= Fault.TRUNCATED if node.end_byte > last_line else Fault.NESTED
         else:
-            stack += [child for child in node.children if child.has_error]
+            nodes_to_visit += [child for child in node.children if child.has_error]
     return int(fault)
 
 
@@ -216,9 +216,9 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     node_types = {grammar.node_kind_for_id(n) for n in range(grammar.node_kind_count) if grammar.node_kind_is_named(n)}
     types_of_kind = {name for name in _KINDS.get(kind, (kind,)) if name in node_types}
     if not types_of_kind:
-        our_kinds = [*(ours for ours, theirs in _KINDS.items() if node_types.intersection(theirs)), "statement"]
-        our_kinds += ["docstring"] if language == "python" else []
-        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} Beside these: {', '.join(our_kinds)}.")
+        our_kind_names = [*(ours for ours, theirs in _KINDS.items() if node_types.intersection(theirs)), "statement"]
+        our_kind_names += ["docstring"] if language == "python" else []
+        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} Beside these: {', '.join(our_kind_names)}.")
     may_be_decorated = kind in ("function", "class")
 
     def match(node: Any) -> Any:
@@ -231,14 +231,14 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
     """Locate the outermost nodes that match, in order; tree-sitter's queries would take quadratic time."""
-    located_nodes, stack = list[tuple[int, int, bool]](), [root]
-    while stack:
-        node = stack.pop()
+    located_nodes, nodes_to_visit = list[tuple[int, int, bool]](), [root]
+    while nodes_to_visit:
+        node = nodes_to_visit.pop()
         matched_node = match(node)
         if matched_node is not None:
             located_nodes.append(_locate(matched_node))
         if matched_node != node:
-            stack += reversed(node.children)
+            nodes_to_visit += reversed(node.children)
     return located_nodes
 
 

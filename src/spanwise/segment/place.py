@@ -100,8 +100,10 @@ _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 def _build_cutter(layout: Layout) -> _Cutter:
     """Return a function that cuts completions into the pieces of a layout."""
     if layout.segmenters == ("tags",):
-        parser = TagParser(layout)  # the parser knows the order of tags, which claims cannot express, and reads only text
-        return lambda texts, _: [parser.parse(text)[0] for text in texts]
+        tag_parser = TagParser(
+            layout
+        )  # the parser knows the order of tags, which claims cannot express, and reads only text
+        return lambda texts, _: [tag_parser.parse(text)[0] for text in texts]
     finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
     return lambda _, samples: [cut(layout, [find(sample) for find in finders], len(sample.text)) for sample in samples]
 
@@ -189,10 +191,10 @@ def _check_mask(ids_nt: Tensor, mask_nt: Tensor) -> Bool[np.ndarray, "n t"]:
             f"mask_nt has dtype {mask_nt.dtype}, but a mask holds yes or no. Pass a bool tensor or the integers 0 and 1; if you "
             f"passed advantages here, swap the arguments."
         )
-    mask = mask_nt.detach().cpu().numpy()
-    for n, t in np.argwhere((mask != 0) & (mask != 1))[:1].tolist():
-        raise AlignmentError(f"mask_nt holds {mask[n, t]} at completion {n}, token {t}; only 0 and 1 are allowed.")
-    return mask.astype(np.bool_)
+    mask_array = mask_nt.detach().cpu().numpy()
+    for n, t in np.argwhere((mask_array != 0) & (mask_array != 1))[:1].tolist():
+        raise AlignmentError(f"mask_nt holds {mask_array[n, t]} at completion {n}, token {t}; only 0 and 1 are allowed.")
+    return mask_array.astype(np.bool_)
 
 
 def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
@@ -263,10 +265,10 @@ class TagParser:
 
     def find(self, sample: Sample) -> Found:
         """Return a claim for each tag, up to the next tag: layouts with several segmenters are cut by claims."""
-        pieces, starts = self.parse(sample.text)
+        pieces, part_starts = self.parse(sample.text)
         claims = [
             Claim(part, start, None, pieces.contents.get((part.block, part.key)))
-            for part, start in zip(self._parts, starts, strict=True)
+            for part, start in zip(self._parts, part_starts, strict=True)
             if start is not None
         ]
         return Found(claims, pieces.fault)
@@ -276,10 +278,10 @@ class TagParser:
         texts_and_tags = self._pattern.split(text)  # text, tag, text, tag, ..., text
         edges, tags = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tags) <= _LONGEST_CACHED else self._parse_tags
-        pieces, starts = parse_tags(tags, edges[1] == 0)
+        pieces, part_places = parse_tags(tags, edges[1] == 0)
         contents = {key: (edges[start], edges[stop]) for key, (start, stop) in pieces.contents.items()}
         pieces_in_bytes = Pieces(pieces.blocks, tuple([edges[start] for start in pieces.starts]), pieces.fault, contents)
-        return pieces_in_bytes, [None if start is None else edges[start] for start in starts]
+        return pieces_in_bytes, [None if start is None else edges[start] for start in part_places]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """Find blocks by the tags of a text alone; edge 0 is its start, and the edges 2i + 1 and 2i + 2 are those of tag i."""

@@ -160,9 +160,9 @@ def run_chain(
         operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
         sign_n = np.where(plus_ns[:, step], 1, -1)
         digits_by_operator = (digit_n + operand_n, digit_n - operand_n, digit_n * operand_n, digit_n + sign_n * operand_n)
-        true_n = np.choose(operator_n, digits_by_operator) % 10
-        next_n = np.where(slip_ns[:, step], slipped_ns[:, step], true_n)
-        digit_n = np.where(step < problems.length_n, next_n, digit_n)
+        true_digit_n = np.choose(operator_n, digits_by_operator) % 10
+        next_digit_n = np.where(slip_ns[:, step], slipped_ns[:, step], true_digit_n)
+        digit_n = np.where(step < problems.length_n, next_digit_n, digit_n)
         digits_after_step.append(digit_n)
     return np.stack(digits_after_step, axis=1)
 

@@ -120,53 +120,53 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
         return bool(rng.random() < share * facts)
 
     date_form, currency = int(rng.integers(5)), _pick(tuple(_CURRENCIES), rng)
-    spelling = _pick(_CURRENCIES[currency], rng)
-    number = int(rng.integers(1000, 10_000)) if has(0.88) else None
-    day = date(2021, 1, 1) + timedelta(days=int(rng.integers(2_000)))
-    due = day + timedelta(days=int(rng.integers(7, 61)))
-    is_dated, is_due = has(0.95), has(0.5)
+    currency_spelling = _pick(_CURRENCIES[currency], rng)
+    invoice_number = int(rng.integers(1000, 10_000)) if has(0.88) else None
+    invoice_date = date(2021, 1, 1) + timedelta(days=int(rng.integers(2_000)))
+    due_date = invoice_date + timedelta(days=int(rng.integers(7, 61)))
+    has_date, has_due_date = has(0.95), has(0.5)
     customer = _name(rng) if has(0.95) else None
-    things = [f"{_pick(_COLOURS, rng)} {_pick(_THINGS, rng)}" for _ in range(int(rng.integers(1, MOST_ITEMS + 1)))]
-    items = [{"name": name, "quantity": int(rng.integers(1, 6)), "price": int(rng.integers(2, 30))} for name in things]
+    item_names = [f"{_pick(_COLOURS, rng)} {_pick(_THINGS, rng)}" for _ in range(int(rng.integers(1, MOST_ITEMS + 1)))]
+    items = [{"name": name, "quantity": int(rng.integers(1, 6)), "price": int(rng.integers(2, 30))} for name in item_names]
     total = sum(item["quantity"] * item["price"] for item in items)
     gold = {
-        "invoice": number, "customer": customer, "date": day.isoformat() if is_dated else None,
-        "due": due.isoformat() if is_due else None, "currency": currency, "items": items, "total": total,
+        "invoice": invoice_number, "customer": customer, "date": invoice_date.isoformat() if has_date else None,
+        "due": due_date.isoformat() if has_due_date else None, "currency": currency, "items": items, "total": total,
     }  # fmt: skip
-    other = {
+    misleading = {
         "invoice": int(rng.integers(1000, 10_000)) if has(0.4) else None,
-        "date": (day + timedelta(days=int(rng.integers(-20, 21)))).isoformat() if has(0.5) else None,
+        "date": (invoice_date + timedelta(days=int(rng.integers(-20, 21)))).isoformat() if has(0.5) else None,
         "name": _name(rng) if has(0.4) else None,
     }
-    head = " ".join(
-        [_pick(("Invoice", "Bill", "Invoice no."), rng), *([str(number)] if number else [])]
-        + ([_pick(("of", "from", "dated"), rng), _write_date(day, date_form)] if is_dated else [])
+    first_sentence = " ".join(
+        [_pick(("Invoice", "Bill", "Invoice no."), rng), *([str(invoice_number)] if invoice_number else [])]
+        + ([_pick(("of", "from", "dated"), rng), _write_date(invoice_date, date_form)] if has_date else [])
     )
-    sentences = [f"{head}."]
+    sentences = [f"{first_sentence}."]
     if customer:
         sentences.append(_pick(("Customer: {}.", "For {}.", "Billed to {}."), rng).format(customer))
     item_form = _pick(_LINES, rng)
     sentences += [f"{item_form.format(**item)}." for item in items]
     first_free_place = len(sentences)
     total_word = _pick(("Total", "Sum", "In all"), rng)
-    sentences.append(f"{total_word} {total} {spelling}." if has(0.7) else f"Prices in {spelling}.")
-    if is_due:
-        sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due, date_form)}.")
+    sentences.append(f"{total_word} {total} {currency_spelling}." if has(0.7) else f"Prices in {currency_spelling}.")
+    if has_due_date:
+        sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due_date, date_form)}.")
     misleading_sentences = []
-    if other["invoice"]:
-        misleading_sentences.append(f"{_pick(('Replaces', 'Order', 'Our reference'), rng)} {other['invoice']}.")
-    if other["date"]:
-        other_date = date.fromisoformat(other["date"])
+    if misleading["invoice"]:
+        misleading_sentences.append(f"{_pick(('Replaces', 'Order', 'Our reference'), rng)} {misleading['invoice']}.")
+    if misleading["date"]:
+        other_date = date.fromisoformat(misleading["date"])
         misleading_sentences.append(
             f"{_pick(('Delivered', 'Ordered', 'Shipped'), rng)} {_write_date(other_date, date_form)}."
         )
-    if other["name"]:
+    if misleading["name"]:
         name_form = _pick(("Contact: {}.", "Regards, {}.", "Delivered to {}."), rng)
-        misleading_sentences.append(name_form.format(other["name"]))
+        misleading_sentences.append(name_form.format(misleading["name"]))
     for sentence in misleading_sentences:
         sentences.insert(int(rng.integers(first_free_place, len(sentences) + 1)), sentence)
     letter = " ".join(sentences)
-    return (_smudge(letter, rng) if has(0.5) else letter), gold, other
+    return (_smudge(letter, rng) if has(0.5) else letter), gold, misleading
 
 
 def _smudge(letter: str, rng: np.random.Generator) -> str:

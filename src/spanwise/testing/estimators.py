@@ -191,13 +191,13 @@ class _Estimator(Suite):
             entry.name: torch.tensor(labels[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
             for entry in id_inputs
         }
-        reordered = batch.put(new_ids).take(order)
-        self.same(reordered, self.run(reordered), take(self.run(batch), order))
+        reordered_batch = batch.put(new_ids).take(order)
+        self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), order))
 
     def shift(self, batch: DrawnBatch, draw: Draw) -> None:
         shift_n = _draw_by_group(batch, draw, (0.0, 1.0, -3.5, 0.125, 8.0))
-        shifted = batch.put({name: batch.rows[name] + _expand(shift_n, batch.rows[name]) for name in self.rewards})
-        self.same(shifted, self.run(shifted), self.run(batch))
+        shifted_batch = batch.put({name: batch.rows[name] + _expand(shift_n, batch.rows[name]) for name in self.rewards})
+        self.same(shifted_batch, self.run(shifted_batch), self.run(batch))
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that groups with equal rewards get exactly 0; for steps all rewards are 0, as trajectories differ in length."""
@@ -243,20 +243,22 @@ class _Estimator(Suite):
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
         row, name, amount = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(reward_names)), draw(_NOT_NEGATIVE)
         reward = batch.rows[name]
-        index: tuple[int, ...] = (row,)
+        reward_index: tuple[int, ...] = (row,)
         if reward.ndim > 1:
             column_count = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else reward.shape[1]
             if not column_count:
                 return
-            index = (row, column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1)))
+            reward_index = (row, column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1)))
         raised_reward = reward.clone()
-        raised_reward[index] += amount
-        raised = batch.put({name: raised_reward})
-        result_before, result = self.run(batch)[""], self.run(raised)[""]
-        credit_index = index[: result.ndim]
-        least = float(result_before[credit_index])
-        if not bool(result[credit_index] >= least - 1e-9):
-            self.refuse(raised, result, f"at {credit_index} at least {least}, as with {amount:g} less of {name}")
+        raised_reward[reward_index] += amount
+        raised_batch = batch.put({name: raised_reward})
+        result_before, result = self.run(batch)[""], self.run(raised_batch)[""]
+        credit_index = reward_index[: result.ndim]
+        least_credit = float(result_before[credit_index])
+        if not bool(result[credit_index] >= least_credit - 1e-9):
+            self.refuse(
+                raised_batch, result, f"at {credit_index} at least {least_credit}, as with {amount:g} less of {name}"
+            )
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)[""]

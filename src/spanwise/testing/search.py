@@ -134,8 +134,8 @@ class Suite:
     def permutation(self, batch: Any, draw: Draw) -> None:
         """Check that another order of the rows only reorders the result."""
         order = draw(st.permutations(range(len(batch))))
-        reordered = batch.take(order)
-        self.same(reordered, self.run(reordered), take(self.run(batch), order))
+        reordered_batch = batch.take(order)
+        self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), order))
 
     def split(self, batch: Any, _: Draw) -> None:
         """Check that each separate set of rows gets the same result alone."""
@@ -207,5 +207,7 @@ def differ(actual: Any, expected: Any, *, tolerance: float) -> bool:
     """Return whether two results differ, tensors by more than `tolerance` of the largest expected number; NaN differs from all."""
     if not isinstance(expected, Tensor):
         return repr(actual) != repr(expected)
-    largest = float(expected.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected.numel() else 1.0
-    return actual.shape != expected.shape or not bool(((actual - expected).abs() <= tolerance * max(1.0, largest)).all())
+    largest_number = float(expected.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected.numel() else 1.0
+    return actual.shape != expected.shape or not bool(
+        ((actual - expected).abs() <= tolerance * max(1.0, largest_number)).all()
+    )
