@@ -218,7 +218,9 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
     if not types_of_kind:
         our_kind_names = [*(ours for ours, theirs in _KINDS.items() if node_types.intersection(theirs)), "statement"]
         our_kind_names += ["docstring"] if language == "python" else []
-        raise LayoutError(f"{unknown(f'kind of {language}', kind, node_types)} Beside these: {', '.join(our_kind_names)}.")
+        raise LayoutError(
+            f"{unknown(f'kind of {language}', kind, node_types)} You can also write {', '.join(our_kind_names)}."
+        )
     may_be_decorated = kind in ("function", "class")
 
     def match(node: Any) -> Any:

@@ -284,7 +284,7 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else edges[start] for start in part_places]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks by the tags of a text alone; edge 0 is its start, and the edges 2i + 1 and 2i + 2 are those of tag i."""
+        """Find blocks from the tags alone; places stand for bytes: 0 is the start, and tag i lies between 2i + 1 and 2i + 2."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")

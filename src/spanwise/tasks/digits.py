@@ -169,9 +169,9 @@ def run_chain(
 
 def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
     """Return the digit after every step; a step with operator o becomes a random digit with probability `slip[o]`."""
-    shape = problems.operator_ns.shape
-    slip_ns = rng.random(shape) < np.array(slip)[problems.operator_ns]
-    return run_chain(problems, slip_ns, rng.integers(0, 10, shape))
+    chain_shape = problems.operator_ns.shape
+    slip_ns = rng.random(chain_shape) < np.array(slip)[problems.operator_ns]
+    return run_chain(problems, slip_ns, rng.integers(0, 10, chain_shape))
 
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:

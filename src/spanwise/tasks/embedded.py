@@ -214,17 +214,17 @@ def _course(
     source: Source[Any],
     traces: Callable[..., list[str]],
     *,
-    share: int = 1,
+    batch_divisor: int = 1,
     source_of: Callable[[Any], Source[Any]] | None = None,
     **options: Any,
 ) -> Course:
-    """Build a course with a stretch for each noise, numbered from `first`; a step draws 1/`share` of a batch's traces."""
+    """Build a course with a stretch for each noise, numbered from `first`; a `batch_divisor` shrinks batches of long traces."""
 
     def build_stretch(place: int, name: str, noise: Any) -> Stretch:
         noise_source = source if source_of is None else source_of(noise)
 
         def draw(size: int, rng: np.random.Generator) -> Pairs:
-            problems = noise_source.draw(size // share or 1, rng=rng, exclude=source.held_out_prompts)
+            problems = noise_source.draw(size // batch_divisor or 1, rng=rng, exclude=source.held_out_prompts)
             return list(zip(problems.prompts, traces(problems, noise, rng=rng), strict=True))
 
         return Stretch(name, place, noise, draw)
@@ -240,7 +240,7 @@ def _long_course() -> Course:
         lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
     )  # fmt: skip
     long_traces = _course(
-        7, noises, digits.LONG, digits.long_traces, share=2
+        7, noises, digits.LONG, digits.long_traces, batch_divisor=2
     )  # the traces are long, so a step draws half as many
     return Course((exercises, *long_traces.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
 
@@ -248,7 +248,7 @@ def _long_course() -> Course:
 def _invoice_course() -> Course:
     """Build the warm start of the letters: short ones first, then whole ones, then the faults of a clerk."""
     return _course(
-        11, invoices.INVOICES_NOISE, invoices.INVOICES, invoices.clerk_traces, share=4,
+        11, invoices.INVOICES_NOISE, invoices.INVOICES, invoices.clerk_traces, batch_divisor=4,
         source_of=lambda noise: replace(invoices.INVOICES, draw_any=partial(invoices.draw_letters, facts=noise.facts)),
         tokenizer=build_invoice_tokenizer, model=build_reader, centred=True, folder="{}",
     )  # fmt: skip

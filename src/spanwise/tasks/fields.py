@@ -106,9 +106,11 @@ class Fields:
     source: ClassVar[Source[FieldProblems]] = Source(draw_digits, 20_263)
 
     def __post_init__(self) -> None:
-        fewest, most = self.counts
-        if not fewest <= self.count <= most:
-            raise DataError(f"You asked for {self.count} fields, but kind '{self.kind}' has {fewest} to {most}.")
+        fewest_fields, most_fields = self.counts
+        if not fewest_fields <= self.count <= most_fields:
+            raise DataError(
+                f"You asked for {self.count} fields, but kind '{self.kind}' has {fewest_fields} to {most_fields}."
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

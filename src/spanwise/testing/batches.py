@@ -191,10 +191,10 @@ def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, li
     axis_sizes = [{"k": k, "m": 2}.get(axis) or int(axis) for axis in entry.axes[1:]]
     value_count = n * math.prod(axis_sizes)
     assert entry.entries is not None
-    values = draw(st.lists(entry.entries, min_size=value_count, max_size=value_count))
-    if not isinstance(values[0], int | float):  # a state may be any hashable value
-        return values
-    value_tensor = torch.tensor(values, dtype=entry.dtype).reshape(n, *axis_sizes)
+    entry_values = draw(st.lists(entry.entries, min_size=value_count, max_size=value_count))
+    if not isinstance(entry_values[0], int | float):  # a state may be any hashable value
+        return entry_values
+    value_tensor = torch.tensor(entry_values, dtype=entry.dtype).reshape(n, *axis_sizes)
     if absent and entry.is_reward and entry.axes[0] == "n":
         is_absent = draw(st.lists(st.sampled_from([False] * 4 + [True]), min_size=n, max_size=n))
         value_tensor[torch.tensor(is_absent)] = NAN
