@@ -239,9 +239,7 @@ def _long_course() -> Course:
         "long_tables", 6, noises.pop("long_tables"), lambda size, rng: digits.tables(4 * size, rng=rng),
         lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
     )  # fmt: skip
-    long_traces = _course(
-        7, noises, digits.LONG, digits.long_traces, batch_divisor=2
-    )  # the traces are long, so a step draws half as many
+    long_traces = _course(7, noises, digits.LONG, digits.long_traces, batch_divisor=2)
     return Course((exercises, *long_traces.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
 
 
