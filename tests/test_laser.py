@@ -31,7 +31,7 @@ LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 def test_what_cannot_work_is_refused(changes, field):
     with pytest.raises(RecipeError, match=field):
         Laser.of({"token": "<unk>", **changes})
-    with pytest.raises(RecipeError, match="no token"):
+    with pytest.raises(RecipeError, match="needs token"):
         Laser.of({})
 
 
@@ -54,7 +54,7 @@ def test_a_scheme_refuses_a_verdict_that_it_does_not_have_and_rows_that_are_turn
     turn = [Objective("correct", pays="all"), Objective("format", pays="all", scope="turn", baseline="group")]
     with pytest.raises(RecipeError, match="credits turns"):
         Scheme("bae", whole, turn, modes=[Laser("<unk>")])
-    with pytest.raises(RecipeError, match="there is 'laser'"):
+    with pytest.raises(RecipeError, match="'laser' is no mode"):
         Scheme.preset("bae", LAYOUT, modes=["laser"])
     with pytest.raises(RecipeError, match="two modes 'laser'"):
         Scheme.preset("bae", LAYOUT, modes=[Laser("<unk>")], laser=Laser("<unk>"))

@@ -36,11 +36,13 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    headline: tuple[str, str, str]  # the metric's name without prefix, its title, the words if `Metric.at_end` holds
+    headline: tuple[
+        str, str, str
+    ]  # the metric's name without prefix, its title, and the words if it is bad at the end of a run
 
 
 class Mode:
-    """The base class of optional features that work beside any method; a subclass lies in one folder with its parts in engines.
+    """The base class of optional features that work beside any method, such as a critic.
 
     A mode can act at three points, each of them optional:
 
@@ -79,9 +81,7 @@ class Mode:
             check_known(f"field of {cls.name}", name, known_names)
         for known_field in fields(cls):  # type: ignore[arg-type]
             if known_field.default is MISSING and known_field.name not in section:
-                raise RecipeError(
-                    f"{cls.name} has no {known_field.name}, which it needs; write {cls.name}: {{{known_field.name}: ...}}."
-                )
+                raise RecipeError(f"{cls.name} needs {known_field.name}; write {cls.name}: {{{known_field.name}: ...}}.")
         return cls(**dict(section))
 
     def __post_init__(self) -> None:
@@ -167,9 +167,7 @@ def check_modes(modes: Any) -> None:
         next((mode for mode in modes if not isinstance(mode, Mode)), None) if isinstance(modes, Sequence) else modes
     )
     if wrong_entry is not None or isinstance(modes, str):
-        raise RecipeError(
-            f"The modes are a list of modes, such as [Laser(token='<|vision_start|>')]; there is {wrong_entry!r}."
-        )
+        raise RecipeError(f"modes must be a list such as [Laser(token='<|vision_start|>')], but {wrong_entry!r} is no mode.")
     mode_names = [mode.name for mode in modes]
     doubled_name = next((name for name in mode_names if mode_names.count(name) > 1), None)
     if doubled_name is not None:

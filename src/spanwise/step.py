@@ -75,7 +75,7 @@ class ReadBatch:
 
     @property
     def spans(self) -> Spans:
-        """The spans of the rows' blocks."""
+        """The spans of the blocks in each row; only rows that this process read itself have spans."""
         assert self.reading.spans is not None, "a reading of this process has spans"
         return self.reading.spans
 
@@ -135,15 +135,15 @@ def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
         if any(states is not None for states in anchors):
             anchor_s = list(chain(*(states or [None] * count for states, count in zip(anchors, row_counts, strict=True))))
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers), anchor_s))
-    whole = ReadBatch(batch, Reading.unpack(torch.cat(packed_readings), scheme), len(row_counts) * own.completions)
+    all_rows = ReadBatch(batch, Reading.unpack(torch.cat(packed_readings), scheme), len(row_counts) * own.completions)
     first_row = sum(row_counts[: ranks.rank])
-    return replace(own, gathered=whole, here=slice(first_row, first_row + len(own.reading)))
+    return replace(own, gathered=all_rows, here=slice(first_row, first_row + len(own.reading)))
 
 
 def gather_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather blocks, values and log-probabilities of all processes' tokens, if the scheme needs them."""
-    whole = own.everyone
-    if whole.batch.steps is not None or "mask_nt" not in scheme.needs:
+    all_rows = own.everyone
+    if all_rows.batch.steps is not None or "mask_nt" not in scheme.needs:
         return own
     own_tables = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
     # Block number 0 stands for padding and for tokens of no block.
@@ -151,9 +151,9 @@ def gather_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     block_nt = _stack(block_tables) - 1
     filled_names = [name for name, table in own_tables.items() if table is not None]
     tables = {name: _stack([of_rank[name] for of_rank in tables_of_ranks]) for name in filled_names}
-    spans = Spans.of_blocks(scheme.layout.names, block_nt, whole.reading.fault_n)
-    batch = replace(whole.batch, mask_nt=block_nt >= 0, **tables)
-    return replace(own, gathered=replace(whole, reading=replace(whole.reading, spans=spans), batch=batch))
+    spans = Spans.of_blocks(scheme.layout.names, block_nt, all_rows.reading.fault_n)
+    batch = replace(all_rows.batch, mask_nt=block_nt >= 0, **tables)
+    return replace(own, gathered=replace(all_rows, reading=replace(all_rows.reading, spans=spans), batch=batch))
 
 
 def _stack(tables: Sequence[Tensor]) -> Tensor:
@@ -273,14 +273,14 @@ class StepResult:
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
         """Return the credit of all completions (the mean over their turns), and the mask of the blocks that each has."""
-        whole = self.own.everyone
-        if whole.batch.steps is None:
-            return self.credits, whole.reading.present_nk
-        row_s, credits = whole.batch.steps.trajectory_s, self.credits
-        present_sk = whole.reading.present_nk.to(credits.block_nk.dtype)
-        count_nk = present_sk.new_zeros((whole.completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
+        all_rows = self.own.everyone
+        if all_rows.batch.steps is None:
+            return self.credits, all_rows.reading.present_nk
+        row_s, credits = all_rows.batch.steps.trajectory_s, self.credits
+        present_sk = all_rows.reading.present_nk.to(credits.block_nk.dtype)
+        count_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
         total_nk = torch.zeros_like(count_nk).index_add(0, row_s, credits.block_nk * present_sk)
-        stop_n = credits.stop_n.new_zeros(whole.completions).index_add(0, row_s, credits.stop_n)
+        stop_n = credits.stop_n.new_zeros(all_rows.completions).index_add(0, row_s, credits.stop_n)
         mean_credit = Credit(total_nk / count_nk.clamp(min=1), stop_n, credits.singleton_m, credits.absent_m)
         return mean_credit, count_nk > 0
 
@@ -342,9 +342,9 @@ class Step:
         if not awaited_objectives:
             return await in_thread(self.read, batch)
         rows, turns = self._rows(batch)
-        located = await in_thread(locate, rows, self.scheme, self.vocabulary)
-        recorded = await await_rewards(awaited_objectives, located[1], {**rows.columns, **rows.extras})
-        finish_reading = partial(read, rows, self.scheme, self.vocabulary, recorded=recorded, located=located)
+        located_blocks = await in_thread(locate, rows, self.scheme, self.vocabulary)
+        awaited_rewards = await await_rewards(awaited_objectives, located_blocks[1], {**rows.columns, **rows.extras})
+        finish_reading = partial(read, rows, self.scheme, self.vocabulary, recorded=awaited_rewards, located=located_blocks)
         return ReadBatch(rows, await in_thread(finish_reading), len(batch.group_n), turns)
 
     def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
@@ -382,8 +382,8 @@ class Step:
             mask_su = own.take(mask_nt)
             if int(mask_su.sum()) != int(mask_nt.sum()):
                 raise AlignmentError(
-                    f"The trainer trains on {int(mask_nt.sum())} tokens, and {int(mask_su.sum())} of them belong to a turn; its "
-                    "mask changed after the turns were found."
+                    f"The trainer's mask has {int(mask_nt.sum())} tokens, but only {int(mask_su.sum())} of them lie in a turn, so "
+                    "the mask changed after the turns were read. Keep the mask of sampled tokens unchanged."
                 )
             spans = restrict(spans, mask_su)
         adv_nt = advantages(own_credit, spans, self.scheme, dtype=dtype)
@@ -391,9 +391,9 @@ class Step:
 
     def credit(self, own: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
         """Credit the rows of all processes as `finish` does, but without advantages of tokens; the rows need no spans."""
-        whole = own.everyone
-        credits = self._credit(whole, learn=learn)
-        batch_metrics = metrics(credits, whole.reading, self.scheme, group_n=whole.batch.group_n)
+        all_rows = own.everyone
+        credits = self._credit(all_rows, learn=learn)
+        batch_metrics = metrics(credits, all_rows.reading, self.scheme, group_n=all_rows.batch.group_n)
         new_warnings, has_unscored = self._watch.of_reading(own.reading)
         if learn:
             new_warnings += self._watch.of_batch({**self._noted, **batch_metrics}, step=number)
@@ -413,19 +413,19 @@ class Step:
                 )
         return BatchCredit(credits, batch_metrics, new_warnings)
 
-    def _credit(self, whole: ReadBatch, *, learn: bool) -> Credit:
+    def _credit(self, all_rows: ReadBatch, *, learn: bool) -> Credit:
         """Compute the credit of all processes' rows; without `learn`, restore the estimator's state afterwards."""
         entry: Any = self.scheme.entry
         state_before = entry.estimator.state_dict() if entry.stateful and not learn else None
-        credits = credit_batch(whole.reading, whole.batch, self.scheme)
+        credits = credit_batch(all_rows.reading, all_rows.batch, self.scheme)
         if state_before is not None:
             entry.estimator.load_state_dict(state_before)
         return credits
 
     def useful(self, own: ReadBatch) -> Bool[Tensor, " n"]:
         """Mark the rows of groups that get any credit; needs no values or log-probabilities, and remembers nothing."""
-        whole = (own if self.ranks is None else gather_tokens(own, self.scheme, self.ranks)).everyone
-        return in_useful_groups(self._credit(whole, learn=False), whole.batch.group_n)[own.here]
+        all_rows = (own if self.ranks is None else gather_tokens(own, self.scheme, self.ranks)).everyone
+        return in_useful_groups(self._credit(all_rows, learn=False), all_rows.batch.group_n)[own.here]
 
     def rollouts(
         self,

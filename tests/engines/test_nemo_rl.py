@@ -257,7 +257,7 @@ REFUSED = {
     "grpo.malformed_thinking_advantage is -5.0": (GRPO, {"grpo.malformed_thinking_advantage": -5.0}),
     "loss_fn.use_kl_in_reward is True": (GRPO, {"loss_fn.use_kl_in_reward": True}),
     "data_plane.enabled is True": (GRPO, {"data_plane.enabled": True}),
-    "normalize_rewards is False, and method 'grpo'": (GRPO, {"grpo.adv_estimator.normalize_rewards": False}),
+    "normalize_rewards is False, but method 'grpo'": (GRPO, {"grpo.adv_estimator.normalize_rewards": False}),
     "Method 'gae' needs values": (GRPO.replace("grpo", "gae"), {}),
     "The recipe has a critic section": (GRPO + "critic: {gae_lambda_value: 0.5}\n", {}),
     "laser": (GRPO + "laser: {token: <pad>, verdict: environment, reference: -1.0, self_rewarding_warmup: 1}\n", {}),
@@ -277,7 +277,7 @@ def test_what_is_ignored_or_filtered_is_said(tmp_path):
         assert check(config(tmp_path, GRPO + "steps: 3\n", **{"grpo.use_dynamic_sampling": True})).method == "grpo"
     sentences = " ".join(str(one.message) for one in told)
     assert "also sets steps" in sentences
-    assert "grpo.use_dynamic_sampling drops groups whose environment rewards are equal" in sentences
+    assert "grpo.use_dynamic_sampling drops groups with equal environment rewards" in sentences
 
 
 def test_a_trainer_that_hands_over_no_messages_is_refused(tmp_path):

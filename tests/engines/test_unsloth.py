@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import trl_small as small
 from spanwise.engines import unsloth as door
+from spanwise.engines.shared import KL_LOSS_TYPES
 from spanwise.errors import RecipeError, SpanwiseError
 from spanwise.modes.critic.config import CriticConfig
 
@@ -91,7 +92,7 @@ def test_settings_that_its_loss_cannot_serve(tmp_path, options, sentence):
 def test_what_it_can_serve(tmp_path, monkeypatch):
     for loss_type in door.LOSS_TYPES:
         door.check_use(args(tmp_path, loss_type=loss_type), small.scheme())
-    for loss_type in door.KL_LOSS_TYPES:
+    for loss_type in KL_LOSS_TYPES:
         door.check_use(args(tmp_path, loss_type=loss_type, beta=0.1), small.scheme())
     monkeypatch.setenv("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "0")
     door.check_use(None, small.scheme())

@@ -27,6 +27,7 @@ _patch_trl_rl_trainers("grpo_trainer")
 import trl_conformance_small as rollouts  # noqa: E402
 import trl_small as small  # noqa: E402
 from spanwise.engines import unsloth as door  # noqa: E402
+from spanwise.engines.shared import KL_LOSS_TYPES  # noqa: E402
 from spanwise.errors import RecipeError, SpanwiseError  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # their packages warn of themselves
@@ -92,7 +93,7 @@ def kl_gradient(beta, said=small.SAID):
     return {name: value.grad for name, value in policy.named_parameters() if value.grad is not None}
 
 
-@pytest.mark.parametrize("loss_type", door.KL_LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", KL_LOSS_TYPES)
 def test_the_kl_is_the_token_mean_of_each_completion(tmp_path, loss_type):
     beta, policy = 0.3, model()
     small.beside_a_reference(tmp_path, dtype=torch.float32)

@@ -36,17 +36,17 @@ def write_manifest(
     settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the list of a checkpoint's files with sizes and digests, once the files are on disk; secrets are left out."""
-    sizes, digests = {}, {}
+    size_by_name, digest_by_name = {}, {}
     for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
         if file.name.lstrip(".").startswith(MANIFEST):
             continue  # a killed run may have left an unfinished list
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
-        name = file.relative_to(checkpoint).as_posix()
-        sizes[name], digests[name] = file.stat().st_size, _digest(file)
+        relative_name = file.relative_to(checkpoint).as_posix()
+        size_by_name[relative_name], digest_by_name[relative_name] = file.stat().st_size, _digest(file)
     manifest = {
-        "files": sizes,
-        "digests": digests,
+        "files": size_by_name,
+        "digests": digest_by_name,
         "processes": processes,
         "resumable": resumable,
         "estimator": estimator,
@@ -69,20 +69,20 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
         return "the folder does not exist"
     try:
         manifest = read_manifest(checkpoint)
-        sizes = {str(name): int(size) for name, size in manifest["files"].items()}
+        size_by_name = {str(name): int(size) for name, size in manifest["files"].items()}
         resumable, _, _ = bool(manifest["resumable"]), int(manifest["processes"]), manifest["estimator"]
     except FileNotFoundError:
         return f"the folder lacks {MANIFEST}, which is written last: saving was cut off, or another trainer wrote the folder"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is damaged"
-    for name, size in sizes.items():
+    for name, size in size_by_name.items():
         actual_size = (checkpoint / name).stat().st_size if (checkpoint / name).is_file() else None
         if actual_size != size:
             damaged = f"{name} is damaged: it has {actual_size} of {size} bytes"
             return f"{name} is missing" if actual_size is None else damaged
     if not resumable:
         return "the checkpoint holds a model only, because save_only_model was set"
-    return next((f"{name} is damaged" for name in sizes if not _readable(checkpoint / name)), None)
+    return next((f"{name} is damaged" for name in size_by_name if not _readable(checkpoint / name)), None)
 
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
@@ -112,8 +112,8 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
         )
     if newest is None:
         raise DataError(
-            f"No checkpoint under '{folder}' is readable ({fault_list}); to start anew leave out --resume (in a script: "
-            "resume_from_checkpoint)."
+            f"No checkpoint under '{folder}' is readable ({fault_list}). To start a new run, leave out --resume (in a "
+            "script: resume_from_checkpoint)."
         )
     note = f"Training resumes from {newest.name}; newer checkpoints are not readable: {fault_list}."
     return newest, note if faults else ""
@@ -121,12 +121,12 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
 
 def check_contents(place: Path) -> str:
     """Refuse a checkpoint whose files changed since they were written; return a note if it has no digests."""
-    digests = read_manifest(place).get("digests")
-    if digests is None:
+    digest_by_name = read_manifest(place).get("digests")
+    if digest_by_name is None:
         return f"The checkpoint '{place}' comes from an earlier version without file digests or settings, so nothing is checked."
     changed_file: list[str | None] = [None]  # a list, because the main process broadcasts its entry to the others
     if PartialState().is_main_process:
-        changed_file = [next((name for name, digest in digests.items() if _digest(place / name) != digest), None)]
+        changed_file = [next((name for name, digest in digest_by_name.items() if _digest(place / name) != digest), None)]
     broadcast_object_list(changed_file)
     if changed_file[0] is not None:
         raise DataError(
@@ -145,34 +145,34 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
     """Return the checkpoint to resume from, or None; if `settings` are given, refuse changed settings and files."""
     if requested is None or requested is False:
         return None
-    place, note = find_checkpoint(args.output_dir, None if requested is True else str(requested))
-    if note:
-        warnings.warn(note, UserWarning, stacklevel=3)
-    manifest = read_manifest(place)
+    checkpoint, warning = find_checkpoint(args.output_dir, None if requested is True else str(requested))
+    if warning:
+        warnings.warn(warning, UserWarning, stacklevel=3)
+    manifest = read_manifest(checkpoint)
     if settings is not None:
         if changed := changes(manifest.get("settings") or settings, settings):
             raise DataError(
-                f"The checkpoint '{place}' was trained with other settings ({', '.join(changed[:3])}). Set them back, or start "
-                "anew in another output_dir, without resume_from_checkpoint."
+                f"The checkpoint '{checkpoint}' was trained with other settings ({', '.join(changed[:3])}). Set them back, or "
+                "start a new run in another output_dir, without resume_from_checkpoint."
             )
-        if note := check_contents(place):
-            warnings.warn(note, UserWarning, stacklevel=3)
+        if warning := check_contents(checkpoint):
+            warnings.warn(warning, UserWarning, stacklevel=3)
     saved_world_size = manifest["processes"]
     if saved_world_size != args.world_size:
         warnings.warn(
-            f"The checkpoint '{place}' was written by {saved_world_size} processes, but you resume with {args.world_size}: prompts "
-            f"and tokens will not be drawn as in an uninterrupted run.",
+            f"The checkpoint '{checkpoint}' was written by {saved_world_size} processes, but you resume with {args.world_size}, so "
+            f"prompts and tokens will differ from those of an uninterrupted run.",
             UserWarning,
             stacklevel=3,
         )
-    return str(place)
+    return str(checkpoint)
 
 
 def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Path) -> None:
     """Load the state of a method that remembers earlier batches from a checkpoint."""
     if state is None:
         raise DataError(
-            f"The checkpoint '{place}' has no state of method '{scheme.method}', which remembers earlier batches; start anew."
+            f"The checkpoint '{place}' has no state of method '{scheme.method}', which remembers earlier batches. Start a new run."
         )
     estimator: Any = scheme.entry.estimator
     estimator.load_state_dict(state)

@@ -71,11 +71,11 @@ async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> li
     batch, _ = turn_batch(trajectories, columns=columns)
     if all(len(nodes) == 1 for nodes in nodes_by_trace):
         batch = replace(batch, steps=None)  # rows are whole rollouts, so methods over tokens can run
-    own = await step.read_waiting(batch, asyncio.to_thread)
-    result = step.finish(own)
+    read_batch = await step.read_waiting(batch, asyncio.to_thread)
+    result = step.finish(read_batch)
     say(*result.warnings)
     assert batch.ids_nt is not None
-    advantage_rows = iter((own.put(result.advantages_nt, width=batch.ids_nt.shape[1]) * tokens).tolist())
+    advantage_rows = iter((read_batch.put(result.advantages_nt, width=batch.ids_nt.shape[1]) * tokens).tolist())
     return [[adv for node in nodes for adv in compress(next(advantage_rows), node.mask)] for nodes in nodes_by_trace]
 
 

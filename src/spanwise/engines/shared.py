@@ -32,6 +32,8 @@ from spanwise.step import StepResult
 
 #: The files that a run writes; other files in the folder belong to the trainer or the user, and stay.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
+#: The loss types under which ms-swift and Unsloth average the KL over the tokens of each completion.
+KL_LOSS_TYPES = ("grpo", "sapo")
 #: The packages that draw report.html.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
 #: Fields of a scheme and its layout that are no fields of a recipe.
@@ -52,10 +54,10 @@ def idle_fields(path: str | Path, *, engine: str) -> str:
     for name, mode in MODES.items():
         if mode.elsewhere:
             ignored_names |= {f"{name}.{field}" for field in recipe.get(name) or {} if field not in mode.elsewhere}
+    if not ignored_names:
+        return ""
     names = ", ".join(sorted(ignored_names))
-    return (
-        f"The recipe also sets {names}, but {engine}'s own configuration decides; these fields are ignored." if names else ""
-    )
+    return f"The recipe also sets {names}, but {engine}'s own configuration decides; these fields are ignored."
 
 
 def say(*sentences: str) -> None:
@@ -65,7 +67,7 @@ def say(*sentences: str) -> None:
 
 
 def fixed_faults(required: Mapping[str, tuple[Any, str]], get_setting: Callable[[str], Any]) -> dict[str, bool]:
-    """Map a sentence about each option of an engine to whether the option differs from its required value."""
+    """Return a sentence for each option of an engine, with whether the option differs from its required value."""
     actual = {name: get_setting(name) for name in required}
     return {
         f"{name} is {actual[name]}: {reason}. Leave {name} at {required_value}.": actual[name] not in (None, required_value)
@@ -91,7 +93,7 @@ class Discounts:
         return {option: value for option, (_, value) in self.set_by.items()}
 
     def faults(self, scheme: Scheme) -> dict[str, bool]:
-        """Map a sentence about each discount to whether the recipe sets another value."""
+        """Return a sentence for each discount, with whether the recipe sets another value."""
         recipe_values = {option: scheme.options.get(option) for option in self.set_by}
         return {
             f"{name} is {value}, but the recipe has {option}: {recipe_values[option]}. Remove one of the two.": (
@@ -112,13 +114,22 @@ class Discounts:
 
 
 def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
-    """Map a sentence to whether a setting is false although the recipe divides by a group's standard deviation."""
+    """Return a sentence, with whether a setting forbids the division by a group's deviation that the recipe wants."""
     divides = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
     problem = (
-        f"{name} is {value}, and method '{scheme.method}' of the recipe divides by a group's deviation; write method: dr_grpo, or "
-        "leave scale: std out."
+        f"{name} is {value}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. Write method: "
+        "dr_grpo, or remove scale: std."
     )
     return {problem: divides and value is not None and not value}
+
+
+def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
+    """Return a sentence against a KL that is no mean over the tokens of each completion, with whether it applies."""
+    sentence = (
+        f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
+        f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
+    )
+    return {sentence: bool(beta) and loss_type not in KL_LOSS_TYPES}
 
 
 def fold_factor(
@@ -132,17 +143,17 @@ def fold_factor(
 ) -> Float[Tensor, "b 1"]:
     """Compute the factor on a micro-batch's advantages that makes a TRL loss a mean over rows of a sum over tokens."""
     # TRL's loss divides by the result times the rows of the micro-batch.
-    rows = mask_bt.shape[0]
+    row_count = mask_bt.shape[0]
     tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(tokens_b1)
     if loss_type in ("grpo", "sapo"):
         return tokens_b1
     if loss_type == "bnpo":
-        return ones_b1 * mask_bt.sum().clamp(min=1) / rows
+        return ones_b1 * mask_bt.sum().clamp(min=1) / row_count
     if loss_type == "dr_grpo":
         return ones_b1 * max_completion_length
     if loss_type in ("dapo", "cispo", "vespo"):
-        return ones_b1 * torch.as_tensor(num_items).clamp(min=1) / (processes * steps_per_generation * rows)
+        return ones_b1 * torch.as_tensor(num_items).clamp(min=1) / (processes * steps_per_generation * row_count)
     return ones_b1
 
 
@@ -214,10 +225,11 @@ class RunRecord:
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
         """Build a record from the options folder, keep_rollouts and report; None without a folder."""
-        folder, every, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
-        check_keeping(every, report)
-        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder is None and (every or report)})
-        return None if folder is None else RunRecord(str(folder), keep_rollouts=every, report=report, option=option)
+        folder, keep_every, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
+        check_keeping(keep_every, report)
+        has_no_folder = folder is None and (keep_every or report)
+        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": has_no_folder})
+        return None if folder is None else RunRecord(str(folder), keep_rollouts=keep_every, report=report, option=option)
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
         """Build the content of `recipe.yaml` from a scheme and those of the settings that are not None."""
@@ -304,9 +316,9 @@ class RunRecord:
                 if self._recipe is not None and finished:
                     description = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
                     own_share = self.own_seconds / self.seconds if self.seconds else None
-                    cost = {"spanwise_seconds": self.own_seconds, "spanwise_share": own_share}
+                    time_costs = {"spanwise_seconds": self.own_seconds, "spanwise_share": own_share}
                     seconds = time.perf_counter() - start_time
-                    self.folder.write_summary({**description, "steps": self.step, "seconds": seconds, **cost})
+                    self.folder.write_summary({**description, "steps": self.step, "seconds": seconds, **time_costs})
                 if self._recipe is not None and self.report:
                     _make_report(self.folder.path)
                 self._recipe = None

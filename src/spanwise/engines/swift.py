@@ -16,7 +16,7 @@ from swift.trainers import TrainerFactory  # pyright: ignore[reportMissingImport
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.engines.shared import fixed_faults, fold_factor, idle_fields, say
+from spanwise.engines.shared import fixed_faults, fold_factor, idle_fields, kl_fault, say
 from spanwise.errors import refuse, unknown
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
@@ -28,20 +28,18 @@ __all__ = ["install"]
 #: The fields of `Batch` that ms-swift's rollouts fill in; old log-probabilities are known before completions are read.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
-#: The loss types under which ms-swift averages the KL over the tokens of each completion.
-KL_LOSS_TYPES = ("grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 _TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
 #: Maps options that would change the credit to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "kl_in_reward": (False, "the option changes a reward that pays no block"),
+    "kl_in_reward": (False, "the option changes a reward that spanwise does not use"),
     "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
     "off_policy_sequence_mask_delta": (None, "the option judges a completion by its mean advantage"),
-    "advantage_reweight": (None, "the option changes advantages by a teacher"),
+    "advantage_reweight": (None, "the option lets a teacher change advantages"),
     "sdar_loss_coef": (0.0, "the option needs a teacher"),
     "use_liger_kernel": (False, "its loss takes one advantage per completion"),
-    "padding_free": (False, "the rows of a batch then have no columns of their own"),
-    "sequence_parallel_size": (1, "the tokens of a completion then lie on several processes"),
+    "padding_free": (False, "it packs several completions into one row, but spanwise needs a row for each"),
+    "sequence_parallel_size": (1, "it spreads the tokens of a completion over several processes"),
 }
 
 
@@ -72,15 +70,13 @@ class NoReward(ORM):
 
 def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
     """Load the scheme of a recipe; refuse settings of ms-swift that do not work with it."""
-    scheme, loss_type, beta = scheme_at(recipe, longest=longest), settings["loss_type"], settings["beta"]
+    scheme, loss_type = scheme_at(recipe, longest=longest), settings["loss_type"]
     level, mode_sections = settings["importance_sampling_level"], load(recipe).modes
     refuse(
         {
             f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
             f"Under ms-swift: {unknown('importance_sampling_level', level, RATIO_LEVELS)}": level not in RATIO_LEVELS,
-            f"beta is {beta}, and under loss_type '{loss_type}' ms-swift does not average the KL over the tokens of each "
-            f"completion. Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0.": beta
-            and loss_type not in KL_LOSS_TYPES,
+            **kl_fault(settings["beta"], loss_type, engine="ms-swift"),
             _TEACHER: settings["teacher"],
             "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "
             "turns, or train with SkyRL.": settings["dynamic_num_samples"],
@@ -132,18 +128,18 @@ class SwiftSpanTrainer(GRPOTrainer):
         group_n = (self.accelerator.process_index * len(rows) + torch.arange(len(rows))) // group_size
         ids, sampled = ([row[name] for row in rows] for name in ("ids", "sampled"))
         columns = self._columns(ordered_samples)
-        own = self.step.read(Batch.jagged(ids, group_n, sampled=sampled, columns=columns, logp_nt=logp_nt))
+        read_batch = self.step.read(Batch.jagged(ids, group_n, sampled=sampled, columns=columns, logp_nt=logp_nt))
         mask_nt = torch.tensor([[*row["sampled"], *[0] * (width - len(row["ids"]))] for row in rows]).bool()
         if self.overlong_filter:
             mask_nt &= ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]
-        result = self.step.finish(own, mask_nt=mask_nt, learn=training, number=self.state.global_step)
-        advantage_rows = iter(own.put(result.advantages_nt, width=width))
-        places = iter(row["place"] for row in rows)
+        result = self.step.finish(read_batch, mask_nt=mask_nt, learn=training, number=self.state.global_step)
+        advantage_rows = iter(read_batch.put(result.advantages_nt, width=width))
+        column_ranges = iter(row["place"] for row in rows)
         for micro_batch in micro_batches:
             micro_batch.advantages = torch.zeros_like(micro_batch.completion_mask, dtype=torch.float32)
             for advantage_t in micro_batch.advantages:
-                place = next(places)
-                advantage_t[place] = next(advantage_rows)[: place.stop - place.start].to(advantage_t)
+                column_range = next(column_ranges)
+                advantage_t[column_range] = next(advantage_rows)[: column_range.stop - column_range.start].to(advantage_t)
         for name, value in result.metrics.items():
             self._metrics["train" if training else "eval"][name].append(value)
         say(*result.warnings if self.accelerator.is_main_process else ())
@@ -178,7 +174,7 @@ def _row(micro_batch: Any, ids_l: Tensor, n: int) -> dict[str, Any]:
     """Cut completion n out of a micro-batch, from its first trained token to its last."""
     mask_t = micro_batch.completion_mask[n].bool()
     trained_columns = mask_t.nonzero()[:, 0].tolist() or [0, -1]
-    place = slice(trained_columns[0], trained_columns[-1] + 1)
+    column_range = slice(trained_columns[0], trained_columns[-1] + 1)
     ids_t = ids_l[-len(mask_t) :]
-    logp_t = micro_batch.old_per_token_logps[n, place]
-    return {"ids": ids_t[place].tolist(), "sampled": mask_t[place].int().tolist(), "logp": logp_t, "place": place}
+    logp_t, sampled = micro_batch.old_per_token_logps[n, column_range], mask_t[column_range].int().tolist()
+    return {"ids": ids_t[column_range].tolist(), "sampled": sampled, "logp": logp_t, "place": column_range}

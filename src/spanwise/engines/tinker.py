@@ -100,8 +100,8 @@ def _turn(datum: Any, rollout: int, number: int) -> Turn:
     mask = _values(_get(inputs, "mask")) or _values(_get(inputs, "weights"))
     refuse(
         {
-            f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so nobody knows which of its {len(ids)} tokens "
-            f"were sampled. Add a mask to its loss_fn_inputs.": not mask,
+            f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so nobody knows which of its {len(ids)} "
+            f"tokens were sampled. Add a mask to its loss_fn_inputs.": not mask,
             f"Datum {number} of rollout {rollout} has {len(ids)} target tokens and {len(mask)} mask values; give each token one.": (
                 len(mask) != len(ids)
             ),

@@ -14,6 +14,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from spanwise.engines.shared import kl_fault
 from spanwise.engines.trl import SpanGRPOTrainer, fold
 from spanwise.errors import SpanwiseError, refuse, unknown
 from spanwise.scheme import Scheme
@@ -22,8 +23,6 @@ __all__ = ["UnslothSpanGRPOTrainer"]
 
 #: The values of `loss_type` that work without log-probabilities, which Unsloth's loss does not return.
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: The loss types under which Unsloth averages the KL over the tokens of each completion.
-KL_LOSS_TYPES = ("grpo", "sapo")
 #: Maps environment variables that let Unsloth weigh completions by their rewards to the values that switch it off.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}
 _INSTEAD = "train without Unsloth (spanwise.engines.trl)"
@@ -53,19 +52,18 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
 def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
     """Refuse settings and schemes that do not work with Unsloth's loss."""
     loss_type, beta = getattr(args, "loss_type", "dr_grpo"), getattr(args, "beta", 0.0)
-    level = getattr(args, "importance_sampling_level", "token")
-    needs, modes = (scheme.needs, scheme.modes) if isinstance(scheme, Scheme) else ((), ())
+    ratio_level = getattr(args, "importance_sampling_level", "token")
+    needed_fields, modes = (scheme.needs, scheme.modes) if isinstance(scheme, Scheme) else ((), ())
     mode_names = [mode.name for mode in (critic, *modes) if mode is not None]
     faults: dict[str, Any] = {
         "Unsloth has not replaced TRL's trainer. Write `import unsloth` as the first line of the script, before trl and "
         f"spanwise; or {_INSTEAD}.": not GRPOTrainer.__name__.startswith("Unsloth"),
         f"Under Unsloth: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
-        f"beta is {beta}, and under loss_type '{loss_type}' Unsloth does not average the KL over the tokens of each completion. "
-        f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0.": beta and loss_type not in KL_LOSS_TYPES,
-        f"importance_sampling_level is '{level}', which needs log-probabilities from inside Unsloth's loss. Leave it at 'token', "
-        f"or {_INSTEAD}.": level != "token",
+        **kl_fault(beta, loss_type, engine="Unsloth"),
+        f"importance_sampling_level is '{ratio_level}', which needs log-probabilities from inside Unsloth's loss. Leave it at "
+        f"'token', or {_INSTEAD}.": ratio_level != "token",
         f"The scheme reads log-probabilities (logp_nt), which Unsloth has in other columns. Use another method, or {_INSTEAD}.": (
-            "logp_nt" in needs
+            "logp_nt" in needed_fields
         ),
         f"'{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out, or {_INSTEAD}.": mode_names,
     }
@@ -78,7 +76,7 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
 def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[Tensor, "b u"], *, exact: bool) -> None:
     """Raise unless the gradient of each log-probability is as expected; without `exact`, its sign is enough."""
     if gradient_bu is None:
-        raise SpanwiseError(f"Unsloth's loss keeps no gradient that can be checked. {_CANARY}")
+        raise SpanwiseError(f"Unsloth's loss stores no gradient, so spanwise cannot check it. {_CANARY}")
     wrong_bu = (gradient_bu - expected_bu).abs() > 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()
     if not exact:  # clipping and importance ratios change the size of the gradient, not its sign
         wrong_bu = (gradient_bu * expected_bu < 0) | ((expected_bu == 0) & (gradient_bu != 0))

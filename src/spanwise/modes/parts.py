@@ -83,7 +83,7 @@ class RowPart(ABC):
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
-        """Return the mode's fields of batch `number` (from 0), given the token's log-probability in each row, NaN without token."""
+        """Return the mode's fields of `Batch` from the token's log-probability in each row; `number` counts batches from 0."""
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:

@@ -23,7 +23,7 @@ class Sequences:
     width: int  # how many of the last columns hold the completions
 
     def take(self, rows: Any) -> Sequences:
-        """Select rows."""
+        """Return only some of the rows."""
         return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
 
     @property

@@ -73,7 +73,7 @@ def test_discounts_and_deviation_of_skyrls_configuration(data):
         check(small.config(data, recipe=small.BROADCAST, **{ALGORITHM + "lambd": 0.8}))
     plain = {ALGORITHM + "grpo_norm_by_std": False}
     check(small.config(data, recipe=small.BROADCAST, **plain))
-    with pytest.raises(RecipeError, match="grpo_norm_by_std is False, and method 'grpo' of the recipe divides"):
+    with pytest.raises(RecipeError, match="grpo_norm_by_std is False, but method 'grpo' of the recipe divides"):
         check(small.config(data, recipe=small.BROADCAST.replace("rloo", "grpo"), **plain))
 
 
@@ -116,7 +116,7 @@ BLOCKS = (
     [
         (BLOCKS, r"\(correct, brier\), and SkyRL's critic gives one per token; write values: shared"),
         (GAE + "critic: {head: hl_gauss}", "returns one number. Leave head out"),
-        (GAE + "critic: {truncated: bootstrap}", "'bootstrap', but SkyRL keeps no value from after the last token"),
+        (GAE + "critic: {truncated: bootstrap}", "'bootstrap', but SkyRL stores no value after the last token"),
     ],
 )
 def test_what_skyrls_critic_cannot_do(data, recipe, sentence):

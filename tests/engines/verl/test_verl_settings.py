@@ -13,8 +13,8 @@ REFUSED = {
     "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave .* at False",
     "critic.enable=True": "critic.enable asks for a critic, but .* reads no values",
     "algorithm.use_pf_ppo=True": "under GAE only",
-    "reward.custom_reward_function.path=mine.py": r"mine.py, but no objective uses its number\. Add \{reward: environment",
-    "reward.reward_manager.name=dapo": r"dapo, but no objective uses its number\. Add \{reward: environment",
+    "reward.custom_reward_function.path=mine.py": r"mine.py, but no objective uses it\. Add \{reward: environment",
+    "reward.reward_manager.name=dapo": r"dapo, but no objective uses it\. Add \{reward: environment",
     "reward.reward_model.enable=True": "only to reward.custom_reward_function",
     "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "averages advantages",
     "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "picks tokens by their size",
@@ -78,7 +78,7 @@ def test_no_deviation_is_asked_of_a_method_that_divides_by_one(tmp_path):
     asked = "algorithm.norm_adv_by_std_in_grpo=False"
     prepare(config_of(tmp_path, asked))
     recipe = "{layout: {all: [answer]}, method: grpo, objectives: [{reward: correct, pays: [all]}]}"
-    with pytest.raises(RecipeError, match="write method: dr_grpo"):
+    with pytest.raises(RecipeError, match="Write method: dr_grpo"):
         prepare(config_of(tmp_path, asked, recipe=recipe))
 
 

@@ -54,13 +54,13 @@ class SpanEstimator:
         reply_start_n = [int(length) for length in repeated_batch["length"]]
         batch = self._batch(repeated_batch, reply_start_n, prompt_ids, rewards)
         assert batch.mask_nt is not None
-        width, padded_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
-        column_nt = torch.tensor(reply_start_n)[:, None] + torch.arange(width)  # the replies' columns in the whole sequence
-        own = self.step.read(batch)
-        result = self.step.finish(own, mask_nt=(padded_nt.gather(1, column_nt) > 0) & batch.mask_nt)
+        reply_width, padded_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
+        column_nt = torch.tensor(reply_start_n)[:, None] + torch.arange(reply_width)  # in the whole sequence
+        read_batch = self.step.read(batch)
+        result = self.step.finish(read_batch, mask_nt=(padded_nt.gather(1, column_nt) > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in result.metrics.items() if value == value}
         say(*result.warnings)
-        adv_nt = torch.zeros_like(padded_nt).scatter(1, column_nt, own.put(result.advantages_nt, width=width))
+        adv_nt = torch.zeros_like(padded_nt).scatter(1, column_nt, read_batch.put(result.advantages_nt, width=reply_width))
         # NeMo-RL also counts rollouts without a reply, which have no token in the mask.
         multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         weight_n = torch.where(batch.mask_nt.any(dim=1), padded_nt.amax(dim=1), multiplier_n)

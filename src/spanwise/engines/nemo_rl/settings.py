@@ -45,7 +45,7 @@ def check(master_config: Any) -> Scheme:
     scheme.check_loads("NeMo-RL")
     scheme.check({"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt"})
     filter_warning = (
-        "grpo.use_dynamic_sampling drops groups whose environment rewards are equal, although their blocks may differ."
+        "grpo.use_dynamic_sampling drops groups with equal environment rewards, although their blocks may differ."
     )
     is_filtered = get_setting(master_config, "grpo.use_dynamic_sampling")
     say(idle_fields(recipe, engine="NeMo-RL"), filter_warning if is_filtered else "")

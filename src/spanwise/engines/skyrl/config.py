@@ -91,8 +91,8 @@ def check(cfg: Any) -> Scheme:
     )
     max_turns = getattr(generator, "max_turns", 1) or 1
     discounts = Discounts.of(_DISCOUNTS, lambda name: attrgetter(name)(cfg))
-    longest = max_turns * generator.sampling_params.max_generate_length
-    scheme = scheme_at(spanwise_options.recipe, longest=longest, options=discounts.options)
+    max_tokens = max_turns * generator.sampling_params.max_generate_length
+    scheme = scheme_at(spanwise_options.recipe, longest=max_tokens, options=discounts.options)
     critic, skyrl_modes = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
     refuse(
         {
@@ -125,10 +125,11 @@ def check(cfg: Any) -> Scheme:
     late_fields = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
     scheme.check(provided_fields, at_read=provided_fields - late_fields)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
-    estimator = algorithm.advantage_estimator
-    if estimator not in ("spanwise", scheme.method):
+    estimator_name = algorithm.advantage_estimator
+    if estimator_name not in ("spanwise", scheme.method):
         say(
-            f"trainer.algorithm.advantage_estimator={estimator} is not used: method '{scheme.method}' of the recipe replaces it."
+            f"trainer.algorithm.advantage_estimator={estimator_name} is not used: method '{scheme.method}' of the recipe replaces "
+            "it."
         )
     algorithm.advantage_estimator = "spanwise"
     say(*discounts.remarks(scheme, load(spanwise_options.recipe).options, engine="SkyRL"))
@@ -142,17 +143,17 @@ def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
-    """Map a sentence to whether it applies, for each of SkyRL's group filters that does not work with the recipe."""
+    """Return sentences against filters of groups that do not work with the recipe, each with whether it applies."""
     algorithm, mode_names = cfg.trainer.algorithm, [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
-    sampling = algorithm.dynamic_sampling.type
+    sampling_type = algorithm.dynamic_sampling.type
     filter_setting = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""
-    filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling}" if sampling else filter_setting
+    filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}" if sampling_type else filter_setting
     late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
     return {
         f"{filter_setting} loses a generator's columns in SkyRL {skyrl_version}. Install skyrl 0.4 or newer, or remove the "
-        "setting.": sampling is not None and Version(skyrl_version) < Version("0.4"),
+        "setting.": sampling_type is not None and Version(skyrl_version) < Version("0.4"),
         f"{filter_setting} counts rows, but in step-wise training a row is one turn, not a rollout. Remove the setting.": (
-            sampling is not None and cfg.generator.step_wise_trajectories
+            sampling_type is not None and cfg.generator.step_wise_trajectories
         ),
         f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(late_fields)}, which SkyRL computes "
         "after sampling. Remove the setting.": filter_setting and late_fields,

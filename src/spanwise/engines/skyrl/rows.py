@@ -57,8 +57,8 @@ class SampledRows:
     def extra(self) -> dict[str, list[Any]]:
         """The generator's columns with one value per row, without SkyRL's own fields."""
         row_count = len(self.uids)
-        lists = {name: values for name, values in self.output.items() if isinstance(values, list)}
-        return {name: values for name, values in lists.items() if name not in _KNOWN and len(values) == row_count}
+        row_lists = {name: values for name, values in self.output.items() if isinstance(values, list)}
+        return {name: values for name, values in row_lists.items() if name not in _KNOWN and len(values) == row_count}
 
     @cached_property
     def trajectory_s(self) -> list[int]:
@@ -155,5 +155,5 @@ class SampledRows:
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
     """Return the ranges of sampled tokens in a mask; a mask without sampled tokens is one range."""
     run_bounds = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
-    runs = [(start, end) for start, end in pairwise(run_bounds) if mask[start]]
-    return runs or [(0, len(mask))]
+    sampled_ranges = [(start, end) for start, end in pairwise(run_bounds) if mask[start]]
+    return sampled_ranges or [(0, len(mask))]

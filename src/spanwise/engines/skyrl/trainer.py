@@ -77,24 +77,26 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
         """Remember the turns before SkyRL merges them, because merged rows lose the rewards and ends of turns."""
-        unmerged, turn_uids = dict(generator_output), list(uids)
+        unmerged_output, turn_uids = dict(generator_output), list(uids)
         algorithm = self.cfg.trainer.algorithm
         # SkyRL's filter looks at the environment's reward; ours looks at the credit, once it is known.
         filter_setting, algorithm.zero_variance_filter = algorithm.zero_variance_filter, False
         try:
-            trained, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
+            merged_output, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
         finally:
             algorithm.zero_variance_filter = filter_setting
-        self.last_rows = SampledRows.of(unmerged, turn_uids, trained, stepwise=self.cfg.generator.step_wise_trajectories)
+        stepwise = self.cfg.generator.step_wise_trajectories
+        self.last_rows = SampledRows.of(unmerged_output, turn_uids, merged_output, stepwise=stepwise)
         for name, part in self.parts.items():
-            appended_n = list(map(part.ended, trained["response_ids"], trained["loss_masks"]))
+            appended_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
             self._ended[name] = torch.tensor(appended_n)
             token_fields = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
             for field, token_value in token_fields.items():
-                if trained.get(field) is not None:
-                    rows = zip(trained[field], appended_n, strict=True)
-                    trained = {**trained, field: [[*row, token_value] if has_token else row for row, has_token in rows]}
-        return trained, uids
+                if merged_output.get(field) is not None:
+                    flagged_rows = zip(merged_output[field], appended_n, strict=True)
+                    new_rows = [[*row, token_value] if has_token else row for row, has_token in flagged_rows]
+                    merged_output = {**merged_output, field: new_rows}
+        return merged_output, uids
 
     def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> Any:
         """Let SkyRL sample further prompts until enough groups get credit in some block."""
@@ -111,8 +113,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Return the prompt ids of the groups in which some completion gets credit."""
         rows = SampledRows.of(output, uids, output, stepwise=self.cfg.generator.step_wise_trajectories)
         batch, turns = self._batch(rows, width=max(rows.length_n))
-        own = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(uids), turns)
-        return _prompts_of(uids, batch.group_n[self.step.useful(own)])
+        read_batch = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(uids), turns)
+        return _prompts_of(uids, batch.group_n[self.step.useful(read_batch)])
 
     def _batch(self, rows: SampledRows, *, width: int, data: Any = None) -> tuple[Batch, Turns | None]:
         """Build the batch to read: one row per turn, or SkyRL's own rows."""
@@ -124,8 +126,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Compute old log-probabilities or values, and prevent SkyRL from shifting them to other rows."""
         # SkyRL never drops the padding of its mini-batches, which shifts the results of later rows; one pass has no such padding.
         rank_count = self.dispatch.get_lcm_dp_size()
-        unpadded = mini_batch_boundaries and not any((end - start) % rank_count for start, end in mini_batch_boundaries)
-        return super()._execute_forward_pass(model, batch, key, mini_batch_boundaries if unpadded else None)
+        needs_padding = any((end - start) % rank_count for start, end in mini_batch_boundaries or ())
+        return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
 
     def _execute_training_step(self, model: str, data: Any) -> dict[str, float]:
         """Run SkyRL's optimizer step, except for the policy while only the critic trains."""

@@ -52,9 +52,9 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         _STEPS[args.spanwise_recipe] = Step(scheme, vocabulary)
     step = _STEPS[args.spanwise_recipe]
     batch, rollout_n, trained_nt = batch_of(args, samples, step.scheme)
-    own = step.read(batch)
-    result = step.finish(own, mask_nt=trained_nt)
-    adv_nt = own.put(result.advantages_nt, width=trained_nt.shape[1])
+    read_batch = step.read(batch)
+    result = step.finish(read_batch, mask_nt=trained_nt)
+    adv_nt = read_batch.put(result.advantages_nt, width=trained_nt.shape[1])
     factor_n = fold_factor(
         trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
@@ -105,11 +105,11 @@ def fold_factor(
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
     if per_token:  # slime fills its steps with rollouts in the order of their first sample
-        divided_n, count_n, rollout_count = rollout_n // batch_size, trained_n.clamp(min=1), batch_size
+        divisor_index_n, count_n, rollout_count = rollout_n // batch_size, trained_n.clamp(min=1), batch_size
     else:
-        divided_n, count_n, rollout_count = rollout_n, trained_n, 1
-    total_d = torch.zeros(int(divided_n.max()) + 1).index_add(0, divided_n, count_n.float())
-    return total_d.clamp(min=1)[divided_n] / rollout_count
+        divisor_index_n, count_n, rollout_count = rollout_n, trained_n, 1
+    tokens_per_divisor = torch.zeros(int(divisor_index_n.max()) + 1).index_add(0, divisor_index_n, count_n.float())
+    return tokens_per_divisor.clamp(min=1)[divisor_index_n] / rollout_count
 
 
 def _log(args: Any, metrics: Mapping[str, float]) -> None:

@@ -23,7 +23,10 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
     "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the divisor of a reducer of your own"),
     "custom_convert_samples_to_train_data_path": (None, "it replaces the step in which spanwise computes credit"),
-    "mask_offpolicy_in_partial_rollout": (False, "the option hides the start of a completion, where its first block begins"),
+    "mask_offpolicy_in_partial_rollout": (
+        False,
+        "the option masks the start of some completions, where their first block begins",
+    ),
 }
 #: slime's estimators whose losses work with any advantages.
 _ESTIMATORS = ("grpo", "gspo", "cispo")

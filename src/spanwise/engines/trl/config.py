@@ -76,8 +76,8 @@ class SpanGRPOConfig(GRPOConfig):
     )
     importance_sampling_level: str = _option(
         "token",
-        "Which tokens share one importance ratio, the geometric mean of theirs: token (none), block, or sequence (all of the "
-        "completion). Each token keeps its own advantage and gradient.",
+        "Which tokens share an importance ratio (the geometric mean of their ratios): token (none), block, or sequence (the "
+        "whole completion). Each token keeps its own advantage and gradient.",
     )
     dynamic_sampling: str | None = _option(
         None,

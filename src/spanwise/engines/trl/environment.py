@@ -13,15 +13,15 @@ from spanwise.score.event_loop import run
 
 def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
     """Remove the rewards of environments from the trainer and return them; refuse them if no objective uses them."""
-    count = len(objectives)
-    rewards, environment_names = trainer.reward_funcs[count:], trainer.reward_func_names[count:]
+    objective_count = len(objectives)
+    rewards, environment_names = trainer.reward_funcs[objective_count:], trainer.reward_func_names[objective_count:]
     if rewards and not any(objective.reward == "environment" for objective in objectives):
         raise RecipeError(
             f"The environment {', '.join(environment_names)} has a get_reward method, but no objective uses its reward. Add "
             "Objective('environment', pays=[...]) with the blocks that the reward pays."
         )
     for trainer_list in (trainer.reward_funcs, trainer.reward_func_names, trainer.reward_processing_classes):
-        del trainer_list[count:]
+        del trainer_list[objective_count:]
     return rewards
 
 

@@ -182,7 +182,9 @@ def check_loss(
             f"Step {step}: the loss is {loss_value}; in completion {row} of the micro-batch of {len(mask_bt)}, the {name} of "
             f"{adjective}token {token} is {float(value_bt.detach()[row, token])}: {text}. {_ADVICE} that completion."
         )
-    raise DivergedError(f"Step {step}: the loss is {loss_value}, but each completion is finite. {_ADVICE} beta and entropy.")
+    raise DivergedError(
+        f"Step {step}: the loss is {loss_value}, but all numbers of its completions are finite. {_ADVICE} beta and entropy."
+    )
 
 
 class GradientGuard(TrainerCallback):

@@ -51,8 +51,8 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
         advantage_column.pop()
     advantage_column.extend((credit.block_nk.sum(dim=1) + credit.stop_n).tolist())
     for k, name in enumerate(scheme.layout.names):
-        pairs = zip(credit.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
-        logs["extra"][f"credit/{name}"].extend(value if present else None for value, present in pairs)
+        credit_and_presence = zip(credit.block_nk[:, k].tolist(), present_nk[:, k].tolist(), strict=True)
+        logs["extra"][f"credit/{name}"].extend(value if present else None for value, present in credit_and_presence)
     logs["extra"]["credit/stop"].extend(credit.stop_n.tolist())
     return ""
 
@@ -87,12 +87,12 @@ class BatchCallback(TrainerCallback):
         self.step_seconds += time.perf_counter() - self._started
         if state.global_step % self.per_batch:
             return
-        step, rollouts = state.global_step // self.per_batch, self.trainer.last_rollouts
-        self.batch_ended(step, rollouts)
-        if rollouts is not None and self.keep_rollouts and step % self.keep_rollouts == 0:
-            parts = gather_object([rollouts.recorded(step=step)])
+        batch_number, rollouts = state.global_step // self.per_batch, self.trainer.last_rollouts
+        self.batch_ended(batch_number, rollouts)
+        if rollouts is not None and self.keep_rollouts and batch_number % self.keep_rollouts == 0:
+            rollouts_of_ranks = gather_object([rollouts.recorded(step=batch_number)])
             if state.is_world_process_zero:
-                self.folder.write_rollouts(parts, step=step)
+                self.folder.write_rollouts(rollouts_of_ranks, step=batch_number)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
         """Do nothing; a subclass can override this hook, which every process calls after a generation batch is used up."""
@@ -108,7 +108,7 @@ class Keeping(BatchCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin or continue the run folder; every process first refuses a folder that holds another run."""
-        step, group_size = state.global_step // self.per_batch, args.num_generations or 1
+        batch_number, group_size = state.global_step // self.per_batch, args.num_generations or 1
         recipe = self.record.recipe(
             self.trainer.scheme,
             model=str(getattr(getattr(self.trainer.model, "config", None), "_name_or_path", "")) or None,
@@ -120,10 +120,10 @@ class Keeping(BatchCallback):
             max_completion_length=args.max_completion_length,
             seed=args.seed,
         )
-        self.record.check(recipe, step=step)
+        self.record.check(recipe, step=batch_number)
         self.trainer.accelerator.wait_for_everyone()  # no process writes before all have checked
         if state.is_world_process_zero:
-            self.record.begin(recipe, step=step, tokenizer=self.trainer.processing_class)
+            self.record.begin(recipe, step=batch_number, tokenizer=self.trainer.processing_class)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the previous batch's line of metrics before a new batch begins."""

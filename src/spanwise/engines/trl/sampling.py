@@ -24,13 +24,14 @@ CREDIT = "credit"
 
 def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[str, Any], modes: Sequence[Any]) -> None:
     """Refuse dynamic sampling if sampled groups cannot be judged before training, or cannot be replaced."""
-    kind = getattr(args, "dynamic_sampling", None)
-    if kind is None:
+    criterion = getattr(args, "dynamic_sampling", None)
+    if criterion is None:
         return
-    check_known("dynamic_sampling", kind, (CREDIT, *scheme.names))
-    late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) if kind == CREDIT else []
+    check_known("dynamic_sampling", criterion, (CREDIT, *scheme.names))
+    late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) if criterion == CREDIT else []
     column_names = getattr(dataset, "column_names", None) or []
-    leave_out = "Leave dynamic_sampling out."
+    leave_out, rounds = "Leave dynamic_sampling out.", args.dynamic_sampling_rounds
+    has_environment = options.get("environment_factory") is not None
     refuse(
         {
             f"dynamic_sampling='credit' needs credit right after sampling, but method '{scheme.method}' reads "
@@ -43,14 +44,9 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
             },
             f"dynamic_sampling draws other prompts by row number, but train_dataset is a {type(dataset).__name__}. Pass a "
             f"datasets.Dataset.": not isinstance(dataset, Dataset),
-            f"dynamic_sampling cannot replace prompts that have an environment. {leave_out}": options.get(
-                "environment_factory"
-            )
-            is not None,
+            f"dynamic_sampling cannot replace prompts that have an environment. {leave_out}": has_environment,
             f"dynamic_sampling cannot replace prompts with images. {leave_out}": {"image", "images"} & {*column_names},
-            f"dynamic_sampling_rounds is {args.dynamic_sampling_rounds}; set it to 1 or more.": (
-                args.dynamic_sampling_rounds < 1
-            ),
+            f"dynamic_sampling_rounds is {rounds}; set it to 1 or more.": rounds < 1,
             f"dynamic_sampling needs whole groups in each process, but {args.generation_batch_size // args.world_size} completions "
             f"per process do not make whole groups of {args.num_generations}. Change per_device_train_batch_size or "
             "steps_per_generation.": (args.generation_batch_size // args.world_size % args.num_generations),
@@ -92,9 +88,9 @@ class DynamicSampling:
             sampled_groups += groups_to_sample
             useful_g = self._useful(answers, candidate_prompts, candidate_rows)
             for group in useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
-                old, new = (range(g * group_size, (g + 1) * group_size) for g in (useless_groups.pop(0), group))
-                generated = tuple(_replaced(part, other, old, new) for part, other in zip(generated, answers, strict=True))
-                for place, source in zip(old, new, strict=True):
+                ranges = [range(g * group_size, (g + 1) * group_size) for g in (useless_groups.pop(0), group)]
+                generated = tuple(_replaced(part, other, *ranges) for part, other in zip(generated, answers, strict=True))
+                for place, source in zip(*ranges, strict=True):
                     prompts[place], rows[place] = candidate_prompts[source], candidate_rows[source]
         useless_share = len(useless_groups) / group_count
         self.metrics = {"sampling/groups": sampled_groups / group_count, "sampling/useless": useless_share}
@@ -105,15 +101,15 @@ class DynamicSampling:
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
-        own, scheme = self.trainer._read(generated, prompts, rows), self.trainer.scheme
+        read_batch, scheme = self.trainer._read(generated, prompts, rows), self.trainer.scheme
         group_size = self.trainer.num_generations
         if self.kind != CREDIT:
-            worth_gn = own.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, group_size)
+            worth_gn = read_batch.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, group_size)
             missing_gn = worth_gn.isnan()
             return worth_gn.masked_fill(missing_gn, -torch.inf).amax(1) > worth_gn.masked_fill(missing_gn, torch.inf).amin(1)
-        useful_n = self.trainer.step.useful(own)
-        if own.turns is not None:  # rows are turns, and a completion without a turn has no row
-            useful_n = torch.zeros(own.completions, dtype=torch.bool).index_put((own.turns.row_s,), useful_n)
+        useful_n = self.trainer.step.useful(read_batch)
+        if read_batch.turns is not None:  # rows are turns, and a completion without a turn has no row
+            useful_n = torch.zeros(read_batch.completions, dtype=torch.bool).index_put((read_batch.turns.row_s,), useful_n)
         return useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:
@@ -127,14 +123,14 @@ class DynamicSampling:
                 yield dataset[index]
 
 
-def _replaced(part: Any, other: Any, old: range, new: range) -> Any:
+def _replaced(part: Any, other: Any, old_rows: range, new_rows: range) -> Any:
     """Replace the range `old` of one result of TRL's `_generate` by the range `new` of another."""
     if isinstance(part, dict):
         row_lists = {name: values for name, values in part.items() if isinstance(values, list)}
-        return {**part, **{name: _replaced(values, other[name], old, new) for name, values in row_lists.items()}}
+        return {**part, **{name: _replaced(values, other[name], old_rows, new_rows) for name, values in row_lists.items()}}
     if isinstance(part, list) and isinstance(other, list):
         result = list(part)
-        result[old.start : old.stop] = other[new.start : new.stop]
+        result[old_rows.start : old_rows.stop] = other[new_rows.start : new_rows.stop]
         return result
     if part is not None and other is not None:
         raise SpanwiseError(

@@ -187,17 +187,17 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Run TRL's training, and complete the run folder even if training fails; True resumes at the newest checkpoint."""
-        place = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
+        checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
         keeping = self.keeping if self.accelerator.is_main_process else None
         try:
             with nullcontext() if keeping is None else keeping.record.running():
-                return super().train(place, *args, **options)
+                return super().train(checkpoint, *args, **options)
         except UnpicklingError as error:
-            if place is None:
+            if checkpoint is None:
                 raise
             reason = str(error).splitlines()[0]
             raise DataError(
-                f"Checkpoint '{place}' holds objects that could run code, so it is not loaded: {reason} Resume from another one."
+                f"Checkpoint '{checkpoint}' holds objects that could run code: {reason} Resume from another checkpoint."
             ) from error
 
     @property
@@ -230,8 +230,8 @@ class SpanGRPOTrainer(GRPOTrainer):
                 estimator=entry.estimator.state_dict() if entry.stateful else None,
                 settings=self._lasting if self.settings is None else self.settings,
             )
-            best = self.state.best_model_checkpoint
-            rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+            best_checkpoint = self.state.best_model_checkpoint
+            rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best_checkpoint, use_mtime=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         args, self.args = self.args, self._written_args()
@@ -323,11 +323,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._rows, self._read_seconds = inputs, 0.0
         output, read_batch, training = super()._generate_and_score_completions(inputs), self._own, self.model.training
         assert read_batch is not None, "TRL asks for rewards"
-        batch, everyone, step_number = read_batch.batch, read_batch.everyone, self.state.global_step
+        batch, all_rows, step_number = read_batch.batch, read_batch.everyone, self.state.global_step
         if "logp_nt" in self.scheme.needs:
-            read_batch = replace(
-                read_batch, batch=replace(batch, logp_nt=self._sampled_logps(sequences(output, batch), output))
-            )
+            logp_nt = self._sampled_logps(sequences(output, batch), output)
+            read_batch = replace(read_batch, batch=replace(batch, logp_nt=logp_nt))
         for part in self.parts.values():
             read_batch, metrics = part.fill(read_batch, output)
             self._note(metrics)
@@ -349,15 +348,15 @@ class SpanGRPOTrainer(GRPOTrainer):
         metrics = {**result.metrics, "spanwise/seconds": self._read_seconds + time.perf_counter() - start_time}
         self._note(metrics)
         if training:
-            self.last_metrics = {**metrics, **reward_means(everyone.worth_nm(self.scheme), self.scheme.names)}
-        sentences = {"table": log_credit(getattr(self, "_logs", {}), *result.by_completion(), self.scheme)}
+            self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
+        sentence_by_kind = {"table": log_credit(getattr(self, "_logs", {}), *result.by_completion(), self.scheme)}
         if int(output["num_items_in_batch"]) == 0:
-            sentences["cut off"] = (
-                f"Step {step_number}: all {everyone.completions} completions were cut off at max_completion_length="
+            sentence_by_kind["cut off"] = (
+                f"Step {step_number}: all {all_rows.completions} completions were cut off at max_completion_length="
                 f"{self.max_completion_length}, and mask_truncated_completions leaves them out of the loss, so nothing is "
                 "learned. Raise max_completion_length, or set mask_truncated_completions=False."
             )
-        first_sentences = [sentence for kind, sentence in sentences.items() if sentence and self._first(kind)]
+        first_sentences = [sentence for kind, sentence in sentence_by_kind.items() if sentence and self._first(kind)]
         for sentence in (*first_sentences, *result.warnings) if self.accelerator.is_main_process else ():
             warnings.warn(sentence, UserWarning, stacklevel=2)
         return output
@@ -391,11 +390,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Compute the tokens' log-probabilities under the policy and the temperature that sampled them."""
         logp_nt = output.get("old_per_token_logps")
         if logp_nt is None:
-            batch_size = self.args.per_device_train_batch_size
-            outputs = self._get_per_token_logps_and_entropies(
-                self.model, rows.ids_nl, rows.attention_nl, rows.width, batch_size
-            )
-            logp_nt, self._logps = outputs[0], None
+            arguments = (rows.ids_nl, rows.attention_nl, rows.width, self.args.per_device_train_batch_size)
+            logp_nt, self._logps = self._get_per_token_logps_and_entropies(self.model, *arguments)[0], None
         return logp_nt[:, : rows.width].float().cpu()
 
     def _first(self, key: str) -> bool:
@@ -427,7 +423,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         advantages_bt = inputs["advantages"] * factor_b1 * float(dppo_loss is None)
         check_due = self._canary_due and training and torch.is_grad_enabled()
         advantages_bt.requires_grad_(check_due)
-        accumulation = self.current_gradient_accumulation_steps if training else 1
+        accumulation_steps = self.current_gradient_accumulation_steps if training else 1
         beta, self._logps = self.beta, None
         self.beta = 0.0  # TRL would divide the KL like the policy term, which no factor could undo
         self.loss_type = "sapo" if dppo_loss else self.loss_type  # under DPPO, TRL's loss gets advantages of 0
@@ -443,7 +439,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             logged_losses = self._metrics["train" if training else "eval"]["policy_loss"]
             if logged_losses:  # TRL logs the policy loss only with an entropy bonus
                 logged_losses[-1] = float(dppo_value.detach())
-            loss = loss + dppo_value / accumulation
+            loss = loss + dppo_value / accumulation_steps
         fold.check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
         if check_due and logps_bt is not None:
             fold.check_own_advantage(
@@ -452,7 +448,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 advantages_bt,
                 mask_bt,
                 factor_b1=factor_b1,
-                accumulation=accumulation,
+                accumulation=accumulation_steps,
                 height_bt=fold.surrogate_slope(logps_bt.detach(), loss_inputs, self.args),
             )
             self._canary_due = False
@@ -463,10 +459,10 @@ class SpanGRPOTrainer(GRPOTrainer):
             # Like TRL, log the KL over the tokens of all processes.
             gathered_totals: Any = self.accelerator.reduce(totals, reduction="sum")
             self._note({"kl": float(gathered_totals[0] / gathered_totals[1].clamp(min=1))})
-            loss = loss + beta * fold.kl_term(kl_bt, mask_bt) / accumulation
+            loss = loss + beta * fold.kl_term(kl_bt, mask_bt) / accumulation_steps
         for part in self.parts.values():
             mode_loss, metrics = part.loss(inputs)
-            loss = loss + mode_loss / accumulation
+            loss = loss + mode_loss / accumulation_steps
             self._note(metrics)
             self.step.note(metrics if training else {})
         return loss

@@ -122,13 +122,13 @@ class Carried:
         """Return the blocks of the tokens of some batch rows, in ascending order, right-padded to `width`."""
         run_blocks, run_lengths = [], []
         for n in rows:
-            blocks, counts = self.runs[n]
+            blocks_of_runs, lengths_of_runs = self.runs[n]
             if self.length_n[n] > width:
                 raise AlignmentError(
                     f"Row {n} was read with {self.length_n[n]} tokens, but the trainer has room for {width}."
                 )
-            run_blocks += [*blocks, -1]
-            run_lengths += [*counts, width - self.length_n[n]]
+            run_blocks += [*blocks_of_runs, -1]
+            run_lengths += [*lengths_of_runs, width - self.length_n[n]]
         dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
         block_nt = torch.from_numpy(np.repeat(np.array(run_blocks, dtype=dtype), run_lengths).reshape(len(rows), width))
         sampled_nt, turns, row_n = block_nt >= 0, None, torch.tensor(rows, dtype=torch.int64)
@@ -137,9 +137,8 @@ class Carried:
             turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * self.split_n[row_n, None], -1))
             block_nt = turns.take(block_nt, fill=-1)
         place_s = torch.isin(self.row_s, row_n).nonzero().flatten()
-        return Tokens(
-            Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[place_s]), sampled_nt, turns, place_s
-        )
+        spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[place_s])
+        return Tokens(spans, sampled_nt, turns, place_s)
 
     def check(self, mask_nt: Tensor, sampled_nt: Tensor, rows: Sequence[int]) -> None:
         """Refuse rows of which verl trains other tokens than the reward worker took for sampled."""
@@ -147,9 +146,9 @@ class Carried:
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~sampled_nt[n]).any():
                 continue  # rejection sampling may have removed tokens
             raise AlignmentError(
-                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens and the reward worker took {int(sampled_nt[n].sum())} "
-                f"for the model's own. Tool output must not be scored as the model's: let agent loops set "
-                f"AgentLoopOutput.response_mask, and leave AgentLoopWorker._compute_score to verl."
+                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker took {int(sampled_nt[n].sum())} "
+                f"for sampled, so tool output would be scored as the model's. Let agent loops set AgentLoopOutput.response_mask, "
+                f"and do not override AgentLoopWorker._compute_score."
             )
 
 
@@ -172,7 +171,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = N
     read_rows = [n for n, output in enumerate(outputs) if not any(is_split_rows) or max(output["runs"][0], default=-1) >= 0]
     packed_rows = [row for n in read_rows for row in outputs[n]["table"]]
     table_sc = torch.tensor(packed_rows, dtype=torch.float64).reshape(len(packed_rows), -1 if packed_rows else 0)
-    states = [_hashable(anchor) for n in read_rows for anchor in outputs[n]["anchor"]]
+    states_before_turns = [_hashable(anchor) for n in read_rows for anchor in outputs[n]["anchor"]]
     reading = Reading.unpack(table_sc, scheme)
     if any(outputs[n]["notes"] for n in read_rows):
         # A rollout whose rewards all lack a note carries no notes.
@@ -186,7 +185,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = N
         [output["runs"] for output in outputs],
         torch.tensor([rollout["masked"] for rollout in rollouts]),
         torch.tensor(is_split_rows),
-        states if any(state is not None for state in states) else None,
+        states_before_turns if any(state is not None for state in states_before_turns) else None,
     )
 
 
@@ -231,21 +230,21 @@ def credited(
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
     """Compute the advantages of a batch and the targets of its critic, with 0 at masked tokens and in padding rows."""
-    scheme, real = step.scheme, rows.real
+    scheme, real_indices = step.scheme, rows.real
     carried, read_batch = read_rows(rows, uids, step)
-    tokens = carried.tokens(scheme, mask_nt.shape[1], range(len(real)))
-    read_mask_nt = real_rows(mask_nt.bool(), real)
-    carried.check(read_mask_nt, tokens.sampled_nt, range(len(real)))
-    read_batch = replace(read_batch, reading=replace(read_batch.reading, spans=tokens.spans), turns=tokens.turns)
-    token_tables: dict[str, Any] = {name: read_batch.take(value_nt[real]) for name, value_nt in rows.tokens.items()}
-    batch = replace(read_batch.batch, mask_nt=read_batch.take(tokens.sampled_nt), **token_tables, **(more or {}))
+    row_tokens = carried.tokens(scheme, mask_nt.shape[1], range(len(real_indices)))
+    read_mask_nt = real_rows(mask_nt.bool(), real_indices)
+    carried.check(read_mask_nt, row_tokens.sampled_nt, range(len(real_indices)))
+    read_batch = replace(read_batch, reading=replace(read_batch.reading, spans=row_tokens.spans), turns=row_tokens.turns)
+    token_tables: dict[str, Any] = {name: read_batch.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
+    batch = replace(read_batch.batch, mask_nt=read_batch.take(row_tokens.sampled_nt), **token_tables, **(more or {}))
     result = step.finish(replace(read_batch, batch=batch), dtype=dtype)
     result.advantages_nt.masked_fill_(~read_batch.take(read_mask_nt), 0.0)
-    adv_nt = to_all_rows(read_batch.put(result.advantages_nt), real, mask_nt)
+    adv_nt = to_all_rows(read_batch.put(result.advantages_nt), real_indices, mask_nt)
     if not scheme.value_names:
         return Credited(adv_nt, None, result)
     return_su, error_metrics = returns(read_batch.reading, batch, scheme, lam=value_lam)
-    return_nt = to_all_rows(read_batch.put(return_su), real, mask_nt)
+    return_nt = to_all_rows(read_batch.put(return_su), real_indices, mask_nt)
     return Credited(adv_nt, return_nt, replace(result, metrics={**result.metrics, **error_metrics}))
 
 
@@ -277,11 +276,11 @@ class Shares:
     def advantages(self, share: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Compute the advantages of a share of the rows, with 0 at masked tokens and in padding rows."""
         real_positions = [i for i, n in enumerate(share) if n in self._number_by_row]
-        numbers = [self._number_by_row[share[i]] for i in real_positions]
-        tokens = self.carried.tokens(scheme, mask_nt.shape[1], numbers)
-        self.carried.check(real_rows(mask_nt.bool(), real_positions), tokens.sampled_nt, numbers)
-        adv_nt = advantages(self.batch.credits.take(tokens.place_s), tokens.spans, scheme)
-        adv_nt = adv_nt if tokens.turns is None else tokens.turns.put(adv_nt, rows=len(real_positions))
+        real_numbers = [self._number_by_row[share[i]] for i in real_positions]
+        row_tokens = self.carried.tokens(scheme, mask_nt.shape[1], real_numbers)
+        self.carried.check(real_rows(mask_nt.bool(), real_positions), row_tokens.sampled_nt, real_numbers)
+        adv_nt = advantages(self.batch.credits.take(row_tokens.place_s), row_tokens.spans, scheme)
+        adv_nt = adv_nt if row_tokens.turns is None else row_tokens.turns.put(adv_nt, rows=len(real_positions))
         return to_all_rows(adv_nt, real_positions, mask_nt)
 
 

@@ -23,12 +23,12 @@ CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | N
 
 @contextmanager
 def carrying(compute_credit: Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Let the estimator `spanwise` call a function of group ids and mask, inside a `with` block."""
-    token = CARRIED.set(compute_credit)
+    """Inside a `with` block, let verl's estimator `spanwise` call a function of group ids and mask."""
+    reset_token = CARRIED.set(compute_credit)
     try:
         yield
     finally:
-        CARRIED.reset(token)
+        CARRIED.reset(reset_token)
 
 
 def attach(core_algos: Any) -> None:

@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Decorate a replacement for a function of verl, which gets the original as first argument; only the first one counts."""
+    """Decorate a wrapper for a function of verl, which gets the original as first argument; only the first wrapper counts."""
     original = getattr(owner, name)
 
     def wrap(function: Callable[..., Any]) -> None:

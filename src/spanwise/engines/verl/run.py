@@ -58,8 +58,8 @@ class VerlRun:
         self.config, self.scheme, self.value_lam, self.parts = config, scheme, value_lam, parts
         loss_settings = {"mode": actor.loss_agg_mode, "horizon": actor.get("loss_scale_factor")}
         self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": actor.ppo_mini_batch_size * rollout.n}
-        needed = scheme.needs | ({"logp_nt"} if parts else set())
-        self.tokens = {name: field for name, field in TOKENS.items() if name in needed}
+        needed_fields = scheme.needs | ({"logp_nt"} if parts else set())
+        self.tokens = {name: field for name, field in TOKENS.items() if name in needed_fields}
         self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
         self.targets: dict[str, Tensor] = {}  # mode -> targets, which the trainer writes into the old log-probabilities
@@ -67,9 +67,9 @@ class VerlRun:
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the advantages of a batch, scaled for verl's loss, and the critic's targets."""
-        real, mode_fields, all_mode_metrics = rows.real, {}, {}
+        real_indices, mode_fields, all_mode_metrics = rows.real, {}, {}
         for name, part in self.parts.items():
-            mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real], number)
+            mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real_indices], number)
         adv_nt, return_nt, result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=mode_fields)
         say(*result.warnings)
         reading = result.own.reading
@@ -77,7 +77,7 @@ class VerlRun:
         return_nt = adv_nt if return_nt is None else return_nt
         for name, part in self.parts.items():
             weight_n, self.targets[name], mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
-            adv_nt[real] = with_token(adv_nt[real], rows.places[name][real], weight_n)
+            adv_nt[real_indices] = with_token(adv_nt[real_indices], rows.places[name][real_indices], weight_n)
             all_mode_metrics |= mode_metrics
         self.result = replace(result, metrics={**result.metrics, **all_mode_metrics})
         return adv_nt, return_nt
@@ -102,7 +102,7 @@ class VerlRun:
         return adv_nt, adv_nt
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
-        """Compute the factor on the advantages of some rows that undoes the normaliser of verl's loss."""
+        """Compute the factor on advantages that undoes the normaliser of verl's loss, for all or some rows."""
         # verl's V0 divides its loss by the tokens left after rejection sampling, V1 by all sampled tokens.
         token_count = int((mask_nt if rows.session is None else reading.length_nk).sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)

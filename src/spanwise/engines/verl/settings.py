@@ -30,8 +30,8 @@ OWN_MANAGER = "own_manager"
 _FILTER, ANY_REWARD = "algorithm.filter_groups", "any_reward"
 #: The fields of `algorithm.spanwise` that a user may set under the estimator `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-#: The advice on a reward of verl's that no objective of the recipe uses.
-_PAY = "Add {reward: environment, pays: [...]} to the recipe, or remove the setting"
+#: The end of a sentence about a reward of verl's that no objective of the recipe uses.
+_UNUSED = ", but no objective uses it. Add {reward: environment, pays: [...]} to the recipe, or remove the setting."
 #: Maps options that would change the credit or have no effect to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
@@ -51,7 +51,7 @@ def attach(trainer_class: Any) -> None:
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        estimator_name, mode = config.algorithm.adv_estimator, _trainer_mode(config)
+        estimator_name, trainer_mode = config.algorithm.adv_estimator, _trainer_mode(config)
         if estimator_name == "spanwise":
             self.spanwise, trainer_class.latest = prepare(config), self
         elif (config.algorithm.get("spanwise") or {}).get("recipe"):
@@ -59,17 +59,17 @@ def attach(trainer_class: Any) -> None:
                 f"algorithm.spanwise.recipe only works with algorithm.adv_estimator=spanwise, but yours is '{estimator_name}'. Set "
                 f"adv_estimator=spanwise, or remove the recipe."
             )
-        elif config.trainer.v1.trainer_mode == f"spanwise_{mode}":
+        elif config.trainer.v1.trainer_mode == f"spanwise_{trainer_mode}":
             raise RecipeError(
-                f"trainer.v1.trainer_mode=spanwise_{mode} needs algorithm.adv_estimator=spanwise, but yours is '{estimator_name}'. "
-                f"Use trainer.v1.trainer_mode={mode}."
+                f"trainer.v1.trainer_mode=spanwise_{trainer_mode} needs algorithm.adv_estimator=spanwise, but yours is "
+                f"'{estimator_name}'. Use trainer.v1.trainer_mode={trainer_mode}."
             )
         original(self, config, *args, **kwargs)
 
     @around(trainer_class, "fit")
     def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        done = getattr(self, "global_steps", None)  # None in V0, which loads its checkpoint inside `fit`
-        with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=done):
+        loaded_steps = getattr(self, "global_steps", None)  # None in V0, which loads its checkpoint inside `fit`
+        with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=loaded_steps):
             return original(self, *args, **kwargs)
 
     @around(trainer_class, "_save_checkpoint")
@@ -166,9 +166,7 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
         )
     with open_dict(config):
         OmegaConf.update(config, f"{_FILTER}.metric", ANY_REWARD)
-    return (
-        f"{_FILTER}.metric is set from {metric} to {ANY_REWARD}, which drops a group only if all its rewards are the same."
-    )
+    return f"{_FILTER}.metric is set from {metric} to {ANY_REWARD}, which drops a group only if all its rewards are equal."
 
 
 def scheme_in(config: Any) -> Scheme:
@@ -209,17 +207,13 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
 
 
 def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Map a sentence to whether it applies, for each reward and discount in verl's configuration that would do nothing."""
+    """Return sentences against rewards and discounts of verl that would do nothing, each with whether it applies."""
     manager, function = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
     is_used = any(objective.reward == "environment" for objective in scheme.objectives)
     norm_name = "algorithm.norm_adv_by_std_in_grpo"
     return {
-        f"reward.reward_manager is {manager}, but no objective uses its number. {_PAY}.": (
-            manager not in (None, "naive") and not is_used
-        ),
-        f"reward.custom_reward_function is {function}, but no objective uses its number. {_PAY}.": (
-            function is not None and not is_used
-        ),
+        f"reward.reward_manager is {manager}{_UNUSED}": manager not in (None, "naive") and not is_used,
+        f"reward.custom_reward_function is {function}{_UNUSED}": function is not None and not is_used,
         "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
         "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
             OmegaConf.select(config, "reward.reward_model.enable") and not (is_used and function is not None)
@@ -230,11 +224,11 @@ def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
 
 
 def _faults(config: Any) -> dict[str, Any]:
-    """Map a sentence to whether it applies, for each setting of verl that would change, drop or double the credit."""
+    """Return sentences against settings of verl that would change the credit, each with whether it applies."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     loss, loss_agg_mode = actor.policy_loss.get("loss_mode", "vanilla"), actor.loss_agg_mode
     section, correction = config.algorithm.spanwise, config.algorithm.get("rollout_correction") or {}
-    run_folder, dump_folder = section.get("folder"), trainer.get("rollout_data_dir")
+    folder, dump_folder = section.get("folder"), trainer.get("rollout_data_dir")
     return {
         f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,
         f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, and widths differ. Set "
@@ -251,19 +245,16 @@ def _faults(config: Any) -> dict[str, Any]:
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
             correction.get("bypass_mode") and correction.get("rollout_rs") and loss_agg_mode == MODES[0]
         ),
-        "algorithm.spanwise.options only works with estimators of one reward. Write the options in the recipe.": (
-            "options" in section
-        ),
+        "algorithm.spanwise.options is for estimators of one reward. Write the options in the recipe.": "options" in section,
         **{
             f"algorithm.spanwise.{name} is no option. Use {', '.join(_KNOWN)}.": name not in (*_KNOWN, OWN_MANAGER)
             for name in section
         },
-        f"trainer.val_only=True trains nothing, so there is no run to write. Remove {OPTION}.": (
-            run_folder and trainer.get("val_only")
-        ),
+        f"trainer.val_only=True trains nothing, so there is no run to write. Remove {OPTION}.": folder
+        and trainer.get("val_only"),
         f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} writes its own rollouts. Remove trainer.rollout_data_dir, "
         f"or name another folder.": (
-            run_folder and dump_folder and Path(dump_folder).resolve() == (Path(str(run_folder)) / "rollouts").resolve()
+            folder and dump_folder and Path(dump_folder).resolve() == (Path(str(folder)) / "rollouts").resolve()
         ),
     }
 

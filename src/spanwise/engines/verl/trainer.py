@@ -106,9 +106,8 @@ def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> Non
         for n, target in zip(rows.real, target_n, strict=True):
             if (column := int(rows.places[name][n])) >= 0:
                 old_logps[n][column] = target
-    update = TensorDict(
-        {"old_log_probs": torch.nested.as_nested_tensor(old_logps, layout=torch.jagged)}, batch_size=len(old_logps)
-    )
+    nested_logps = torch.nested.as_nested_tensor(old_logps, layout=torch.jagged)
+    update = TensorDict({"old_log_probs": nested_logps}, batch_size=len(old_logps))
     tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=update)
 
 

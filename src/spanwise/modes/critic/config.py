@@ -183,7 +183,7 @@ class CriticConfig(Mode):
 def critic_faults(
     critic_config: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """Map a sentence to whether it applies, for each way in which the method, the recipe's critic and the engine's differ."""
+    """Return sentences against a critic that does not fit the method or the engine, each with whether it applies."""
     value_names, no_values = scheme.value_names, f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
@@ -195,7 +195,7 @@ def critic_faults(
         ),
         f"The method needs a value for each objective ({', '.join(value_names)}), and {engine}'s critic gives one per token; write "
         f"values: shared in the recipe.": len(value_names) > 1,
-        f"critic.truncated is '{critic_config.truncated}', but {engine} keeps no value from after the last token. Remove "
+        f"critic.truncated is '{critic_config.truncated}', but {engine} stores no value after the last token. Remove "
         f"critic.truncated.{instead}": (critic_config.truncated != "terminal"),
     }
 

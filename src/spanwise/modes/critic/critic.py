@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,23 +182,24 @@ class Critic:
         """Write the model and, unless `state` is False, the state of its optimizer."""
         self.model.save(folder, tokenizer)
         if state:
-            contents = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
-            torch.save({**contents, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
+            optimizer_state = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+            torch.save({**optimizer_state, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
 
     def restore(self, folder: str | Path) -> None:
         """Load model and optimizer from the files that `save` wrote."""
-        place = Path(folder)
-        if not (place / STATE).is_file() or not (place / ABOUT).is_file():
+        critic_folder = Path(folder)
+        if not (critic_folder / STATE).is_file() or not (critic_folder / ABOUT).is_file():
             raise DataError(
-                f"The checkpoint '{place.parent}' holds no critic with its optimizer ({place.name}/{STATE}), so the run cannot "
-                "go on from it as it was. Resume from another checkpoint, or start anew."
+                f"The checkpoint '{critic_folder.parent}' holds no critic with its optimizer ({critic_folder.name}/{STATE}), so "
+                "the run cannot resume from it. Resume from another checkpoint, or start a new run."
             )
-        critic = ValueModel.load(str(place), self.model.names, self.config)
+        critic = ValueModel.load(str(critic_folder), self.model.names, self.config)
         self.model.load_state_dict(critic.state_dict())
-        state = torch.load(place / STATE, map_location=next(self.model.parameters()).device, weights_only=True)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.updates, self.batches = state["updates"], state["batches"]
+        device = next(self.model.parameters()).device
+        saved_state = torch.load(critic_folder / STATE, map_location=device, weights_only=True)
+        self.optimizer.load_state_dict(saved_state["optimizer"])
+        self.schedule.load_state_dict(saved_state["schedule"])
+        self.updates, self.batches = saved_state["updates"], saved_state["batches"]
 
 
 @dataclass(frozen=True)
@@ -220,9 +222,8 @@ class _Batch:
 
     def bootstrap(self, value_nts: Tensor) -> Tensor:
         """Return the values after the last token of cut-off rows, as `truncated` in the configuration demands."""
-        options: Any = {"truncated": self.config.truncated}
-        ends = (bootstrap_values(self.truncated_n, value_end_n=end_n, **options) for end_n in self.ends(value_nts).unbind(1))
-        return torch.stack([*ends], 1)
+        bootstrapped = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
+        return torch.stack([bootstrapped(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
 
     def ends(self, value_nts: Tensor) -> Tensor:
         """Return the value after the last token of each row."""
@@ -242,13 +243,13 @@ class _Batch:
         return torch.stack([value_target(**stream_inputs, **options) for stream_inputs in inputs_of_streams], dim=2)
 
     def take(self, row_r: Tensor) -> _Batch:
-        """Select rows."""
+        """Return the batch with only some of its rows."""
         return self.changed(lambda x: x[row_r.to(x.device)])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
         """Apply a function to each table of the batch, given with rows as first dimension."""
-        names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
-        streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in names}
+        table_names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
+        streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in table_names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
         return replace(self, rows=rows, streams=replace(self.streams, **streams), truncated_n=change(self.truncated_n))
 

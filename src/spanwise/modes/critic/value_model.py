@@ -72,16 +72,16 @@ class ValueModel(nn.Module):
     @staticmethod
     def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
         """Load a saved critic or any token classifier, with a head of zeros if its head has another size."""
-        saved = Saved.of(place)
-        if saved is not None:
+        description = Saved.of(place)
+        if description is not None:
             faults = {
-                f"The critic '{place}' gives {len(saved.names)} values ({', '.join(saved.names)}) and this recipe needs "
-                f"{len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
-                    list(names) != saved.names
+                f"The critic '{place}' gives {len(description.names)} values ({', '.join(description.names)}) and this recipe "
+                f"needs {len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
+                    list(names) != description.names
                 )
             }
             for name in ("head", "bins", "value_range"):
-                saved_value, asked_value = getattr(saved.config, name), getattr(config, name)
+                saved_value, asked_value = getattr(description.config, name), getattr(config, name)
                 yaml_value = list(saved_value) if isinstance(saved_value, tuple) else saved_value
                 faults[
                     f"The critic '{place}' has the {name} {saved_value}, but the recipe says {asked_value}; write critic: "
@@ -89,7 +89,7 @@ class ValueModel(nn.Module):
                 ] = saved_value != asked_value
             refuse(faults)
         if tokenizer is not None:
-            _check_tokenizer(place, saved, tokenizer)
+            _check_tokenizer(place, description, tokenizer)
         try:
             trunk_settings = _set_head(AutoConfig.from_pretrained(place, trust_remote_code=False), names, config)
             model, loading_report = AutoModelForTokenClassification.from_pretrained(
@@ -144,14 +144,14 @@ class ValueModel(nn.Module):
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
         """Write weights, configuration and the names of the values; `load` reads them, and so does `transformers`."""
         self.model.save_pretrained(str(folder))
-        about = {
+        description = {
             "values": list(self.names),
             "head": self.config.head,
             "bins": self.config.bins,
             "value_range": list(self.config.value_range),
             "tokenizer": None if tokenizer is None else fingerprint(tokenizer),
         }
-        (Path(folder) / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        (Path(folder) / ABOUT).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
 def fingerprint(tokenizer: Any) -> str:

@@ -58,7 +58,7 @@ def end_logp(
     model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
 ) -> Float[Tensor, " n"]:
     """Return T log softmax(logits / T)[token] after each row, with T the temperature, by one forward pass."""
-    logps_of_chunks, training = [], model.training
+    logps_of_chunks, was_training = [], model.training
     # A PEFT adapter hides the arguments of the model's forward pass.
     inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
     try:
@@ -66,11 +66,11 @@ def end_logp(
         for start in range(0, len(rows), batch_size):
             chunk = rows[start : start + batch_size]
             ids_nt, mask_nt = left_padded(chunk, pad, model.device)
-            options = {"use_cache": False, "logits_to_keep": 1, **positions(inner_model, mask_nt)}
-            last_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **options).logits[:, -1].float()
+            forward_options = {"use_cache": False, "logits_to_keep": 1, **positions(inner_model, mask_nt)}
+            last_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **forward_options).logits[:, -1].float()
             logps_of_chunks.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
     finally:
-        model.train(training)
+        model.train(was_training)
     return torch.cat(logps_of_chunks) if logps_of_chunks else torch.zeros(0)
 
 
@@ -110,28 +110,26 @@ def measured(
     known_n = logp_n[~logp_n.isnan()].double()
     if not len(known_n):
         raise DataError(
-            f"laser: none of the {len(logp_n)} completions of the first batch ended, so '{laser.token}' cannot be read after any "
-            f"end. Set max_completion_length up."
+            f"laser: none of the {len(logp_n)} completions of the first batch ended, but laser reads '{laser.token}' after the "
+            "end. Set max_completion_length up."
         )
-    mean, std, warning = float(known_n.mean()), float(known_n.std()) if len(known_n) > 1 else 0.0, None
+    mean_logp, std_logp, warning = float(known_n.mean()), float(known_n.std()) if len(known_n) > 1 else 0.0, None
     if laser.reference is None:
-        laser.check_reach(mean)
-        laser = replace(laser, reference=mean)
+        laser.check_reach(mean_logp)
+        laser = replace(laser, reference=mean_logp)
     else:
-        first_score = laser.beta * (mean - laser.reference)
+        first_score = laser.beta * (mean_logp - laser.reference)
         comparison = (
-            f"laser.reference is {laser.reference:g}, and the starting policy gives '{laser.token}' {mean:.4g} nats "
-            f"(+- {std:.2g}), so its answers start at a score of {first_score:.2g}"
+            f"laser.reference is {laser.reference:g}, and the starting policy gives '{laser.token}' {mean_logp:.4g} nats "
+            f"(+- {std_logp:.2g}), so its answers start at a score of {first_score:.2g}"
         )
         if not -_FAR <= first_score <= 1 + _FAR:
             raise RecipeError(
                 f"{comparison}. The reference belongs to another model or token. Remove it, and spanwise measures it."
             )
         if abs(first_score) > _NEAR:
-            warning = (
-                f"{comparison}. This is right only if laser has trained the policy before. If not, remove the reference."
-            )
-    measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean, "std": std}
+            warning = f"{comparison}. This is right only if laser has trained it before. If not, remove the reference."
+    measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
     return laser, {**measurement, "completions": len(known_n), "temperature": temperature}, warning
 
 
@@ -149,12 +147,12 @@ class Appended(RowPart):
     @staticmethod
     def check(mode: Laser, engine: str, config: Any) -> None:
         """Refuse settings under which rows are no whole completions or the token gets no log-probability."""
-        faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
+        setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference = (
             f"laser has no reference, and {engine} does not measure one. Run `spanwise reference RECIPE`, and write the number "
             "that it prints as reference: under laser:."
         )
-        refuse({**faults, no_reference: mode.reference is None})
+        refuse({**setting_faults, no_reference: mode.reference is None})
 
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
         """Return whether a row ends with a sampled and trained end token."""
@@ -177,9 +175,9 @@ class Appended(RowPart):
             metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             metrics["laser/accuracy"] = float(right_n[known_n].double().mean())
         # loss = 1/rows * sum of weight (logp - target)^2, divided by the count of the whole batch.
-        scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
+        weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + torch.where(known_n, verdict_n, 0.0) / laser.beta) / self.temperature
-        return (scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), metrics
+        return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), metrics
 
     @staticmethod
     def parted(
@@ -199,7 +197,7 @@ class Appended(RowPart):
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
-    """Map a sentence to whether it applies, for settings of verl that give the token no log-probability."""
+    """Return sentences against settings of verl that do not work with laser, each with whether it applies."""
     return {
         "algorithm.rollout_correction.bypass_mode=True takes log-probabilities from sampling, but laser's token is not sampled. "
         "Set bypass_mode=False, or leave laser out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
@@ -209,7 +207,7 @@ def _verl_faults(config: Any) -> dict[str, Any]:
 
 
 def _skyrl_faults(cfg: Any) -> dict[str, Any]:
-    """Map a sentence to whether it applies, for settings of SkyRL that do not work with laser."""
+    """Return sentences against settings of SkyRL that do not work with laser, each with whether it applies."""
     algorithm = cfg.trainer.algorithm
     return {
         "laser scores a completion at its end, but generator.step_wise_trajectories=true makes one row per turn. Set it to false, "

@@ -98,12 +98,12 @@ def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> F
             f"The verdict of completion {n} of {len(verdict_n)} is {float(verdict_n[n]):g}, but laser trains its score towards "
             f"1 (right) or 0 (wrong). Use an objective whose reward is 1 or 0."
         )
-    total = (right_n | wrong_n).sum().to(verdict_n.dtype)
+    verdict_count = (right_n | wrong_n).sum().to(verdict_n.dtype)
     if not balanced:
         return (right_n | wrong_n).to(verdict_n.dtype)
     weight_n = torch.zeros_like(verdict_n)
     for class_n in (right_n, wrong_n):
-        weight_n = torch.where(class_n, total / (2 * class_n.sum().clamp(min=1)), weight_n)
+        weight_n = torch.where(class_n, verdict_count / (2 * class_n.sum().clamp(min=1)), weight_n)
     return weight_n
 
 

@@ -30,8 +30,8 @@ class SelfRewarding(TrlPart):
         super().__init__(laser, trainer)
         self.temperature, self.tokenizer = trainer.temperature, trainer._text_tokenizer
         self.ends = list(getattr(trainer, "eos_token_ids", None) or [self.tokenizer.eos_token_id])
-        size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
-        self.token = reserved_id(laser, self.tokenizer, size=size, ends=self.ends)
+        vocabulary_size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
+        self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`, None before the first batch
         # The token's log-probabilities from the first and last forward pass after a generation, NaN for rows that did not end.
         self.passes: list[Tensor] = []
@@ -138,8 +138,8 @@ class SelfRewarding(TrlPart):
         if self._generation >= mode.reasoning_warmup:  # the loss is the mean over rows of weight * squared error
             verdict_n = verdicts(mode, all_rows.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
-            scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
-            weight_n = class_weights(verdict_n, balanced=mode.balanced) * scale
+            scale_to_mean = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
+            weight_n = class_weights(verdict_n, balanced=mode.balanced) * scale_to_mean
             device = output["completion_ids"].device
             output["laser_verdict"] = verdict_n[own.here].float().to(device)
             output["laser_weight"] = weight_n[own.here].float().to(device)
@@ -183,13 +183,13 @@ class SelfRewarding(TrlPart):
         row_count = int(self.gather(wanted_n.sum()[None]).max())
         row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:row_count]
         wanted_rows = rows.take(row_r.to(rows.ids_nl.device))
-        pairs = zip(wanted_rows.ids_nl, wanted_rows.attention_nl, strict=True)
-        token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in pairs]
+        row_pairs = zip(wanted_rows.ids_nl, wanted_rows.attention_nl, strict=True)
+        token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in row_pairs]
         batch_size, pad_id = self.trainer.args.per_device_train_batch_size, int(self.tokenizer.pad_token_id)
         logp_n = torch.full((len(wanted_n),), torch.nan)
         with self.trainer.accelerator.autocast():
-            options = {"pad": pad_id, "temperature": self.temperature, "batch_size": batch_size}
-            logp_n[row_r] = end_logp(self.trainer.model, token_lists, self.token, **options)
+            read_options = {"pad": pad_id, "temperature": self.temperature, "batch_size": batch_size}
+            logp_n[row_r] = end_logp(self.trainer.model, token_lists, self.token, **read_options)
         return logp_n
 
     def _scores(self, logp_n: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ class SelfRewarding(TrlPart):
         """Restore the reference from a checkpoint; refuse one of another token."""
         if not (folder / FILE).is_file():
             raise DataError(
-                f"'{folder}' holds no reference of laser ({FILE}), because it was trained without laser. Start anew."
+                f"'{folder}' holds no reference of laser ({FILE}), because it was trained without laser. Start a new run."
             )
         measurement = read_measured(folder / FILE)
         trained_token = measurement["id"]
