@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers import NAN, double
 from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import gigpo
-from spanwise.credit.trajectories.rollouts import Timeline, timeline
+from spanwise.credit.trajectories.rollouts import Timeline, build_timeline
 from spanwise.types import Scores
 
 
@@ -138,5 +138,5 @@ class Outcomes(NamedTuple):
 
 def trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, *, reward="last"):
     """What an episode method compares: each trajectory with its reward."""
-    line = timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
+    line = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
     return Outcomes(line.outcome(reward_s, reward), line.groups(group_s), line)

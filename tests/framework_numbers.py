@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from spanwise.credit.registry import method
-from spanwise.credit.strata import group_index, moments, standardised, standardised_tokens
+from spanwise.credit.strata import group_index, moments, standardise, standardise_tokens
 
 PAGE = Path(__file__).parents[1] / "docs" / "compat.md"
-#: How the page writes a deviation with its epsilon -> where epsilon stands, see `spanwise.credit.strata.standardised`.
+#: How the page writes a deviation with its epsilon -> where epsilon stands, see `spanwise.credit.strata.standardise`.
 EPS_AT = {r"std \+ (.+)": "std", r"sqrt\(var \+ (.+)\)": "variance", r"sqrt\(max\(var, (.+)\)\)": "floor"}
 
 
@@ -36,7 +36,7 @@ def compatible(method_name, framework):
 
 
 def whitening_of(cells):
-    """What counts once in the moments of a batch, and the options of `standardised`."""
+    """What counts once in the moments of a batch, and the options of `standardise`."""
     per, ddof, form = re.fullmatch(r"per (\w+), ddof (\d), (.+)", cells["whitening over the batch"]).groups()
     (eps_at, eps), *_ = ((at, found[1]) for pattern, at in EPS_AT.items() if (found := re.fullmatch(pattern, form)))
     return per, {"ddof": int(ddof), "eps": float(eps), "eps_at": eps_at}
@@ -69,7 +69,7 @@ def _whitened(cells, value_n, length_n):
     per, options = whitening_of(cells)
     weight_n = length_n.double() if per == "token" else None
     shift = per == "token"  # counted once each, credit relative to a group has mean 0 but for rounding errors
-    return standardised(value_n, weight_n=weight_n, shift=shift, **options)[0]
+    return standardise(value_n, weight_n=weight_n, shift=shift, **options)[0]
 
 
 def _reinforce(cells, reward_nt, mask_nt, *, gamma=1.0):
@@ -79,7 +79,7 @@ def _reinforce(cells, reward_nt, mask_nt, *, gamma=1.0):
 def _gae(cells, reward_nt, value_nt, mask_nt, *, gamma=1.0, lam=1.0, whiten=True):
     mask_nt = mask_nt & ~(reward_nt.isnan() & mask_nt).any(dim=1, keepdim=True)  # an absent reward takes no part
     advantage_nt = _recursion(reward_nt, value_nt, mask_nt, gamma, lam, cells["masked tokens"])
-    return standardised_tokens(advantage_nt, mask_nt, **whitening_of(cells)[1]) if whiten else advantage_nt
+    return standardise_tokens(advantage_nt, mask_nt, **whitening_of(cells)[1]) if whiten else advantage_nt
 
 
 def _recursion(reward_nt, value_nt, mask_nt, gamma, lam, masked):

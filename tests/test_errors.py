@@ -70,7 +70,7 @@ def test_the_sentence_for_a_missing_package():
     missing = errors.lacking("spanwise.measure", ModuleNotFoundError(name="scipy.stats"))
     assert str(missing) == "spanwise.measure needs 'scipy'. Install it with: pip install 'spanwise[measure]'"
     missing = errors.lacking("this command", ModuleNotFoundError(name="my_rewards"), extra="train")
-    assert "'my_rewards', which is no part of spanwise" in str(missing)
+    assert "'my_rewards', which does not come with spanwise" in str(missing)
 
 
 def test_the_first_sentence_that_applies_is_raised():

@@ -23,11 +23,11 @@ def test_tags_and_names_of_a_layout():
         ({"a": ["a", "a"]}, None, "names a tag twice"),
         ({"a": ["a", "b"]}, "b", "must be the first tag .* which is 'a'"),
         ({"a": []}, "b", "must be the first tag .* which is 'none'"),
-        ({"": ["a"]}, None, "A block of the tags a has no name; write {'solution': \\['answer'\\]}"),
-        ("a", None, "A layout is a mapping of blocks to tags, .* got 'a'"),
-        ([("a", ["a"])], None, "A layout is a mapping of blocks to tags"),
-        ({"a": None}, None, "Block 'a' is made of a list of tag names, .* got None"),
-        ({"a": {"b"}}, None, "Block 'a' is made of a list of tag names, .* got {'b'}"),
+        ({"": ["a"]}, None, "The block with the tags a has no name; write {'solution': \\['answer'\\]}"),
+        ("a", None, "A layout must be a mapping of blocks to tags, .* got 'a'"),
+        ([("a", ["a"])], None, "A layout must be a mapping of blocks to tags"),
+        ({"a": None}, None, "Block 'a' needs a list of tag names, .* got None"),
+        ({"a": {"b"}}, None, "Block 'a' needs a list of tag names, .* got {'b'}"),
     ],
 )
 def test_a_layout_that_cannot_work_is_refused(unchecked_shapes, blocks, prefilled, said):

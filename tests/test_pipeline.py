@@ -209,7 +209,7 @@ def test_sentences():
         Batch([0, 1], columns={"answer": ["4"]})
     with pytest.raises(AlignmentError, match="Completion 1 has 1 tokens and a tool mask of 2"):
         Batch.jagged([[1], [2]], [0, 0], sampled=[[1], [1, 0]])
-    with pytest.raises(RecipeError, match="no token ids and mask"):
+    with pytest.raises(RecipeError, match="no token ids or no mask"):
         read(Batch([0]), ONE, Vocabulary((b"a",)))
     with pytest.raises(AlignmentError, match=r"2 completions .* 3 group ids"):
         credit_batch(reading_of([1.0, 0.0], [[1], [1]], [0, 0]), Batch([0, 0, 0]), ONE)

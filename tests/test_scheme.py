@@ -284,10 +284,10 @@ PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given
         ("min_stratum is 1", "bae", {"min_stratum": 1}),
         ("ddof is 2", "grpo", {"ddof": 2}),
         ("eps is -1", "grpo", {"eps": -1}),
-        ("give it as longest=", "dr_grpo", {"longest": None}),
+        ("Pass it as longest=", "dr_grpo", {"longest": None}),
         ("Did you mean 'bae'", "bea", {}),
         ("gives a completion one number", "rlcr", {"objectives": PAIR}),
-        ("is given 'correct', but", "bae", {"objectives": [PAIR[0], Objective("format", "confidence", given="correct")]}),
+        ("is given the outcome 'correct', but", "bae", {"objectives": [PAIR[0], Objective("format", "confidence", given="correct")]}),
     ],
 )
 def test_what_cannot_be_meant_is_refused(says, name, changes):
@@ -352,9 +352,9 @@ SOLVED = Objective("correct", pays="solution")
     ("parts", "says"),
     [
         ({"layout": "answer"}, "layout is 'answer'"),
-        ({"objectives": "correct"}, "there is 'correct'"),
-        ({"objectives": [SOLVED, "brier"]}, "there is 'brier'"),
-        ({"objectives": [{"reward": "correct", "pays": "solution"}]}, "there is {'reward'"),
+        ({"objectives": "correct"}, "got 'correct'"),
+        ({"objectives": [SOLVED, "brier"]}, "got 'brier'"),
+        ({"objectives": [{"reward": "correct", "pays": "solution"}]}, "got {'reward'"),
         ({"options": None}, "options are None"),
         ({"options": ["ddof"]}, r"options are \['ddof'"),
     ],
@@ -400,7 +400,7 @@ def test_values_are_used_or_refused(unchecked_shapes, name):
         with pytest.raises(RecipeError, match="no kind of values 'each'"):
             preset(name, values="each")
         return
-    with pytest.raises(RecipeError, match="reads no values"):
+    with pytest.raises(RecipeError, match="uses no critic"):
         preset(name, values="shared")
     if METHODS[name].kind != "block":
         with pytest.raises(RecipeError, match="'correct' pays solution"):

@@ -42,7 +42,7 @@ CREDIT: Mapping[str, Logged] = {
     ),
     "credit/<objective>/broke": Logged(
         "Share of completions that broke the check of this reward, twice, and count as wrong; only where there are any.",
-        "Above 0.1 in three batches in a row there is a warning: the policy may have learned to write what the check cannot bear.",
+        "Above 0.1 in three batches in a row there is a warning: the policy may have learned to write text that crashes the check.",
     ),
     "cost/<measure>": Logged(
         "What a reward that asks a model has cost in this batch: requests, answers from the cache, failures, tokens, seconds.",

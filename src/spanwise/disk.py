@@ -1,4 +1,4 @@
-"""Write files whole or not at all; what the system refuses becomes one sentence with the file, the reason and the free space."""
+"""Write files whole or not at all; if the system refuses, one sentence names the file, the reason and the free space."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ from pathlib import Path
 
 from spanwise.errors import DataError, SpanwiseError
 
-#: The error numbers of a full disk, a full quota and a file that is too large.
+#: The error numbers for a full disk, a full quota and a file that is too large.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNITS = ((10**9, "GB"), (10**6, "MB"))
-#: Words in the errors of torch's archive writer, which says that a file is incomplete and not why.
+#: Words in the errors of torch's archive writer, which says that a file is incomplete but not why.
 _TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return why the system refused to write, from an error or one of its causes; None for any other error.
+    """Return why the system refused to write, as an error or one of its causes says; None for any other error.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """
     causes: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in causes:
-        causes.append(current)
-        current = current.__cause__ or current.__context__
+    current_cause: BaseException | None = error
+    while current_cause is not None and current_cause not in causes:
+        causes.append(current_cause)
+        current_cause = current_cause.__cause__ or current_cause.__context__
     for cause in causes:
         os_error = re.search(r"\(os error (\d+)\)", str(cause))
-        number = cause.errno if isinstance(cause, OSError) else int(os_error[1]) if os_error else None
-        if number in (*_NO_ROOM, errno.EROFS):
-            return os.strerror(number)
+        error_number = cause.errno if isinstance(cause, OSError) else int(os_error[1]) if os_error else None
+        if error_number in (*_NO_ROOM, errno.EROFS):
+            return os.strerror(error_number)
     is_torch_error = any(isinstance(cause, RuntimeError) and phrase in str(cause) for cause in causes for phrase in _TORCH)
     return "a file ended before all of it was written" if is_torch_error else None
 
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
-    """Build the sentence for a file or folder that the system did not write."""
-    reason = refusal(error)
-    name = f"'{place}'" if what is None else what
+    """Build the sentence that says why the system did not write a file or a folder."""
+    reason, name = refusal(error), f"'{place}'" if what is None else what
     sentence = f"{name} cannot be written: {reason or getattr(error, 'strerror', None) or error}"
     if reason in (None, os.strerror(errno.EROFS)):
         return f"{sentence}."
@@ -54,7 +53,7 @@ def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
 
 @contextmanager
 def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
-    """Run the block, and turn what the system refuses to write into one sentence."""
+    """Run the `with` block; if the system refuses to write, raise a `DataError` that says so in one sentence."""
     try:
         yield
     except SpanwiseError:
@@ -67,9 +66,9 @@ def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """Yield a path to write to; the file takes its real place when the block ends, so nobody ever sees half of it.
+    """Yield a temporary path to write to; the file gets its real name at the end of the `with` block, so it is never half written.
 
-    Whatever goes wrong leaves the file that was there, and nothing else.
+    If the block fails, the file that was there before stays, and the temporary file is removed.
     """
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -79,13 +78,13 @@ def whole_file(file: Path) -> Iterator[Path]:
             if temporary.exists():
                 temporary.replace(file)
     finally:
-        with suppress(OSError):  # a folder that cannot be reached holds no temporary file
+        with suppress(OSError):  # a folder that cannot be reached holds no file to remove
             temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[None]:
-    """Write a folder in the block; if the block fails, the folder is removed."""
+    """Run the `with` block, which writes a folder; if the block fails, remove the folder."""
     try:
         with writing(folder):
             yield

@@ -1,6 +1,6 @@
-"""Errors whose message is a sentence for the user: which thing, which numbers, what to do.
+"""Errors whose message is a sentence for the user: what is wrong, with its numbers, and what to do.
 
-A wrong argument is a `ValueError` as well, for code that expects Python's own kind of it.
+An error about a wrong argument is a `ValueError` as well, for code that catches Python's own errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SpanwiseError(Exception):
 
 
 class LayoutError(SpanwiseError, ValueError):
-    """A layout names a tag or a block that cannot work; also a ValueError.
+    """A layout has a tag or a block that cannot work; also a ValueError.
 
     Example:
         >>> from spanwise import Layout
@@ -84,7 +84,7 @@ class DataError(SpanwiseError):
 
 
 class DivergedError(SpanwiseError):
-    """A number that would be trained with is no longer finite; training stopped before any weight changed.
+    """A number in training is no longer finite; training stopped before the model was updated with it.
 
     Example:
         >>> import torch
@@ -97,30 +97,32 @@ class DivergedError(SpanwiseError):
     """
 
 
-#: The most names that a message lists.
+#: The largest number of names that a message lists.
 _MOST = 60
 
 
 def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:
-    """Raise an error with the first sentence that applies."""
+    """Raise an error with the first sentence whose fault is true; do nothing if there is none."""
     for sentence, applies in faults.items():
         if applies:
             raise error(sentence)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Build the sentence for an unknown `name` of a `kind`: the nearest known name, then all of them, or the closest if many."""
+    """Build the sentence for an unknown name: it suggests the nearest known name, and lists all, or the nearest of many."""
     names = sorted(known)
-    near = get_close_matches(str(name), names, n=3)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    nearest_names = get_close_matches(str(name), names, n=3)
+    suggestion = f" Did you mean '{nearest_names[0]}'?" if nearest_names else ""
     if len(names) <= _MOST:
-        return f"There is no {kind} '{name}'.{hint} Known: {', '.join(names)}."
-    hints = f"Of {len(names)} the closest are: {', '.join(near)}." if near else f"None of {len(names)} is close to it."
-    return f"There is no {kind} '{name}'.{hint} {hints}"
+        name_list = f"Known: {', '.join(names)}."
+    else:
+        closest = f"Of {len(names)} the closest are: {', '.join(nearest_names)}."
+        name_list = closest if nearest_names else f"None of {len(names)} is close to it."
+    return f"There is no {kind} '{name}'.{suggestion} {name_list}"
 
 
 def check_known(kind: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse a name that is not a known `kind`, with the sentence of `unknown`."""
+    """Refuse an unknown name; `kind` says in the sentence what the name should be."""
     if name not in (names := tuple(known)):
         raise RecipeError(unknown(kind, name, names))
 
@@ -134,15 +136,16 @@ def check_number(
     most: float = math.inf,
     whole: bool = False,
 ) -> None:
-    """Refuse a value that is not a finite number within the bounds, or not whole if it must be."""
+    """Refuse a value that is no finite number, or that lies outside the bounds; with `whole` it must be a whole number."""
     is_valid = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_valid or not value > above or not least <= value <= most:
-        bound = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
-        requirement = f"lie between {least:g} and {most:g}" if most < math.inf else f"be a {'whole ' * whole}number{bound}"
+        bound_text = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
+        number_text = f"be a {'whole ' * whole}number{bound_text}"
+        requirement = f"lie between {least:g} and {most:g}" if most < math.inf else number_text
         raise RecipeError(f"{called} is {value!r}; it must {requirement}.")
 
 
-#: The smallest extra that installs a package, by the package's import name.
+#: The import name of a package -> the smallest extra of spanwise that installs the package.
 EXTRAS = {
     **dict.fromkeys(("cyclopts", "rich", "pydantic", "pydantic_core", "yaml", "pyarrow", "filelock"), "cli"),
     **dict.fromkeys(("jinja2", "markupsafe", "altair", "vl_convert"), "report"),
@@ -153,9 +156,9 @@ EXTRAS = {
 
 
 def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
-    """Return the error with a sentence that says which part needs the missing package, and how to install it."""
+    """Build an error that says which part of spanwise needs a missing package, and how to install it."""
     package = (error.name or "").split(".")[0]
-    sentence = f"{part} needs '{package}', which is no part of spanwise; install it, or put it on PYTHONPATH."
+    sentence = f"{part} needs '{package}', which does not come with spanwise; install it, or put it on PYTHONPATH."
     if package in EXTRAS:
         sentence = f"{part} needs '{package}'. Install it with: pip install 'spanwise[{extra or EXTRAS[package]}]'"
     return ModuleNotFoundError(sentence, name=error.name)

@@ -1,4 +1,4 @@
-"""`Layout`: the blocks of a completion, the marks of each block, and the segmenter that finds them."""
+"""`Layout`: the blocks of a completion, the marks that each block is found by, and the segmenter that finds them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from spanwise.errors import LayoutError, RecipeError, unknown
-from spanwise.registry import entry_of, is_registered
+from spanwise.errors import LayoutError, RecipeError, refuse, unknown
+from spanwise.registry import is_registered, registered
 
 #: The text that stands for every index in the name of a block and in a mark.
 EACH = "[*]"
@@ -19,18 +19,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One mark of a block; two parts are never equal, even with the same mark."""
+    """The part of a block that one mark finds; two parts are never equal, even with the same mark."""
 
-    block: int  # the number of the block
+    block: int  # the number of the block in the layout
     segmenter: str  # the name of the segmenter that finds the mark
-    mark: str  # a tag, path or pattern, as written in the layout
-    key: str  # the key of the part in the text of the block
-    index: int | None = None  # the number of the match in a repeated block; None: every match
+    mark: str  # a tag, a path or a pattern, as written in the layout
+    key: str  # the name of the part in the block's text (`BlockText`)
+    index: int | None = None  # which match of the mark the part is, in a repeated block; None: every match
 
 
 @dataclass(frozen=True, init=False)
 class Layout:
-    """The blocks of a completion, in order, each with its marks.
+    """The blocks of a completion, in order, and the marks that each block is found by.
 
     With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
     `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`. Every trainable
@@ -94,12 +94,12 @@ class Layout:
 
     @cached_property
     def wanted(self) -> frozenset[Part]:
-        """The parts that a completion should have; of a repeated block only the first."""
+        """The parts that a well-formed completion has; of a repeated block only the first one is required."""
         return frozenset(part for part in self.parts if part.index in (None, 0))
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """The names of the parts in each block's text, by block."""
+        """The names of each block's parts in its text, by the name of the block."""
         return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}
 
     @cached_property
@@ -109,11 +109,11 @@ class Layout:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks as the layout writes them, each once."""
+        """All marks as the layout writes them, without repetition."""
         return tuple(dict.fromkeys(mark for _, marks in self.blocks for mark in marks))
 
     def parts_of(self, segmenter: str) -> list[Part]:
-        """The parts that one segmenter finds, in the order of the layout.
+        """Return the parts that one segmenter finds, in the order of the layout.
 
         >>> [part.mark for part in Layout({"why": "why", "price": "json:price"}).parts_of("json")]
         ['price']
@@ -121,10 +121,10 @@ class Layout:
         return [part for part in self.parts if part.segmenter == segmenter]
 
     def matching(self, pattern: str) -> tuple[str, ...]:
-        """Return the blocks that a name or a pattern stands for: `*` is every block, `[*]` any index.
+        """Return the names of the blocks that a name or a pattern matches: `*` is every block, `[*]` any index.
 
         Raises:
-            RecipeError: it stands for no block.
+            RecipeError: it matches no block.
 
         >>> Layout(["a", "b[*]"], segmenter="json", most=2).matching("b[*]")
         ('b[0]', 'b[1]')
@@ -132,14 +132,14 @@ class Layout:
         if pattern == "*":
             return tuple(name for block, name in enumerate(self.names) if block != self.rest or len(self.names) == 1)
         name_pattern = re.compile(re.escape(pattern).replace(re.escape(EACH), _INDEX.pattern))
-        names = tuple(name for name in self.names if name_pattern.fullmatch(name))
-        if not names:
+        matching_names = tuple(name for name in self.names if name_pattern.fullmatch(name))
+        if not matching_names:
             raise RecipeError(unknown("block", pattern, self.names))
-        return names
+        return matching_names
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All tags in the order a well-formed completion has them; a tag used by two blocks appears twice."""
+        """All tags in the order of a well-formed completion; a tag that two blocks use appears twice."""
         return tuple(part.mark for part in self.parts_of("tags"))
 
     @cached_property
@@ -149,7 +149,7 @@ class Layout:
 
     @property
     def _single(self) -> list[tuple[str, tuple[str, ...], int | None]]:
-        """The blocks as (name, marks, index), with a repeated block written out once per index."""
+        """The blocks as (name, marks, index); a repeated block appears once for each index."""
         return [
             (name if index is None else name.replace(EACH, f"[{index}]", 1), marks, index)
             for name, marks in self.blocks
@@ -157,32 +157,33 @@ class Layout:
         ]
 
     def _part(self, block: int, name: str, written: str, index: int | None) -> Part:
-        """Build the part that a written mark stands for; a mark may name its own segmenter."""
-        prefix, colon, remainder = written.partition(":")
+        """Build the part that a mark finds; a mark such as `json:price` names its own segmenter."""
+        prefix, colon, own_mark = written.partition(":")
         names_segmenter = bool(colon) and is_registered(prefix, kind="segmenter")
-        segmenter, mark = (prefix, remainder) if names_segmenter else (self.segmenter, written)
+        segmenter, mark = (prefix, own_mark) if names_segmenter else (self.segmenter, written)
         if index is None:
             return Part(block, segmenter, mark, mark or name)
         return Part(block, segmenter, mark, mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name, index)
 
     def _check(self) -> None:
+        """Refuse a layout that no segmenter could find, or whose blocks are ambiguous."""
         if not self.blocks:
             raise LayoutError("A layout needs at least one block, for example {'completion': []}.")
-        entry_of(self.segmenter, kind="segmenter")
+        registered("segmenter").find(self.segmenter)
         if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
             raise LayoutError(
-                f"most is {self.most!r}; it is how many blocks a repeated block becomes: a whole number, at least 1."
+                f"most is {self.most!r}; it is the number of blocks that a repeated block becomes, a whole number of 1 or more."
             )
-        for name, marks in self.blocks:
-            _check_block(name, marks)
+        for block_name, marks in self.blocks:
+            _check_block(block_name, marks)
         unmarked_blocks = [position for position, (_, marks) in enumerate(self.blocks) if not marks]
         only_tags = self.segmenters == ("tags",)
         if unmarked_blocks and (len(unmarked_blocks) > 1 or (only_tags and unmarked_blocks != [0])):
-            name = self.blocks[unmarked_blocks[-1]][0]
-            requirement = "every block after the first needs at least one tag" if only_tags else "one block may be the rest"
-            raise LayoutError(f"No tag opens block '{name}': {requirement}, for example {name}: [{name}].")
+            block_name = self.blocks[unmarked_blocks[-1]][0]
+            requirement = "every block after the first needs a tag" if only_tags else "every block but one needs a mark"
+            raise LayoutError(f"No tag opens block '{block_name}': {requirement}, for example {block_name}: [{block_name}].")
         if len(set(self.names)) != len(self.names):
-            doubled_name = next(name for name in self.names if self.names.count(name) > 1)
+            doubled_name = next(block_name for block_name in self.names if self.names.count(block_name) > 1)
             raise LayoutError(f"Two blocks are called '{doubled_name}'; give each a name of its own.")
         first_tags = [part.mark for part in self.parts if part.block == 0]
         if self.prefilled is not None and first_tags[:1] != [self.prefilled]:
@@ -191,8 +192,8 @@ class Layout:
                 f"'{first_tags[0] if first_tags else 'none'}'."
             )
         for segmenter in self.segmenters:
-            # A segmenter checks the marks when it builds a finder, so a mark that cannot work is refused with the layout.
-            entry_of(segmenter, kind="segmenter").function(self.parts_of(segmenter), layout=self)
+            # The finder is not needed here, but a segmenter that builds it refuses marks that cannot work.
+            registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)
 
 
 def any_index(name: str) -> str:
@@ -201,7 +202,7 @@ def any_index(name: str) -> str:
 
 
 def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
-    """Collect the columns of a repeated block under one name."""
+    """Collect the columns of all indices of a repeated block in one list, under its name with `[*]`."""
     parts: dict[str, list[_T]] = {}
     for name, column in columns.items():
         parts.setdefault(any_index(name), []).append(column)
@@ -209,30 +210,31 @@ def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:
-    if not name.strip():
-        raise LayoutError(f"A block of the tags {', '.join(marks) or 'none'} has no name; write {{'solution': ['answer']}}.")
-    if name == "stop":
-        raise LayoutError("No block can be called 'stop': metrics and files keep the decision to stop under that name.")
-    if name.count(EACH) > 1:
-        raise LayoutError(f"Block '{name}' has [*] twice; write one of the two as a number, such as items[0].parts[*].")
-    if len(set(marks)) != len(marks):
-        raise LayoutError(f"Block '{name}' names a tag twice: {', '.join(marks)}. Give each attempt its own block.")
-    if EACH in name and not marks:
-        raise LayoutError(f"The repeated block '{name}' has no mark to look for; give it one, such as {name}: [step].")
+    """Refuse a block whose name or marks cannot work."""
+    tag_list = ", ".join(marks)
+    faults = {
+        f"The block with the tags {tag_list or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),
+        "No block can be called 'stop': metrics and files use this name for the decision to stop.": name == "stop",
+        f"Block '{name}' has [*] twice; write one of the two as a number, such as items[0].parts[*].": name.count(EACH) > 1,
+        f"Block '{name}' names a tag twice: {tag_list}. Give each attempt its own block.": len(set(marks)) != len(marks),
+        f"The repeated block '{name}' has no mark; give it one, such as {name}: [step].": EACH in name and not marks,
+    }
+    refuse(faults, LayoutError)
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the blocks as pairs of name and marks; blocks given as a list are marked by their names."""
+    """Return the blocks as pairs of a name and its marks; in a list of names, each name is its own mark."""
     if isinstance(blocks, Mapping):
         return tuple((str(name), _marks(str(name), marks)) for name, marks in blocks.items())
     if isinstance(blocks, Sequence) and not isinstance(blocks, str) and all(isinstance(name, str) for name in blocks):
         return tuple((name, (name,)) for name in blocks)
-    raise LayoutError(f"A layout is a mapping of blocks to tags, such as {{'solution': ['answer']}}; got {blocks!r}.")
+    raise LayoutError(f"A layout must be a mapping of blocks to tags, such as {{'solution': ['answer']}}; got {blocks!r}.")
 
 
 def _marks(block: str, marks: Any) -> tuple[str, ...]:
+    """Return the marks of a block as a tuple; one text is one mark."""
     if isinstance(marks, str):
         return (marks,)
     if not isinstance(marks, Sequence) or not all(isinstance(mark, str) for mark in marks):
-        raise LayoutError(f"Block '{block}' is made of a list of tag names, such as [answer]; got {marks!r}.")
+        raise LayoutError(f"Block '{block}' needs a list of tag names, such as [answer]; got {marks!r}.")
     return tuple(marks)

@@ -1,4 +1,4 @@
-"""Losses per token that an engine calls and its trainer lacks; pure functions that never read a masked token.
+"""Losses per token for trainers that lack them, as pure functions that never read a masked token.
 
 Every policy loss takes log-probabilities, advantages and a mask, every value loss values (or scores of bins), targets and a mask.
 They return loss_nt, exactly 0 at masked tokens. Gradients flow through the first argument only. `aspo` clips a ratio to
@@ -17,24 +17,16 @@ from torch import Tensor
 from spanwise.credit.strata import check_mask
 from spanwise.errors import AlignmentError, RecipeError, RewardError, refuse, unknown
 
-__all__ = [
-    "aspo",
-    "categorical_value",
-    "categorical_value_loss",
-    "critic_error",
-    "dppo",
-    "hl_gauss",
-    "value_loss",
-]
+__all__ = ["aspo", "categorical_value", "categorical_value_loss", "critic_error", "dppo", "hl_gauss", "value_loss"]
 
-#: Standard deviation of HL-Gauss in bin widths: the ratio Farebrother et al. recommend.
+#: The standard deviation of HL-Gauss in bin widths, as Farebrother et al. recommend it.
 SIGMA_RATIO = 0.75
-#: A target outside the range by no more than this share of a bin is rounding.
+#: A target may lie outside the range by this share of a bin, because of rounding.
 _ROUNDING = 1e-3
 
 
-def inside(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
-    """Return the inputs with 0 at masked tokens, so that no value or gradient there can be NaN."""
+def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
+    """Return the inputs with 0 at masked tokens, so that no number and no gradient there is NaN."""
     for name, value in inputs.items():
         if value.shape != mask_nt.shape:
             raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
@@ -52,7 +44,7 @@ def aspo(
     clip_high: float = 0.2,
     cap: float = 3.0,
 ) -> Float[Tensor, "n t"]:
-    r"""Invert the ratio of tokens with positive advantage, so that those that have grown least weigh most.
+    r"""Compute the ASPO loss: a token with a positive advantage weighs more the less its probability has grown.
 
     Equation
         drop where A > 0 and rho > 1 + clip_high, or A < 0 and rho < 1 - clip_low
@@ -75,13 +67,14 @@ def aspo(
     Reference:
         "ASPO" 2025 (arXiv 2510.06062). The values of clip_low, clip_high and cap are not confirmed by its text.
     """
-    logp_nt, logp_old_nt, adv_nt = inside(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt.detach(), adv_nt=adv_nt.detach())
-    drift_nt = (logp_nt - logp_old_nt).clamp(-20.0, 20.0)
-    ratio_nt = drift_nt.detach().exp()
-    drop_nt = torch.where(adv_nt > 0, ratio_nt > 1 + clip_high, ratio_nt < 1 - clip_low)
-    good_nt = (-drift_nt.detach()).exp().clamp(max=cap) * (logp_nt - logp_nt.detach()).exp()
-    weight_nt = torch.where(adv_nt > 0, good_nt, drift_nt.exp().clamp(max=cap))
-    return torch.where(mask_nt & ~drop_nt, -adv_nt * weight_nt, 0.0)
+    detached_inputs = {"logp_old_nt": logp_old_nt.detach(), "adv_nt": adv_nt.detach()}
+    logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, **detached_inputs)
+    log_ratio_nt = (logp_nt - logp_old_nt).clamp(-20.0, 20.0)
+    ratio_nt = log_ratio_nt.detach().exp()
+    is_dropped_nt = torch.where(adv_nt > 0, ratio_nt > 1 + clip_high, ratio_nt < 1 - clip_low)
+    inverted_weight_nt = (-log_ratio_nt.detach()).exp().clamp(max=cap) * (logp_nt - logp_nt.detach()).exp()
+    weight_nt = torch.where(adv_nt > 0, inverted_weight_nt, log_ratio_nt.exp().clamp(max=cap))
+    return torch.where(mask_nt & ~is_dropped_nt, -adv_nt * weight_nt, 0.0)
 
 
 def dppo(
@@ -96,7 +89,7 @@ def dppo(
     cap: float = 20.0,
     eps: float = 1e-8,
 ) -> Float[Tensor, "n t"]:
-    r"""Train a token only as long as its probability, not its ratio, has moved little.
+    r"""Compute the DPPO loss: a token is trained only while its probability is still close to its old probability.
 
     Equation
         tv: keep where (A > 0: p - p_old <= delta_high), (A < 0: p_old - p <= delta_low)
@@ -122,19 +115,20 @@ def dppo(
         "Rethinking the Trust Region in LLM RL" 2026 (arXiv 2602.04879), from three implementations; which delta the paper uses is
         not confirmed.
     """
-    logp_nt, logp_old_nt, adv_nt = inside(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt.detach(), adv_nt=adv_nt.detach())
-    now_nt = logp_nt.detach()
-    p_nt, p_old_nt, delta_nt = now_nt.exp(), logp_old_nt.exp(), torch.where(adv_nt > 0, delta_high, delta_low)
-    away_nt = (p_nt - p_old_nt) * adv_nt.sign()
+    detached_inputs = {"logp_old_nt": logp_old_nt.detach(), "adv_nt": adv_nt.detach()}
+    logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, **detached_inputs)
+    detached_logp_nt = logp_nt.detach()
+    p_nt, p_old_nt, delta_nt = detached_logp_nt.exp(), logp_old_nt.exp(), torch.where(adv_nt > 0, delta_high, delta_low)
+    moved_away_nt = (p_nt - p_old_nt) * adv_nt.sign()
     if divergence == "tv":
-        keep_nt = away_nt <= delta_nt
+        is_kept_nt = moved_away_nt <= delta_nt
     elif divergence == "kl":
-        others_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
-        keep_nt = (p_old_nt * (logp_old_nt - now_nt) + others_nt <= delta_nt) | (away_nt < 0)
+        other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
+        is_kept_nt = (p_old_nt * (logp_old_nt - detached_logp_nt) + other_tokens_kl_nt <= delta_nt) | (moved_away_nt < 0)
     else:
         raise RecipeError(unknown("divergence", divergence, ("tv", "kl")))
-    weight_nt = (now_nt - logp_old_nt).exp().clamp(max=cap)
-    return torch.where(mask_nt & keep_nt, -adv_nt * (weight_nt * (logp_nt - now_nt).exp()), 0.0)
+    weight_nt = (detached_logp_nt - logp_old_nt).exp().clamp(max=cap)
+    return torch.where(mask_nt & is_kept_nt, -adv_nt * (weight_nt * (logp_nt - detached_logp_nt).exp()), 0.0)
 
 
 def value_loss(
@@ -179,24 +173,22 @@ def value_loss(
         PPO trainer multiply it by 1/2: their loss is half of ours, and one bound on the gradient's norm cuts ours earlier.
         The clipped form is that of OpenAI's baselines.
     """
-    refuse(
-        {
-            "A clipped value loss needs clip and old_value_nt, a plain one neither.": (clip is None)
-            != (old_value_nt is None),
-            f"clip is {clip}; it is a distance between values and must be above 0.": clip is not None and not clip > 0,
-        }
-    )
-    value_nt, target_nt = inside(mask_nt, value_nt=value_nt, target_nt=target_nt.detach())
+    faults = {
+        "Pass both clip and old_value_nt for a clipped value loss, or neither.": (clip is None) != (old_value_nt is None),
+        f"clip is {clip}; it is a distance between values and must be above 0.": clip is not None and not clip > 0,
+    }
+    refuse(faults)
+    value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt, target_nt=target_nt.detach())
     loss_nt = (value_nt - target_nt).square()
     if old_value_nt is not None and clip is not None:
-        (old_value_nt,) = inside(mask_nt, old_value_nt=old_value_nt.detach())
-        near_nt = torch.clamp(value_nt, old_value_nt - clip, old_value_nt + clip)
-        loss_nt = torch.maximum(loss_nt, (near_nt - target_nt).square())
+        (old_value_nt,) = zero_masked(mask_nt, old_value_nt=old_value_nt.detach())
+        clipped_value_nt = torch.clamp(value_nt, old_value_nt - clip, old_value_nt + clip)
+        loss_nt = torch.maximum(loss_nt, (clipped_value_nt - target_nt).square())
     return torch.where(mask_nt, loss_nt, 0.0)
 
 
 def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[float, float]) -> Float[Tensor, "n t b"]:
-    r"""Spread each target over bins: each bin gets its share of a normal distribution around the target.
+    r"""Turn each target into probabilities of bins: the shares of a normal distribution around the target.
 
     Equation
         p[b] = (Phi((e[b+1] - y) / sigma) - Phi((e[b] - y) / sigma)) / (Phi((e[B] - y) / sigma) - Phi((e[0] - y) / sigma))
@@ -235,21 +227,21 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
     """
     edge_e, width = _edges(bins, value_range, target_nt)
     low, high = value_range
-    near_nt = (target_nt >= low - _ROUNDING * width) & (target_nt <= high + _ROUNDING * width)
-    if not bool(near_nt.all()):
-        n, t = (int(x) for x in (~near_nt).nonzero()[0])
+    in_range_nt = (target_nt >= low - _ROUNDING * width) & (target_nt <= high + _ROUNDING * width)
+    if not bool(in_range_nt.all()):
+        n, t = (int(x) for x in (~in_range_nt).nonzero()[0])
         raise RewardError(
             f"The value target of completion {n} at token {t} is {float(target_nt[n, t]):g}, outside value_range "
             f"({low:g}, {high:g}). Let the range hold every return that can occur."
         )
-    below_nte = torch.special.ndtr(
+    probability_below_nte = torch.special.ndtr(
         (edge_e - target_nt.to(edge_e.dtype).clamp(low, high).unsqueeze(-1)) / (SIGMA_RATIO * width)
     )
-    return below_nte.diff(dim=-1) / (below_nte[..., -1:] - below_nte[..., :1])
+    return probability_below_nte.diff(dim=-1) / (probability_below_nte[..., -1:] - probability_below_nte[..., :1])
 
 
 def categorical_value(logits_ntb: Float[Tensor, "*n b"], *, value_range: tuple[float, float]) -> Float[Tensor, "*n"]:
-    r"""Return the value that a categorical critic predicts.
+    r"""Return the value that a categorical critic predicts: the mean of the bin centres under its probabilities.
 
     Equation
         V = sum over b of softmax(logits)[b] centre[b]
@@ -313,21 +305,21 @@ def categorical_value_loss(
     """
     if logits_ntb.shape[:-1] != mask_nt.shape:
         raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but logits_ntb is {tuple(logits_ntb.shape)}.")
-    (target_nt,) = inside(mask_nt, target_nt=target_nt.detach())
+    (target_nt,) = zero_masked(mask_nt, target_nt=target_nt.detach())
     target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)
     dtype = torch.promote_types(logits_ntb.dtype, torch.float32)
     score_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
-    share_ntb = hl_gauss(target_nt.to(dtype), bins=logits_ntb.shape[-1], value_range=value_range)
-    return torch.where(mask_nt, -(share_ntb * score_ntb.log_softmax(dim=-1)).sum(dim=-1), 0.0)
+    target_probability_ntb = hl_gauss(target_nt.to(dtype), bins=logits_ntb.shape[-1], value_range=value_range)
+    return torch.where(mask_nt, -(target_probability_ntb * score_ntb.log_softmax(dim=-1)).sum(dim=-1), 0.0)
 
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:
-    """Return the edges of the bins, in float32 or better, and the width of a bin."""
+    """Return the edges of the bins, in float32 or a wider dtype, and the width of a bin."""
     low, high = value_range
     if bins < 2:
-        raise RecipeError(f"There are {bins} bins; a distribution over values needs 2 or more.")
+        raise RecipeError(f"The number of bins is {bins}; a distribution over values needs 2 or more.")
     if not -math.inf < low < high < math.inf:
-        raise RecipeError(f"value_range is ({low:g}, {high:g}); its first number must be below its second, both finite.")
+        raise RecipeError(f"value_range is ({low:g}, {high:g}); write two finite numbers, the smaller one first.")
     dtype = torch.promote_types(like.dtype, torch.float32)
     return torch.linspace(low, high, bins + 1, dtype=dtype, device=like.device), (high - low) / bins
 
@@ -335,7 +327,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Split a critic's squared error into the error of its mean over a completion and the error of its shape within.
+    r"""Split a critic's squared error into the error of its mean over a completion and the error around that mean.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within
@@ -365,24 +357,26 @@ def critic_error(
     Reference:
         "Value Flattening" (SP3O) 2026 (arXiv 2609.18708): the decomposition.
     """
-    value_nt, target_nt = (x.double() for x in inside(mask_nt, value_nt=value_nt.detach(), target_nt=target_nt.detach()))
+    double_inputs = {"value_nt": value_nt.detach().double(), "target_nt": target_nt.detach().double()}
+    value_nt, target_nt = zero_masked(mask_nt, **double_inputs)
     error_nt, length_n = target_nt - value_nt, mask_nt.sum(dim=1)
-    mean_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
-    within_n = torch.where(mask_nt, error_nt - mean_n[:, None], 0.0).square().sum(dim=1) / length_n.clamp(min=1)
-    mean, within = (float(x[length_n > 0].mean()) for x in (mean_n.square(), within_n))
+    mean_error_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
+    shape_error_n = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0).square().sum(dim=1) / length_n.clamp(min=1)
+    mean_error, shape_error = (float(error_n[length_n > 0].mean()) for error_n in (mean_error_n.square(), shape_error_n))
 
-    def moments(x_nt: Tensor) -> tuple[float, float]:
-        """Return mean and variance over tokens, relative to the first: a constant has exactly itself and 0."""
-        x = x_nt[mask_nt]
-        from_first = x - x[:1]
-        return float((x[:1] + from_first.mean()).mean()), float((from_first - from_first.mean()).square().mean())
+    def moments(number_nt: Tensor) -> tuple[float, float]:
+        """Return the mean and the variance over tokens, from differences to the first, so that a constant has variance 0."""
+        number_u = number_nt[mask_nt]
+        above_first_u = number_u - number_u[:1]
+        variance = (above_first_u - above_first_u.mean()).square().mean()
+        return float((number_u[:1] + above_first_u.mean()).mean()), float(variance)
 
-    (value_mean, _), (target_mean, variance), (_, left) = (moments(x_nt) for x_nt in (value_nt, target_nt, error_nt))
+    (value_mean, _), (target_mean, target_variance), (_, error_variance) = map(moments, (value_nt, target_nt, error_nt))
     return {
-        "explained_variance": 1 - left / variance if variance else math.nan,
+        "explained_variance": 1 - error_variance / target_variance if target_variance else math.nan,
         "value_mean": value_mean,
         "target_mean": target_mean,
-        "error_point": mean + within,
-        "error_mean": mean,
-        "error_within": within,
+        "error_point": mean_error + shape_error,
+        "error_mean": mean_error,
+        "error_within": shape_error,
     }

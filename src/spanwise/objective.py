@@ -1,4 +1,4 @@
-"""`Objective`: one reward, the blocks it pays, and the outcomes that its baseline is given."""
+"""`Objective`: one reward, the blocks that it pays, and the outcomes that its baseline may depend on."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from spanwise.errors import RecipeError, check_known
-from spanwise.registry import entry_of
+from spanwise.registry import registered
 
 BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: For objectives with `each`: the rewards of all blocks before the objective's own, nearest first; and its own block.
+#: Words in an objective with `each`: the rewards of all blocks before its own, the nearest first; and its own block.
 EARLIER, OWN = "earlier", "own"
-#: Stands in files in place of a secret.
+#: The text that files hold in place of a secret.
 HIDDEN = "<hidden>"
 
 
 @runtime_checkable
 class Rubric(Protocol):
-    """A rubric as verifiers builds it: functions and their weights."""
+    """A rubric of the library verifiers: reward functions and their weights."""
 
     funcs: list[Any]
     weights: list[float]
@@ -33,7 +33,7 @@ class Rubric(Protocol):
 
 @dataclass(frozen=True, init=False)
 class Objective:
-    """One reward, the blocks it pays, and the outcomes that its baseline is given.
+    """One reward, the blocks that it pays, and the outcomes that its baseline may depend on.
 
     Args:
         reward: the name of a built-in reward (`correct`, `brier`, ...) or a function, plain or async, as TRL, verl, verifiers or
@@ -97,7 +97,7 @@ class Objective:
     criteria: str | Sequence[Any] | None
     only: str | None
 
-    # Written out, because an argument may be one name or a list, and the field holds a tuple.
+    # The constructor is written out, because an argument may be one name or a list, and its field is a tuple.
     def __init__(
         self,
         reward: str | Callable[..., Any] | Rubric,
@@ -116,33 +116,35 @@ class Objective:
         criteria: str | Sequence[Any] | None = None,
         only: str | None = None,
     ) -> None:
-        values = {key: value for key, value in locals().items() if key != "self"}
-        values |= {"pays": _several(pays), "given": _several(given), "options": {} if options is None else options}
-        values["name"] = name or key or (reward if isinstance(reward, str) else getattr(reward, "__name__", "reward"))
-        vars(self).update(values)
+        field_values = {key: value for key, value in locals().items() if key != "self"}
+        field_values |= {"pays": _several(pays), "given": _several(given), "options": {} if options is None else options}
+        field_values["name"] = name or key or (reward if isinstance(reward, str) else getattr(reward, "__name__", "reward"))
+        vars(self).update(field_values)
         self._check_types()
         self._check_baseline()
         vars(self).update(weight=float(weight), if_missing=None if if_missing is None else float(if_missing))
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """The names of `given` in `Scores`: a name as it is, a function as "module:function"."""
+        """The names that `Scores` has for the outcomes in `given`; the name of a function is "module:function"."""
         return tuple(entry if isinstance(entry, str) else function_name(entry) for entry in self.given)
 
     def _check_types(self) -> None:
+        """Refuse a field that holds a wrong kind of value, an unknown reward and an outcome that is given twice."""
+        criteria_are_valid = isinstance(self.criteria, (str, list, tuple)) and len(self.criteria) > 0
         rules: Mapping[str, tuple[bool, str]] = {
             "reward": (
                 isinstance(self.reward, (str, Rubric)) or _is_function(self.reward),
-                "write the name of a reward, or pass a function (an instance, if it is a class)",
+                "write the name of a reward, or pass a function or an instance of a class",
             ),
             "key": (
                 self.key is None or (isinstance(self.key, str) and not isinstance(self.reward, str)),
-                "a key is the name of an entry in the dict that a function of yours returns",
+                "name an entry of the dict that your reward function returns",
             ),
             "name": (isinstance(self.name, str), "a name is text"),
             "pays": (_all(self.pays, lambda x: isinstance(x, str) and x), "write names of blocks: 'pays: [solution]'"),
             "given": (
-                _all(self.given, lambda x: (isinstance(x, str) and x) or _is_plain(x)),
+                _all(self.given, lambda x: (isinstance(x, str) and x) or (_is_function(x) and not is_async(x))),
                 "write names of earlier objectives or outcomes, 'module:function', or pass functions",
             ),
             "each": (
@@ -150,13 +152,10 @@ class Objective:
                 "write a block or a pattern: 'items[*]'",
             ),
             "criteria": (
-                self.criteria is None or (isinstance(self.criteria, (str, list, tuple)) and len(self.criteria) > 0),
+                self.criteria is None or criteria_are_valid,
                 "name a file or a column, or write a list: [{text: It names a figure., part: plan}]",
             ),
-            "only": (
-                self.only is None or isinstance(self.only, str),
-                "name an earlier objective: 'correct'",
-            ),
+            "only": (self.only is None or isinstance(self.only, str), "name an earlier objective: 'correct'"),
             "weight": (is_number(self.weight), "write a finite number"),
             "if_missing": (self.if_missing is None or is_number(self.if_missing), "write a finite number, or leave it out"),
             "back_off": (self.back_off is None or isinstance(self.back_off, bool), "write true or false, or leave it out"),
@@ -167,16 +166,19 @@ class Objective:
             if not is_valid:
                 raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
         if isinstance(self.reward, str):
-            entry_of(self.reward, kind="reward")
+            registered("reward").find(self.reward)
         if not self.pays and self.each is None and self.criteria is None:
             raise RecipeError(f"Objective '{self.name}' pays no block; name at least one in 'pays'.")
         if EARLIER in self.outcomes and self.each is None:
-            raise RecipeError(f"Objective '{self.name}' is given '{EARLIER}', which only objectives with 'each' know.")
+            raise RecipeError(
+                f"Objective '{self.name}' is given '{EARLIER}', which works only together with 'each'; add 'each'."
+            )
         doubled_name = next((name for name in self.outcomes if self.outcomes.count(name) > 1), None)
         if doubled_name is not None:
             raise RecipeError(f"Objective '{self.name}' is given '{doubled_name}' twice; name each outcome once.")
 
     def _check_baseline(self) -> None:
+        """Refuse a baseline, a scale or a back_off that is unknown, or that does not go with the other fields."""
         check_known("baseline", self.baseline or "none", BASELINES)
         check_known("scale", self.scale or "none", ("none", "std"))
         if self.baseline in ("outcome", "blended") and not self.given:
@@ -185,58 +187,59 @@ class Objective:
                 f"add 'given: correct' (the name of an earlier objective) or use 'baseline: group'."
             )
         if self.scope == "turn" and (self.baseline == "blended" or self.scale == "std"):
-            fields = "baseline: blended" if self.baseline == "blended" else "scale: std"
+            unsupported_field = "baseline: blended" if self.baseline == "blended" else "scale: std"
             raise RecipeError(
-                f"Objective '{self.name}' has scope: turn and {fields}, which only whole rollouts know; leave one of them out."
+                f"Objective '{self.name}' has scope: turn and {unsupported_field}, which works with whole rollouts only; leave one "
+                f"of them out."
             )
         if self.back_off is not None and self.baseline != "outcome":
             raise RecipeError(
-                f"Objective '{self.name}' has back_off: {str(self.back_off).lower()}, which only the baseline 'outcome' knows; "
+                f"Objective '{self.name}' has back_off: {str(self.back_off).lower()}, which needs the baseline 'outcome'; "
                 f"leave it out or write 'baseline: outcome'."
             )
 
 
-def hidden_names(value: Any, before: str = "") -> list[str]:
-    """Return the places in settings that hold the stand-in for a secret."""
-    if value == HIDDEN:
-        return [before]
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    return [path for name, field in pairs for path in hidden_names(field, f"{before}.{name}".lstrip("."))]
+def hidden_names(settings: Any, prefix: str = "") -> list[str]:
+    """Return the paths in nested settings, such as `judge.key`, at which a hidden secret stands (`HIDDEN`)."""
+    if settings == HIDDEN:
+        return [prefix]
+    is_list, is_mapping = isinstance(settings, list), isinstance(settings, Mapping)
+    entries = enumerate(settings) if is_list else settings.items() if is_mapping else ()
+    return [path for name, setting in entries for path in hidden_names(setting, f"{prefix}.{name}".lstrip("."))]
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return a function's name as recipes write it, "module:function"."""
+    """Return the name of a function as recipes write it, "module:function"; refuse an object without a name."""
     try:
         return f"{function.__module__}:{function.__qualname__}"
     except AttributeError as error:
-        raise RecipeError(f"{function!r} has no name to call it by; wrap it in a function, or register it.") from error
+        raise RecipeError(
+            f"{function!r} has no name that a file could hold; wrap it in a function, or register it."
+        ) from error
 
 
-def _several(value: Any) -> Any:
-    """Return a tuple: of one name or function, of a list, or of nothing for None; anything else stays as it is."""
-    if value is None:
+def _several(names_or_functions: Any) -> Any:
+    """Return one name or function, or a list of them, as a tuple; None is the empty tuple, anything else stays as it is."""
+    if names_or_functions is None:
         return ()
-    if isinstance(value, str) or callable(value):
-        return (value,)
-    return tuple(value) if isinstance(value, Sequence) else value
+    if isinstance(names_or_functions, str) or callable(names_or_functions):
+        return (names_or_functions,)
+    return tuple(names_or_functions) if isinstance(names_or_functions, Sequence) else names_or_functions
 
 
 def is_async(value: Any) -> bool:
-    """Whether a function is awaited."""
-    call = getattr(value, "__call__", None)  # noqa: B004 - an instance may have an async __call__
-    return inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call)
+    """Return whether a function must be awaited."""
+    call_method = getattr(value, "__call__", None)  # noqa: B004 - an instance may have an async __call__
+    return inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call_method)
 
 
 def _is_function(value: Any) -> bool:
+    """Return whether a value can be called and is not a class."""
     return callable(value) and not inspect.isclass(value)
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a function that returns its result at once."""
-    return _is_function(value) and not is_async(value)
-
-
 def _all(values: Any, test: Callable[[Any], Any]) -> bool:
+    """Return whether a value is a tuple whose entries all pass a test."""
     return isinstance(values, tuple) and all(test(value) for value in values)
 
 
@@ -246,16 +249,15 @@ def is_number(value: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Collect the objectives that are parts of one reward, where there are more than three; others stand alone.
+    """Group the names of more than three objectives that are parts of one reward; every other name is a group of its own.
 
     >>> families(["equals.a", "equals.b", "equals.c", "equals.d", "form"])
     {'equals (4 parts)': ['equals.a', 'equals.b', 'equals.c', 'equals.d'], 'form': ['form']}
     """
-    names = list(names)
-    sizes, members = Counter(name.partition(".")[0] for name in names if "." in name), dict[str, list[str]]()
-    for name in names:
+    all_names, by_family = list(names), dict[str, list[str]]()
+    part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)
+    for name in all_names:
         reward = name.partition(".")[0]
-        members.setdefault(f"{reward} ({sizes[reward]} parts)" if "." in name and sizes[reward] > 3 else name, []).append(
-            name
-        )
-    return members
+        is_part = "." in name and part_counts[reward] > 3
+        by_family.setdefault(f"{reward} ({part_counts[reward]} parts)" if is_part else name, []).append(name)
+    return by_family

@@ -1,4 +1,4 @@
-"""From a batch of completions to advantages in four functions: `read`, `credit_batch`, `advantages`, `metrics`.
+"""Turn a batch of completions into advantages with four functions: `read`, `credit_batch`, `advantages`, `metrics`.
 
 An engine fills in a `Batch` and takes the advantages to its loss. `read` works row by row. `credit_batch` needs whole groups: if
 groups lie on several processes, gather the tables of `Reading.pack` first. `advantages` works row by row again.
@@ -29,7 +29,7 @@ from spanwise.types import BlockText, ByCompletion, Credit, Fault, Scores, Spans
 
 @dataclass(frozen=True)
 class Reading(ByCompletion):
-    """The blocks and rewards of N completions: all that `credit_batch` needs beside the groups.
+    """The blocks and rewards of N completions: all that `credit_batch` needs beside the batch with its groups.
 
     Attributes:
         scores: rewards, statuses and outcomes of the scheme's objectives.
@@ -61,53 +61,54 @@ class Reading(ByCompletion):
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:
-        """Pack scores, block lengths and faults into one float64 table, which other processes need in one gather per batch.
+        """Pack scores, block lengths and faults into one float64 table, so that processes exchange them in one gather.
 
         Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, C measures, K block lengths, 1 fault.
         """
         scores = self.scores
-        nothing_nm = torch.full_like(scores.reward_nm, torch.nan)
-        parts = [
+        nan_nm = torch.full_like(scores.reward_nm, torch.nan)
+        packed_columns = [
             scores.reward_nm.double(),
             scores.status_nm.double(),
             scores.by_outcome_nmo.double().flatten(1),
-            nothing_nm.double() if scores.stated_nm is None else scores.stated_nm.double(),
+            nan_nm.double() if scores.stated_nm is None else scores.stated_nm.double(),
             *([] if scores.outcome_no is None else [scores.outcome_no.double()]),
             *([] if scores.measured_nc is None else [scores.measured_nc]),
             self.length_nk.double(),
             self.fault_n.double()[:, None],
         ]
-        return torch.cat([part.cpu() for part in parts], dim=1)
+        return torch.cat([columns.cpu() for columns in packed_columns], dim=1)
 
     @staticmethod
     def unpack(table_nc: Float[Tensor, "n c"], scheme: Scheme) -> Reading:
-        """Turn a table of `pack` back into a reading, usually after a gather; it has no spans and no text.
+        """Turn a table made by `pack` back into a reading, usually after a gather; the reading has no spans and no text.
 
         Raises:
             AlignmentError: the table was packed under another scheme.
         """
-        m, k, outcomes, measures = len(scheme.objectives), len(scheme.layout.names), scheme.outcome_names, scheme.measures
-        sizes = [m, m, 2 * m, m, len(outcomes), len(measures), k, 1]
-        if len(table_nc) == 0:  # a table without rows does not know the number of columns
-            table_nc = table_nc.new_zeros(0, sum(sizes))
-        if table_nc.shape[1] != sum(sizes):
+        m, outcome_names, measures = len(scheme.objectives), scheme.outcome_names, scheme.measures
+        column_counts = [m, m, 2 * m, m, len(outcome_names), len(measures), len(scheme.layout.names), 1]
+        if len(table_nc) == 0:  # a table without rows may have lost its columns as well
+            table_nc = table_nc.new_zeros(0, sum(column_counts))
+        if table_nc.shape[1] != sum(column_counts):
             raise AlignmentError(
-                f"The packed table has {table_nc.shape[1]} columns and the scheme's objectives and blocks make {sum(sizes)}; "
-                f"pack and unpack with one scheme."
+                f"The packed table has {table_nc.shape[1]} columns, and this scheme's objectives and blocks make "
+                f"{sum(column_counts)}; pack and unpack with the same scheme."
             )
-        value_nm, status_nm, by_outcome, stated_nm, outcome_no, measured_nc, length_nk, fault = table_nc.split(sizes, dim=1)
+        tables = table_nc.split(column_counts, dim=1)
+        reward_nm, status_nm, by_outcome_nc, stated_nm, outcome_no, measured_nc, length_nk, fault_n1 = tables
         scores = Scores(
             scheme.names,
-            value_nm,
+            reward_nm,
             status_nm.to(torch.int8),
-            by_outcome.reshape(-1, m, 2),
-            outcome_names=outcomes,
-            outcome_no=outcome_no if outcomes else None,
+            by_outcome_nc.reshape(-1, m, 2),
+            outcome_names=outcome_names,
+            outcome_no=outcome_no if outcome_names else None,
             stated_nm=stated_nm,
             measured_nc=measured_nc if measures else None,
             measures=measures,
         )
-        return Reading(scores, length_nk.long(), fault.squeeze(1).long())
+        return Reading(scores, length_nk.long(), fault_n1.squeeze(1).long())
 
     def take(self, rows: Any) -> Reading:
         """Return the reading of some completions (a slice, or indices), without spans and text."""
@@ -162,9 +163,9 @@ def read(
 
 
 def locate(batch: Batch, scheme: Scheme, vocabulary: Vocabulary) -> tuple[Spans, list[BlockText]]:
-    """Find the blocks of every completion; refuse a batch without token ids and mask."""
+    """Find the blocks of every completion of a batch; refuse a batch without token ids and mask."""
     if batch.ids_nt is None or batch.mask_nt is None:
-        raise RecipeError("This batch has no token ids and mask, so there is nothing to read; give ids_nt and mask_nt.")
+        raise RecipeError("This batch has no token ids or no mask, so there is nothing to read; give ids_nt and mask_nt.")
     return find_blocks(batch.ids_nt, batch.mask_nt, layout=scheme.layout, vocabulary=vocabulary, logp_nt=batch.logp_nt)
 
 
@@ -189,9 +190,11 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         tensor([ 1., -1.], dtype=torch.float64)
     """
     if len(reading) != len(batch.group_n):
-        raise AlignmentError(f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids.")
+        raise AlignmentError(
+            f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids; give one id to each."
+        )
     mode_fields = {name for mode in scheme.modes for name in mode.adds}  # a mode may add its fields only in later batches
-    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # the completions are read already
+    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # the completions have been read already
     inputs: dict[str, Any] = {
         "length_n": reading.length_nk.sum(dim=1),
         "truncated_n": (reading.fault_n & int(Fault.TRUNCATED)) != 0,
@@ -209,9 +212,9 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         **scheme.options,
     }
     if batch.steps is not None:
-        turn_inputs = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
+        turn_ids = {"trajectory_s": batch.steps.trajectory_s, "step_s": batch.steps.step_s}
         inputs["anchor_s"] = batch.steps.anchor_s
-        credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **turn_inputs, inputs=inputs, **rule)
+        credit = assign_turns(reading.scores, batch.group_n, reading.length_nk, **turn_ids, inputs=inputs, **rule)
     else:
         credit = assign(reading.scores, batch.group_n, reading.present_nk, inputs=inputs, **rule)
         credit = replace(credit, mean_length_n=inputs["length_n"].double().mean().expand(len(reading)))
@@ -221,9 +224,9 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
-    """Lay the rewards on the tokens over which the scheme's recursion runs; refuse a method without a critic."""
+    """Put the rewards on the tokens of the streams that the critic of a scheme learns from; refuse a scheme without a critic."""
     if not scheme.entry.reads_values:
-        raise RecipeError(f"Method '{scheme.method}' reads no values of a critic for each token; use 'gae' or 'sae'.")
+        raise RecipeError(f"Method '{scheme.method}' uses no critic with a value for each token; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
         raise RecipeError("A critic learns token by token; give the batch with its mask and the reading with its spans.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
@@ -239,7 +242,7 @@ def advantages(
     mask_nt: Bool[Tensor, "n t"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    """Give every token its share of the credit, such that the objective is a plain sum over tokens; works row by row.
+    """Give every token its share of the credit, row by row, so that a plain sum over tokens is the objective.
 
     Args:
         found: credit of the completions of `spans`.
@@ -269,14 +272,14 @@ def advantages(
     """
     if spans is None:
         raise DataError(
-            "spans is None, as in a reading that came from another process, so the tokens of each block are not known. Pass the "
+            "spans is None, as in a reading that came from another process, so the tokens of each block are unknown. Pass the "
             "spans of the reading that `read` returned for these completions."
         )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
     per: Any = found.mean_length_n if scheme.per == "batch" else scheme.per
     if per is None:
         raise RecipeError(
-            "per is 'batch', but this credit does not hold the mean length of its batch. Take the credit from "
+            "per is 'batch', but this credit does not hold the mean length of its batch. Take a credit from "
             "pipeline.credit_batch, or set its mean_length_n."
         )
     if found.token_nt is None:
@@ -285,13 +288,13 @@ def advantages(
         adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
     if found.refined_nt is not None:
         adv_nt = adv_nt + spread_tokens(found.refined_nt, spans, per=per, dtype=dtype)
-    summed_n = adv_nt.sum(dim=1)  # a finite sum proves that the row is finite, and takes less memory than a table of flags
-    if not summed_n.isfinite().all() and (place := first_of(~adv_nt.isfinite())):
-        n, t = place
+    adv_sum_n = adv_nt.sum(dim=1)  # a finite sum proves, with little memory, that a row is finite
+    if not adv_sum_n.isfinite().all() and (bad_token := first_of(~adv_nt.isfinite())):
+        n, t = bad_token
         credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
         raise DivergedError(
             f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are credited with "
-            f"{credits}. Training stopped before the model was updated with it. Check the size of this completion's rewards, of "
+            f"{credits}. Training stopped before this updated the model. Check the size of this completion's rewards, of "
             f"weight and if_missing, and of the critic's values."
         )
     return adv_nt
@@ -300,7 +303,7 @@ def advantages(
 def metrics(
     found: Credit, reading: Reading, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
 ) -> dict[str, float]:
-    """Summarise the credit of a batch of all processes, by the table `spanwise.credit_metrics.CREDIT`.
+    """Compute the metrics of the credit of a batch, gathered from all processes; `spanwise.credit_metrics.CREDIT` lists them.
 
     Args:
         found, reading, scheme: see `credit_batch`.

@@ -1,4 +1,4 @@
-"""`register`: one way to name a method, a reward, an outcome or a segmenter, ours or a plug-in's."""
+"""`register`: give a method, a reward, an outcome or a segmenter the name that recipes call it by."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spanwise.errors import RecipeError, unknown
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BY_KIND: dict[str, Registry[Any]] = {}
-#: Kind -> the module that makes its registry, so that its names are known without an earlier import.
+#: Kind -> the module that creates the registry of this kind; `registered` imports it when it is needed.
 _HOMES = {
     **dict.fromkeys(("completion", "block", "token", "step"), "spanwise.credit.registry"),
     "mode": "spanwise.modes",
@@ -32,7 +32,7 @@ _SHOWN: set[tuple[str, Path | None]] = set()
 
 
 class Registry(dict[str, _Entry], Generic[_Entry]):
-    """The named entries of one kind; `find` also looks among the installed plug-ins."""
+    """The entries of one kind by name, such as all methods; `find` also looks among the installed plug-ins."""
 
     def __init__(self, noun: str, *, kinds: Sequence[str], group: str, entry: Callable[..., _Entry]) -> None:
         super().__init__()
@@ -50,19 +50,21 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
         return self[name]
 
     def load_plugins(self) -> None:
-        """Import the plug-ins that other distributions announce; an error names the one that is broken."""
+        """Import the plug-ins of other installed packages; an error names the plug-in that is broken."""
         for point in entry_points(group=self.group):
             try:
                 point.load()
-            except Exception as error:  # whatever a stranger's module raises, the user must learn which one it was
+            except Exception as error:  # a plug-in may raise any error
                 raise RecipeError(f"The plug-in '{point.name}' ({point.value}) cannot be loaded: {error}.") from error
 
     def add(self, name: str, function: Callable[..., Any], kind: str, facts: dict[str, Any]) -> None:
-        """Add one entry; refuse another function under a name that is taken."""
-        function_before = self._functions.get(name) if name in self else None
-        if function_before is not None and function_before is not function:
-            place = f"{function_before.__module__}.{function_before.__qualname__}"
-            raise RecipeError(f"There is a {self.noun} '{name}' already ({place}); register yours under another name.")
+        """Add a function under a name; refuse a name under which another function is registered."""
+        earlier_function = self._functions.get(name) if name in self else None
+        if earlier_function is not None and earlier_function is not function:
+            earlier_place = f"{earlier_function.__module__}.{earlier_function.__qualname__}"
+            raise RecipeError(
+                f"There is a {self.noun} '{name}' already ({earlier_place}); register yours under another name."
+            )
         try:
             self[name] = self.entry(name, function, kind, **facts)
         except TypeError as error:
@@ -71,7 +73,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
 
 
 def registered(kind: str) -> Registry[Any]:
-    """Return the registry of a kind, and load its room if needed."""
+    """Return the registry of a kind, such as "reward", also to modules that may not import the module that creates it."""
     if kind not in _BY_KIND and kind in _HOMES:
         import_module(_HOMES[kind])
     if kind not in _BY_KIND:
@@ -80,26 +82,20 @@ def registered(kind: str) -> Registry[Any]:
 
 
 def is_registered(name: str, *, kind: str) -> bool:
-    """Return whether a name is registered, by us or by a plug-in."""
+    """Return whether a name of a kind is registered, by spanwise or by a plug-in."""
     registry = registered(kind)
     if name not in registry and entry_points(group=registry.group):
         registry.load_plugins()
     return name in registry
 
 
-def entry_of(name: str, *, kind: str) -> Any:
-    """Return the entry of a name, for rooms that may not import the registry's own room."""
-    return registered(kind).find(name)
-
-
 def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Function]:
-    """Register a function under a name that recipes, schemes and the command line know; the function itself stays as it is.
+    """Register a function under a name that recipes, schemes and the command line use; the function itself does not change.
 
     Args:
         name: a name can be taken once.
-        kind: what the function is. A method credits `completion`, `block`, `token` or `step`, or is
-            a `refinement` of another's advantages; the others are `reward`, `outcome`
-            and `segmenter`.
+        kind: what the function is. A method credits `completion`, `block`, `token` or `step`, or is a `refinement` of another's
+            advantages; the others are `reward`, `outcome` and `segmenter`.
         facts: of a method `paper`, `source`, `preset`, `exceptions` (`spanwise.credit.Method`); of a reward `tags`, `blocks`,
             `judged_by` (`spanwise.score.BuiltIn`).
 
@@ -125,38 +121,37 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
 
 
 def imported(path: str, *, what: str) -> Any:
-    """Import the function that a recipe calls `module:function` or `file.py:function`; say on stderr what is about to run."""
-    module, _, name = path.rpartition(":")
-    file = _file(module)
-    _show(path, file or _origin(module))
+    """Import the function that a recipe names as `module:function` or `file.py:function`; first print which code will run."""
+    module_name, _, attribute_path = path.rpartition(":")
+    file = _file(module_name)
+    _show(path, file or _origin(module_name))
     try:
         if file is None:
-            if sys.modules.get(module) in _FILES.values():
-                del sys.modules[module]  # another file was run under this name
+            if sys.modules.get(module_name) in _FILES.values():
+                del sys.modules[module_name]  # another file was run under the same name before
             with _first(Path.cwd()):
-                code = import_module(module)
+                code = import_module(module_name)
             if getattr(code, "__file__", None) is None and code.__spec__ is not None and code.__spec__.origin is None:
-                raise ModuleNotFoundError(name=module)  # the module is a folder
+                raise ModuleNotFoundError(name=module_name)  # a folder without code was imported
         else:
-            code = _run(file, module)
-    except (Exception, SystemExit) as error:  # whatever a stranger's module raises, the user must learn which one it was
+            code = _run(file, module_name)
+    except (Exception, SystemExit) as error:  # a user's module may raise any error, or exit
         reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and file is None and f"{module}.".startswith(f"{error.name}."):
-            file_or_module = "file" if module.endswith(".py") else "module"
-            reason = f"there is no {file_or_module} '{module}' in the current folder '{Path.cwd()}', beside the recipe or installed"
+        if isinstance(error, ModuleNotFoundError) and file is None and f"{module_name}.".startswith(f"{error.name}."):
+            file_or_module = "file" if module_name.endswith(".py") else "module"
+            searched_places = f"in the current folder '{Path.cwd()}', beside the recipe or installed"
+            reason = f"there is no {file_or_module} '{module_name}' {searched_places}"
         raise RecipeError(f"{what} '{path}' cannot be imported: {reason}.") from error
     try:
-        return attrgetter(name)(code)
+        return attrgetter(attribute_path)(code)
     except AttributeError as error:
         functions = [key for key, value in vars(code).items() if callable(value) and not key.startswith("_")]
-        place = f"'{getattr(code, '__file__', module)}'"
-        raise RecipeError(
-            f"{what} '{path}' cannot be imported: {unknown(f'function in {place} called', name, functions)}"
-        ) from error
+        wanted = f"function in '{getattr(code, '__file__', module_name)}' called"
+        raise RecipeError(f"{what} '{path}' cannot be imported: {unknown(wanted, attribute_path, functions)}") from error
 
 
 def _show(path: str, place: Path | None) -> None:
-    """Say once per process, and on the first rank only, whose code is about to run."""
+    """Print where the code lies that is about to run, once per process and on the first rank only."""
     if place is not None and (path, place) not in _SHOWN and os.environ.get("RANK", "0") == "0":
         file_or_folder = "folder" if place.is_dir() else "file"
         print(f"The recipe runs code: {path!r}, from the {file_or_folder} {str(place)!r}.", file=sys.stderr)
@@ -165,58 +160,59 @@ def _show(path: str, place: Path | None) -> None:
 
 def _origin(module: str) -> Path | None:
     """Find the file or folder of a module's package without running it; None if there is none."""
-    package = module.partition(".")[0]
     with _first(Path.cwd()), suppress(ValueError):
-        spec = find_spec(package)
+        spec = find_spec(module.partition(".")[0])
         if spec is not None:
-            places = [*(spec.submodule_search_locations or ()), spec.origin or ""]
-            return next((Path(place) for place in places if Path(place).exists() and place), None)
+            paths = [*(spec.submodule_search_locations or ()), spec.origin or ""]
+            return next((Path(path) for path in paths if Path(path).exists() and path), None)
     return None
 
 
 def seen_from_here(path: str, folder: Path) -> str:
-    """Rewrite a `module:function` of a file in `folder` so that it is found from the current folder."""
-    module, _, name = path.rpartition(":")
-    if not module or _file(module) or (not module.endswith(".py") and _is_installed(module)):
+    """Rewrite `module:function`, where the module is a file in `folder`, so that it is found from the current folder."""
+    module_name, _, function_name = path.rpartition(":")
+    if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path
-    file = folder / (module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
-    return f"{file}:{name}" if file.is_file() else path
+    file = folder / (module_name if module_name.endswith(".py") else f"{module_name.replace('.', '/')}.py")
+    return f"{file}:{function_name}" if file.is_file() else path
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a module or its package is installed; a file of this name that was run here does not count."""
-    top, _, child = module.partition(".")
-    imported_module = sys.modules.get(top)
-    if imported_module is not None:
-        return imported_module not in _FILES.values()
-    spec = find_spec(top)
-    # A folder without __init__.py counts as a package only through its modules.
-    return (spec is not None and (spec.origin is not None or bool(child))) or (bool(child) and (Path.cwd() / top).is_dir())
+    """Return whether a module or its package is installed; a file that was run under this name does not count."""
+    package_name, _, submodule_name = module.partition(".")
+    loaded_module = sys.modules.get(package_name)
+    if loaded_module is not None:
+        return loaded_module not in _FILES.values()
+    spec = find_spec(package_name)
+    # A folder without __init__.py counts as a package only if one of its modules is named.
+    return (spec is not None and (spec.origin is not None or bool(submodule_name))) or (
+        bool(submodule_name) and (Path.cwd() / package_name).is_dir()
+    )
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module in the current folder; None if it holds none."""
+    """Return the file of a module in the current folder; None if there is no such file."""
     file = Path.cwd() / (module if module.endswith(".py") else f"{module}.py")
     return file if file.is_file() else None
 
 
-def _run(file: Path, name: str) -> ModuleType:
-    """Run a file as a module, once per process, whatever else has its name."""
-    imported_module = sys.modules.get(name)
-    if imported_module is not None and Path(getattr(imported_module, "__file__", None) or ".").resolve() == file.resolve():
-        return imported_module
+def _run(file: Path, module_name: str) -> ModuleType:
+    """Run a file as a module, once per process, even if another module has its name."""
+    loaded_module = sys.modules.get(module_name)
+    if loaded_module is not None and Path(getattr(loaded_module, "__file__", None) or ".").resolve() == file.resolve():
+        return loaded_module
     if file.resolve() not in _FILES:
-        spec = spec_from_file_location(name, file)
+        spec = spec_from_file_location(module_name, file)
         assert spec is not None, "a file ending in .py has a loader"
         assert spec.loader is not None, "a file ending in .py has a loader"
         module = module_from_spec(spec)
-        sys.modules.setdefault(name, module)  # dataclasses and pickle look modules up in sys.modules
+        sys.modules.setdefault(module_name, module)  # dataclasses and pickle look for modules there
         try:
             with _first(file.parent):
                 spec.loader.exec_module(module)
         except BaseException:
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
+            if sys.modules.get(module_name) is module:
+                del sys.modules[module_name]
             raise
         _FILES[file.resolve()] = module
     return _FILES[file.resolve()]
@@ -224,7 +220,7 @@ def _run(file: Path, name: str) -> ModuleType:
 
 @contextmanager
 def _first(folder: Path) -> Iterator[None]:
-    """Look for modules in a folder first while the block lasts."""
+    """Search a folder for modules before all others, while the `with` block runs."""
     invalidate_caches()
     sys.path.insert(0, str(folder))
     try:

@@ -1,4 +1,4 @@
-"""`Scheme`: the complete rule of credit, made of a layout, objectives, a method and its options."""
+"""`Scheme`: the complete rule of credit, which consists of a layout, objectives, a method and its options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from spanwise.credit import METHODS, Method, Refinement, method
 from spanwise.credit.registry import preset_rule
-from spanwise.credit.spread import ValuesName, resolved_values, stream_names
+from spanwise.credit.spread import ValuesName, name_streams, resolve_values
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
@@ -19,15 +19,15 @@ from spanwise.score import check_objectives, judge_of, written_out
 from spanwise.score.score import loads_model, measures_of
 from spanwise.segment import SEGMENTERS
 
-#: The task in the `recipe.yaml` of a run that a user's script drives: the file holds the scheme (`Scheme.plain`) and no prompts.
+#: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
 SCRIPT = "own"
-#: Other libraries' names for an option (NeMo-RL's, which also has `gae_lambda_value` for the critic).
+#: Names that other libraries have for our options (this one is NeMo-RL's, which also has `gae_lambda_value` for the critic).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """The complete rule of credit: the blocks, their rewards, how completions are compared and how tokens share the result.
+    """The complete rule of credit: the blocks, their rewards, the comparison of completions, and the shares of tokens.
 
     Attributes:
         method: name of a registered method.
@@ -70,12 +70,12 @@ class Scheme:
 
     def __post_init__(self) -> None:
         _check_layout(self.layout)
-        _check_parts(self.objectives, self.options)
+        _check_kinds(self.objectives, self.options)
         vars(self).update(
             objectives=written_out(self.objectives, self.layout),
-            per=_per(self.per),
-            options=_named(self.options, self.entry),
-            recorded=_names(self.recorded),
+            per=_parse_per(self.per),
+            options=_translate(self.options, self.entry),
+            recorded=_as_set(self.recorded),
         )
         check_objectives(self.objectives, self.layout, recorded=self.recorded)
         _check_objectives_used(self)
@@ -126,7 +126,8 @@ class Scheme:
         entry = method(name)
         if entry.kind == "refinement":
             raise RecipeError(
-                f"Method '{name}' refines the advantages of another method. Write refine: {name} beside one, such as method: grpo."
+                f"Method '{name}' only refines the advantages of another method. Write both, such as method: grpo and "
+                f"refine: {name}."
             )
         if entry.preset is None:
             raise RecipeError(
@@ -136,21 +137,22 @@ class Scheme:
         if objectives is None:
             layout, objectives = preset_rule(entry, layout, calibration, baseline)
         elif calibration is not None or baseline is not None:
-            name, value = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
+            unused_change = f"calibration is '{calibration}'" if calibration is not None else f"baseline is '{baseline}'"
             raise RecipeError(
-                f"{name} is '{value}', but the objectives are given, so it would change nothing; set it in the objectives."
+                f"{unused_change}, but the objectives are given, so it would change nothing; set it in the objectives instead."
             )
-        divisor = entry.preset.per if per is None else per
-        if divisor == "length":
+        per = entry.preset.per if per is None else per
+        if per == "length":
             if longest is None:
                 raise RecipeError(
-                    f"Method '{name}' divides by the longest completion there may be; give it as longest=, or per='completion'."
+                    f"Method '{name}' divides by the length of the longest possible completion. Pass it as longest=, or pass "
+                    f"per='completion'."
                 )
-            divisor = longest
-        modes = (*modes, *(value for value in options.values() if isinstance(value, Mode)))
-        options = {key: value for key, value in options.items() if not isinstance(value, Mode)}
+            per = longest
+        modes = (*modes, *(option for option in options.values() if isinstance(option, Mode)))
+        options = {key: option for key, option in options.items() if not isinstance(option, Mode)}
         refinement = None if refine is None else Refinement.of(refine)
-        return Scheme(name, layout, objectives, divisor, options, _names(recorded), values, modes, refinement)
+        return Scheme(name, layout, objectives, per, options, _as_set(recorded), values, modes, refinement)
 
     @property
     def stages(self) -> tuple[Any, ...]:
@@ -159,7 +161,7 @@ class Scheme:
 
     @cached_property
     def entry(self) -> Method:
-        """The registered method; if it remembers earlier batches, this scheme has its own copy of that memory."""
+        """The registered method; if it remembers earlier batches, this scheme has a memory of its own."""
         return method(self.method).of_a_run()
 
     @property
@@ -170,8 +172,8 @@ class Scheme:
     @property
     def outcome_names(self) -> tuple[str, ...]:
         """The outcomes in `given` that are not objectives, in the order of `Scores.outcome_names`."""
-        names = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
-        return tuple(dict.fromkeys(names))
+        names_in_given = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
+        return tuple(dict.fromkeys(names_in_given))
 
     @property
     def value_names(self) -> tuple[str, ...]:
@@ -185,7 +187,7 @@ class Scheme:
         """
         if "value_nt" not in self.needs:
             return ()
-        return stream_names(self.objectives, self.values) if self.entry.reads_values else ("return",)
+        return name_streams(self.objectives, self.values) if self.entry.reads_values else ("return",)
 
     @property
     def gamma(self) -> float:
@@ -195,13 +197,13 @@ class Scheme:
     @property
     def needs(self) -> frozenset[str]:
         """The fields of a `Batch` that the scheme needs beside token ids, mask and groups."""
-        turn_fields = any(objective.scope == "turn" for objective in self.objectives)
+        has_turn_objective = any(objective.scope == "turn" for objective in self.objectives)
         refine_fields = frozenset() if self.refine is None else self.refine.entry.fields
-        return self.entry.fields | refine_fields | self.reads | (frozenset({"steps"}) if turn_fields else frozenset())
+        return self.entry.fields | refine_fields | self.reads | (frozenset({"steps"}) if has_turn_objective else frozenset())
 
     @property
     def reads(self) -> frozenset[str]:
-        """The fields that `read` needs to find the blocks: log-probabilities, if a segmenter cuts by them."""
+        """The fields of a `Batch` that `read` needs to find the blocks: log-probabilities, if a segmenter cuts by them."""
         return frozenset({"logp_nt"} if any(map(_reads_logp, self.layout.segmenters)) else ())
 
     def check(self, provides: Collection[str], *, at_read: Collection[str] | None = None) -> None:
@@ -225,18 +227,19 @@ class Scheme:
         """
         provided = {*provides, "mask_nt"}
         if self.reads - (provided if at_read is None else set(at_read)):
-            name = next(filter(_reads_logp, self.layout.segmenters))
-            segmenters = ", ".join(sorted(other for other in SEGMENTERS if not _reads_logp(other)))
+            cutting_segmenter = next(filter(_reads_logp, self.layout.segmenters))
+            other_segmenters = ", ".join(sorted(name for name in SEGMENTERS if not _reads_logp(name)))
             raise RecipeError(
-                f"The segmenter '{name}' cuts by log-probabilities (logp_nt), but here completions are read without them. "
-                f"Use a segmenter that needs none: {segmenters}."
+                f"The segmenter '{cutting_segmenter}' cuts by log-probabilities (logp_nt), but here completions are read without "
+                f"them. Use a segmenter that needs none: {other_segmenters}."
             )
         for stage in self.stages:
             stage.check_provided(provided)
         if missing_words := self.entry.lacking(provided):
             runnable = [name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(provided)]
             raise RecipeError(
-                f"Method '{self.method}' needs {missing_words}, which is not there. Methods that can be run: {', '.join(runnable)}."
+                f"Method '{self.method}' needs {missing_words}, which the batches here do not hold. Methods that can be run: "
+                f"{', '.join(runnable)}."
             )
         if "steps" not in provided:
             _refuse(
@@ -256,16 +259,15 @@ class Scheme:
 
     def check_loads(self, engine: str) -> None:
         """Refuse a reward that loads a model (`RecipeError`), for engines whose reward workers have no device for it."""
-        loading = next((one for one in self.objectives if loads_model(one)), None)
-        if loading is not None:
+        if loading := [objective.name for objective in self.objectives if loads_model(objective)]:
             raise RecipeError(
-                f"Objective '{loading.name}' loads a reward model, and the reward workers of {engine} have no device for it. Serve "
+                f"Objective '{loading[0]}' loads a reward model, and the reward workers of {engine} have no device for it. Serve "
                 f"the model, and ask the server in an `async def` of your own; or train with TRL."
             )
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What the rewards measure of themselves, "<objective>/<measure>"."""
+        """The names of what the rewards measure of themselves, such as costs, as "<objective>/<measure>"."""
         return measures_of(self.objectives)
 
     def plain(self) -> dict[str, Any]:
@@ -285,39 +287,41 @@ class Scheme:
 
 
 def _check_layout(layout: Any) -> None:
+    """Refuse a layout that is no `Layout`."""
     if not isinstance(layout, Layout):
         raise RecipeError(
             f"The layout is {layout!r}; write Layout({{'solution': ['answer'], 'confidence': ['confidence']}})."
         )
 
 
-def _check_parts(objectives: Any, options: Any) -> None:
+def _check_kinds(objectives: Any, options: Any) -> None:
     """Refuse `objectives` that are no list of `Objective`, and `options` that are no mapping."""
     is_list = isinstance(objectives, Sequence) and not isinstance(objectives, str)
     bad_entry = next((entry for entry in objectives if not isinstance(entry, Objective)), None) if is_list else objectives
     if bad_entry is not None or not is_list:
         raise RecipeError(
-            f"The objectives are a list of Objective(...), such as [Objective('correct', pays='solution')]; there is {bad_entry!r}."
+            f"The objectives must be a list of Objective(...), such as [Objective('correct', pays='solution')]; got {bad_entry!r}."
         )
     if not isinstance(options, Mapping):
-        raise RecipeError(f"The method's options are {options!r}; write them by name, such as {{'ddof': 0}}.")
+        raise RecipeError(f"The method's options are {options!r}; write each with its name, such as {{'ddof': 0}}.")
 
 
-def _names(names: Collection[str]) -> frozenset[str]:
-    """Return the names as a set; a single string is one name."""
+def _as_set(names: Collection[str]) -> frozenset[str]:
+    """Return names as a set; a single string is one name."""
     return frozenset([names] if isinstance(names, str) else names)
 
 
 def _plain(objective: Objective) -> dict[str, Any]:
-    reward = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
-    outcomes = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
-    entry = {**vars(objective), "reward": reward, "pays": list(objective.pays), "given": outcomes}
-    entry["options"] = dict(objective.options)
-    return {key: value for key, value in entry.items() if value is not None and value not in ({}, [])}
+    """Return an objective as plain data for YAML, without fields that are empty."""
+    reward_name = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
+    given_names = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
+    recipe_entry = {**vars(objective), "reward": reward_name, "pays": list(objective.pays), "given": given_names}
+    recipe_entry["options"] = dict(objective.options)
+    return {key: value for key, value in recipe_entry.items() if value is not None and value not in ({}, [])}
 
 
-def _per(per: Any) -> str | float:
-    """Return `per` as one of its three words or as a positive number."""
+def _parse_per(per: Any) -> str | float:
+    """Return the option `per` as one of its three words or as a positive number; refuse anything else."""
     if per in ("block", "completion", "batch"):
         return str(per)
     with suppress(TypeError, ValueError):
@@ -327,18 +331,19 @@ def _per(per: Any) -> str | float:
 
 
 def _reads_logp(segmenter: str) -> bool:
+    """Return whether a segmenter cuts by log-probabilities."""
     return SEGMENTERS.find(segmenter).reads_logp
 
 
 def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], Any], sentence: str) -> None:
-    """Refuse the first objective for which `wrong` is true; the sentence may use {o}, the objective, and {wrong}, the result."""
+    """Refuse the first objective that has a fault; the sentence may hold {o} for the objective and {fault} for the fault."""
     for objective in objectives:
         if fault := find_fault(objective):
-            raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, wrong=fault)}")
+            raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, fault=fault)}")
 
 
 def _check_objectives_used(scheme: Scheme) -> None:
-    """Refuse a field of an objective that the method would ignore."""
+    """Refuse objectives with a field that the method would ignore."""
     entry, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
     for input_name, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
         if input_name not in entry.inputs:
@@ -351,12 +356,12 @@ def _check_objectives_used(scheme: Scheme) -> None:
     _refuse(
         objectives,
         lambda o: o.baseline not in ("outcome", "blended") and next((n for n in o.outcomes if n != judge_of(o)), None),
-        "is given '{wrong}', but neither its reward nor its baseline looks at it. Use baseline 'outcome' or 'blended', or leave it "
-        "out.",
+        "is given the outcome '{fault}', but neither its reward nor its baseline uses it. Use baseline 'outcome' or 'blended', or "
+        "leave it out.",
     )
     if entry.kind != "block" and not entry.reads_values:
         first = objectives[0]
-        other = next((o for o in objectives if set(o.pays) != set(first.pays)), None)
+        other = next((objective for objective in objectives if set(objective.pays) != set(first.pays)), None)
         if other is not None:
             raise RecipeError(
                 f"Method '{entry.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
@@ -366,42 +371,44 @@ def _check_objectives_used(scheme: Scheme) -> None:
         _refuse(
             objectives,
             lambda o: o.only,
-            f"has only: {{o.only}}, but {method_name} adds all rewards up, so that a completion without this one would get "
-            f"nothing at all. Leave it out, or use method 'bae'.",
+            f"has only: {{o.only}}, but {method_name} adds up all rewards, so a completion without this reward would get nothing "
+            f"at all. Leave it out, or use method 'bae'.",
         )
-    reasons = {
+    why_no_turns = {
         "token": "runs over the tokens of whole rollouts, with one reward at the end. Leave it out, or use method 'gigpo'.",
-        "block": "does not know whose rows it compares: a rollout of many turns would have many votes. Leave it out, or use method "
-        "'bae'.",
+        "block": "cannot tell which rows are turns of one rollout: a rollout of many turns would have many votes. Leave it out, or "
+        "use method 'bae'.",
     }
     if entry.kind == "token" or (entry.kind == "block" and "voter_n" not in entry.inputs):
-        _refuse(objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {reasons[entry.kind]}")
+        _refuse(objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {why_no_turns[entry.kind]}")
     if entry.kind != "block" and "reward_nm" in entry.inputs and "weight_m" not in entry.inputs:
         _refuse(
             objectives,
             lambda o: o.weight != 1.0,
-            f"has the weight {{o.weight}}, but {method_name} takes no weights (weight_m).",
+            f"has the weight {{o.weight}}, but {method_name} takes no weights, so it would change nothing. Leave it out.",
         )
 
 
 def _check_values(scheme: Scheme) -> None:
-    """Refuse `values` if the method reads no values of a critic."""
+    """Refuse the field `values` of a scheme whose method reads no critic."""
     if scheme.values is None:
         return
-    resolved_values(scheme.objectives, scheme.values)
+    resolve_values(scheme.objectives, scheme.values)
     if not scheme.entry.reads_values:
         raise RecipeError(
-            f"values is '{scheme.values}', but method '{scheme.method}' reads no values of a critic for each token, so it would "
+            f"values is '{scheme.values}', but method '{scheme.method}' uses no critic with a value for each token, so it would "
             f"change nothing. Leave it out, or use method 'gae' or 'sae'."
         )
 
 
-def _named(options: Mapping[str, Any], entry: Method) -> dict[str, Any]:
+def _translate(options: Mapping[str, Any], entry: Method) -> dict[str, Any]:
     """Translate option names of other libraries into ours; refuse an option that is given under both names."""
     our_options = dict(options)
     for other, name in _OTHER_NAMES.items():
         if other in our_options and name in entry.options:
             if name in our_options:
-                raise RecipeError(f"'{other}' is another name of '{name}', and both are given; write one of them.")
+                raise RecipeError(
+                    f"'{other}' is another name of the option '{name}', and both are given; remove one of them."
+                )
             our_options[name] = our_options.pop(other)
     return our_options

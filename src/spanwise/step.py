@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from spanwise.batch import Batch, Steps, by_turn
 from spanwise.credit import restrict
-from spanwise.credit.spread import completed
+from spanwise.credit.spread import fill_missing
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.errors import AlignmentError, DataError
 from spanwise.explain.remarks import Watch
@@ -97,7 +97,7 @@ class ReadBatch:
 
         A completion of several turns has the reward of its last turn, or the mean of its turns for an objective of scope "turn".
         """
-        worth_sm, steps = completed(self.reading.scores, scheme.objectives).float(), self.batch.steps
+        worth_sm, steps = fill_missing(self.reading.scores, scheme.objectives).float(), self.batch.steps
         if steps is None:
             return worth_sm
         worth_nm = torch.full((self.completions, worth_sm.shape[1]), torch.nan)

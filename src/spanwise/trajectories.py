@@ -1,4 +1,4 @@
-"""Trajectories in the pipeline: turns become the rows of a `Batch`, and the rows' numbers go back onto the turns."""
+"""Turn trajectories into a `Batch` with one row per turn, and put the numbers of the rows back onto the turns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["onto_turns", "turn_batch"]
 def turn_batch(
     trajectories: Sequence[Trajectory], *, columns: Mapping[str, Sequence[Any]] | None = None
 ) -> tuple[Batch, dict[str, Reward]]:
-    """Build a batch with one row per turn of some trajectories, and collect the rewards that came with them.
+    """Build a batch with one row per turn of the trajectories, and collect the rewards that they hold.
 
     The rows are the responses of the turns, trajectory by trajectory, so that a sampled token stands in one row however many
     branches share it; `Batch.steps` says whose they are. A reward of the outcome stands at the last turn that sampled a token.
@@ -47,47 +47,47 @@ def turn_batch(
         >>> recorded["step_ok"].value_n, recorded["correct"].value_n
         (tensor([1., nan], dtype=torch.float64), tensor([nan, 0.], dtype=torch.float64))
     """
-    silent = next((trajectory for trajectory in trajectories if not trajectory.turns), None)
-    if silent is not None:
+    if without_turns := [trajectory.id for trajectory in trajectories if not trajectory.turns]:
         raise AlignmentError(
-            f"Trajectory {silent.id!r} has no turn, so no row could carry its vote; give it one without tokens, or leave it out."
+            f"Trajectory {without_turns[0]!r} has no turn, so it would have no row and no vote; give it a turn without tokens, or "
+            f"leave it out."
         )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    turn_places = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
-    of_row_s, step_s = torch.tensor(turn_places, dtype=torch.long).reshape(-1, 2).unbind(1)
-    column_rows: dict[str, Sequence[Any]] = {"truncated": [turn.truncated for turn in turns]}
+    turn_ids = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
+    trajectory_s, step_s = torch.tensor(turn_ids, dtype=torch.long).reshape(-1, 2).unbind(1)
+    turn_columns: dict[str, Sequence[Any]] = {"truncated": [turn.truncated for turn in turns]}
     for name, values in (columns or {}).items():
         if len(values) != len(trajectories):
             raise AlignmentError(
                 f"Column '{name}' has {len(values)} values for {len(trajectories)} trajectories; give one to each."
             )
-        column_rows[name] = [values[j] for j, _ in turn_places]
+        turn_columns[name] = [values[j] for j, _ in turn_ids]
     anchors = [turn.anchor for turn in turns]
-    steps = Steps(of_row_s, step_s, anchors if any(anchor is not None for anchor in anchors) else None)
-    group_s = group_index([trajectory.group for trajectory in trajectories])[of_row_s]
-    ids, sampled = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
-    batch = Batch.jagged(ids, group_s, sampled=sampled, columns=column_rows, steps=steps)
-    return batch, _recorded(trajectories)
+    steps = Steps(trajectory_s, step_s, anchors if any(anchor is not None for anchor in anchors) else None)
+    group_s = group_index([trajectory.group for trajectory in trajectories])[trajectory_s]
+    response_ids, masks = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
+    batch = Batch.jagged(response_ids, group_s, sampled=masks, columns=turn_columns, steps=steps)
+    return batch, _collect_rewards(trajectories)
 
 
-def _recorded(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
-    """Collect the rewards of turns, and of outcomes at the last turn, by objective."""
-    rows: list[Mapping[str, float | Status]] = []
+def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
+    """Collect the rewards of each objective, one per turn; a trajectory's own rewards stand at its last sampled turn."""
+    rewards_of_turns: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
         last_turn = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
         for t, turn in enumerate(trajectory.turns):
-            rows.append({**turn.rewards, **(trajectory.rewards if t == last_turn else {})})
-    rewards = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name, Status.UNSCORED) for row in rows]
-        numbers = [None if isinstance(value, Status) else float(value) for value in values]
-        status = [value if isinstance(value, Status) else Status.OK for value in values]
-        rewards[name] = Reward.of(numbers, status=status)
-    return rewards
+            rewards_of_turns.append({**turn.rewards, **(trajectory.rewards if t == last_turn else {})})
+    by_objective = {}
+    for name in dict.fromkeys(name for rewards in rewards_of_turns for name in rewards):
+        rewards = [rewards.get(name, Status.UNSCORED) for rewards in rewards_of_turns]
+        numbers = [None if isinstance(reward, Status) else float(reward) for reward in rewards]
+        statuses = [reward if isinstance(reward, Status) else Status.OK for reward in rewards]
+        by_objective[name] = Reward.of(numbers, status=statuses)
+    return by_objective
 
 
 def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Tensor, "s t"]) -> list[Trajectory]:
-    """Put numbers of the rows of `turn_batch` back onto the tokens of the turns, as an entry of `per_token`.
+    """Put the numbers of the rows of `turn_batch` back onto the tokens of the turns, as an entry of `Turn.per_token`.
 
     Args:
         trajectories: those of the batch, in its order.
@@ -105,15 +105,14 @@ def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Te
         {'advantages': (0.5, 0.0, -1.0)}
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    width = max((len(turn.response_ids) for turn in turns), default=0)
-    if len(turns) != len(value_st) or width > value_st.shape[1]:
+    longest_response = max((len(turn.response_ids) for turn in turns), default=0)
+    if len(turns) != len(value_st) or longest_response > value_st.shape[1]:
         raise AlignmentError(
-            f"'{name}' is {tuple(value_st.shape)} for {len(turns)} turns of up to {width} tokens; give a row to each turn."
+            f"'{name}' is {tuple(value_st.shape)} for {len(turns)} turns of up to {longest_response} tokens; give a row to each "
+            f"turn."
         )
-    credited_turns = iter(
-        [
-            replace(turn, per_token={**turn.per_token, name: tuple(row[: len(turn.response_ids)])})
-            for turn, row in zip(turns, value_st.tolist(), strict=True)
-        ]
+    credited_turns = (
+        replace(turn, per_token={**turn.per_token, name: tuple(row[: len(turn.response_ids)])})
+        for turn, row in zip(turns, value_st.tolist(), strict=True)
     )
     return [replace(one, turns=tuple(islice(credited_turns, len(one.turns)))) for one in trajectories]

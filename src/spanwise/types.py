@@ -1,6 +1,7 @@
-"""The types that every room shares: spans, scores, credit, and the reasons why a value is missing.
+"""The data types that all modules share: spans, scores, credit, and the reasons why a reward or a credit is missing.
 
-Index letters: n completions, t tokens, k blocks, m objectives, o outcomes. Token intervals are half-open.
+The letters at the end of names are indices: n completions, t tokens, k blocks, m objectives, o outcomes. Token intervals are
+half-open.
 """
 
 from __future__ import annotations
@@ -18,56 +19,56 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
-#: The text of a completion by block and tag: `text["solution"]["answer"]`. An absent block maps to None, as does a tag without a
-#: complete pair in its block.
+#: The text of a completion by block and tag, as in `text["solution"]["answer"]`. An absent block is None, and so is a tag that
+#: does not open and close in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
-#: How many rows of a wide table are processed at a time, so that they stay in the cache.
+#: The number of rows of a wide table that are processed at a time, so that they stay in the cache.
 _ROWS = 64
 
 
 @dataclass(frozen=True)
 class ByCompletion:
-    """A dataclass with one row per completion in each tensor whose name ends in an index `n`."""
+    """The base of tables of completions: a field whose index begins with n (`_n`, `_nk`, ...) has one row per completion."""
 
     def take(self: _Table, rows: Any) -> _Table:
-        """Return some of the completions; fields that are not per completion stay as they are.
+        """Return the table for some of the completions, given as a slice or as indices.
 
         >>> scores = Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2))
         >>> scores.take(slice(1, 2)).reward_nm
         tensor([[2.]])
         """
-        fields = {
+        taken_tables = {
             name: part.take(rows) if isinstance(part, ByCompletion) else part[rows] for name, part in self._parts().items()
         }
-        return replace(self, **fields)
+        return replace(self, **taken_tables)
 
     def _parts(self) -> dict[str, Any]:
-        """Return the fields with one row per completion: tensors, and nested tables."""
-        of_n = (name for name in vars(self) if name.rpartition("_")[2].startswith("n"))
-        tensors = {name: getattr(self, name) for name in of_n if isinstance(getattr(self, name), Tensor | np.ndarray)}
+        """Return the fields with one row per completion: tensors, and tables inside this one."""
+        indexed_fields = {name: value for name, value in vars(self).items() if name.rpartition("_")[2].startswith("n")}
+        tensors = {name: value for name, value in indexed_fields.items() if isinstance(value, Tensor | np.ndarray)}
         return tensors | {name: part for name, part in vars(self).items() if isinstance(part, ByCompletion)}
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
-    """Concatenate several tables of completions; fields that are not per completion come from the first.
+    """Concatenate several tables of completions; a field that has no row per completion comes from the first table.
 
     >>> scores = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.zeros(1, 1, 2))
     >>> join_rows([scores, scores]).reward_nm.flatten()
     tensor([1., 1.])
     """
-    joined = {}
-    for name, first in parts[0]._parts().items():
-        columns: list[Any] = [getattr(part, name) for part in parts]
-        if isinstance(first, np.ndarray):
-            joined[name] = np.concatenate(columns)
+    joined_tables = {}
+    for name, first_table in parts[0]._parts().items():
+        tables: list[Any] = [getattr(part, name) for part in parts]
+        if isinstance(first_table, np.ndarray):
+            joined_tables[name] = np.concatenate(tables)
         else:
-            joined[name] = join_rows(columns) if isinstance(first, ByCompletion) else torch.cat(columns)
-    return replace(parts[0], **joined)
+            joined_tables[name] = join_rows(tables) if isinstance(first_table, ByCompletion) else torch.cat(tables)
+    return replace(parts[0], **joined_tables)
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
-    """The text of each block, for completions whose blocks lie in several pieces or in another order than the layout's.
+    """A `BlockText` with the whole text beside it, for completions whose blocks lie in pieces or out of order.
 
     Args:
         blocks: a `BlockText`.
@@ -82,7 +83,7 @@ class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
 
 
 def whole_text(blocks: BlockText) -> str:
-    """Return the whole text of a completion.
+    """Return the whole text of a completion from the text of its blocks.
 
     >>> whole_text({"a": {"": "<a>4</a>", "a": "4"}, "b": None})
     '<a>4</a>'
@@ -95,34 +96,34 @@ def whole_text(blocks: BlockText) -> str:
 
 
 class Status(IntEnum):
-    """Why a reward has its value, or has none. `OK` and `BROKE` go with a number; every other status goes with NaN."""
+    """The reason why a reward has its value, or has none: `OK` and `BROKE` go with a number, every other status with NaN."""
 
     OK = 0
     ABSENT = 1  # the block is missing, or the part of the block that the reward reads
-    UNPARSABLE = 2  # the part exists and cannot be read (a confidence of "high")
-    TIMEOUT = 3  # the check was stopped at its deadline
-    ERROR = 4  # the check raised or its process died
-    UNSCORED = 5  # nobody scored it: a file holds no number, no criterion is about it, it is not compared (`only`)
-    BROKE = 6  # the completion made its own check fail, twice: it is wrong
+    UNPARSABLE = 2  # the part that the reward reads has no readable value (a confidence of "high")
+    TIMEOUT = 3  # the check of the completion was stopped at its deadline
+    ERROR = 4  # the check of the completion raised an error, or its process died
+    UNSCORED = 5  # nobody computed the reward: a file holds no number, no criterion asks for it, or `only` leaves it out
+    BROKE = 6  # the completion made its own check fail twice, so it counts as wrong
 
     @property
     def has_number(self) -> bool:
-        """Whether a reward of this status is a number."""
+        """True if a reward of this status is a number."""
         return self in (Status.OK, Status.BROKE)
 
 
 class Fault(IntFlag):
-    """The faults in the form of one completion; they add up, and 0 is well-formed."""
+    """The faults in the form of a completion, as bits that add up; 0 means that it is well-formed."""
 
     NONE = 0
     MISSING = 1  # a part of the layout is missing: the tag never opens, or the path has no value
-    DUPLICATE = 2  # a part occurs twice: a tag inside its block, or a key of one object
-    ORDER = 4  # a tag stands outside the order of the layout
-    NESTED = 8  # a part opens inside another part, or another part's sign closes the part
+    DUPLICATE = 2  # a tag opens twice in its block, or an object has a key twice
+    ORDER = 4  # the tags are in another order than in the layout
+    NESTED = 8  # a part opens inside another part, or is closed by the sign of another part
     TRUNCATED = 16  # a part opens and never closes
-    EMPTY = 32  # no trainable token at all
-    MORE = 64  # a repeated block has more matches than the layout counts
-    STRADDLED = 128  # a part has no token of its own: its text lies inside a token that began earlier
+    EMPTY = 32  # the completion has no trainable token
+    MORE = 64  # a repeated block has more matches than the layout has blocks for (`most`)
+    STRADDLED = 128  # a part has no token of its own, because its text lies inside a token that began earlier
 
 
 class Zero(IntEnum):
@@ -131,7 +132,7 @@ class Zero(IntEnum):
     words: str
 
     def __new__(cls, number: int, words: str) -> Zero:
-        """Make a member with a number and the reason in plain words."""
+        """Create a member from its number and its words."""
         member = int.__new__(cls, number)
         member._value_, member.words = number, words
         return member
@@ -143,7 +144,7 @@ class Zero(IntEnum):
     UNPAID = 4, "no objective pays the block"
     TIMEOUT = 5, "timeout: the check was stopped at its deadline"
     ERROR = 6, "error: the check raised or its process died"
-    UNSCORED = 7, "unscored: nobody scored it, and that is not the completion's doing"
+    UNSCORED = 7, "unscored: no reward was computed or recorded"
     TRUNCATED = 8, "truncated: the part that the reward reads never closes"
     UNPARSABLE = 9, "unparsable: the part that the reward reads has no readable value"
     ABSENT = 10, "absent: the part that the reward reads is missing"
@@ -151,16 +152,16 @@ class Zero(IntEnum):
     ALL_RIGHT = 12, "unanimous: all right"
     ALL_WRONG = 13, "unanimous: all wrong"
     ALL_EQUAL = 14, "unanimous: all rewards are equal"
-    AT_BASELINE = 15, "at the baseline: the reward is what is expected of it"
+    AT_BASELINE = 15, "at the baseline: the reward equals the baseline, its expected value"
     CANCELLED = 16, "cancelled: several objectives add up to 0"
-    RECORDED = 17, "recorded as 0, while others of the group got something"
+    RECORDED = 17, "recorded as 0, though others of the group got credit"
     NO_SCALE = 18, "no scale: the difference would be divided by 0"
     NO_WEIGHT = 19, "no weight: the objective is only logged"
 
 
 @dataclass(frozen=True)
 class Spans:
-    """The place of each block of each completion, in tokens.
+    """The tokens of each block of each completion.
 
     Attributes:
         names: the K block names, in order.
@@ -177,7 +178,7 @@ class Spans:
 
     @staticmethod
     def of_blocks(names: Sequence[str], block_nt: Int[Tensor, "n t"], fault_n: Int[Tensor, " n"] | None = None) -> Spans:
-        """Build spans from the block of each token: a block reaches from its first token to its last.
+        """Build spans from the block number of each token; a block's interval runs from its first token to its last.
 
         Args:
             names: the K block names.
@@ -192,39 +193,38 @@ class Spans:
         width = block_nt.shape[1]
         start_nk = torch.zeros((len(block_nt), len(names)), dtype=torch.long, device=block_nt.device)
         end_nk = torch.zeros_like(start_nk)
-        for first in range(0, len(block_nt) if width else 0, _ROWS):
-            rows = slice(first, first + _ROWS)
+        for first_row in range(0, len(block_nt) if width else 0, _ROWS):
+            row_range = slice(first_row, first_row + _ROWS)
             for k in range(len(names)):
-                in_block_nt = (block_nt[rows] == k).view(torch.uint8)
-                start_nk[rows, k] = in_block_nt.argmax(dim=1)
-                end_nk[rows, k] = (width - in_block_nt.flip(dims=(1,)).argmax(dim=1)) * in_block_nt.amax(dim=1)
+                in_block_nt = (block_nt[row_range] == k).view(torch.uint8)
+                start_nk[row_range, k] = in_block_nt.argmax(dim=1)
+                end_nk[row_range, k] = (width - in_block_nt.flip(dims=(1,)).argmax(dim=1)) * in_block_nt.amax(dim=1)
         fault_n = torch.zeros(len(block_nt), dtype=torch.long, device=block_nt.device) if fault_n is None else fault_n
         return Spans(tuple(names), start_nk, end_nk, block_nt, fault_n)
 
     @cached_property
     def length_nk(self) -> Int[Tensor, "n k"]:
-        """|T_k|: the number of trainable tokens of each block."""
+        """The number of trainable tokens of each block, |T_k| in equations."""
         length_nk = torch.zeros(self.start_nk.shape, dtype=torch.long, device=self.block_nt.device)
-        for part_nk, part_nt in zip(length_nk.split(_ROWS), self.block_nt.split(_ROWS), strict=True):
+        for rows_nk, rows_nt in zip(length_nk.split(_ROWS), self.block_nt.split(_ROWS), strict=True):
             for k in range(len(self.names)):
-                part_nk[:, k] = (part_nt == k).view(torch.uint8).sum(dim=1, dtype=torch.int32)
+                rows_nk[:, k] = (rows_nt == k).view(torch.uint8).sum(dim=1, dtype=torch.int32)
         return length_nk
 
     @property
     def present_nk(self) -> Bool[Tensor, "n k"]:
-        """Whether the completion has the block: it holds at least one trainable token."""
+        """True for each block that the completion has, that is, with at least one trainable token."""
         return self.length_nk > 0
 
     @cached_property
     def interleaved(self) -> bool:
-        """Whether a block of some completion lies in several pieces, with tokens of other blocks between them."""
+        """True if a block of some completion lies in several pieces, with tokens of other blocks between them."""
         for block_nt in self.block_nt.split(_ROWS):
-            before_nt = torch.cat([torch.full_like(block_nt[:, :1], -1), block_nt], dim=1)
-            before_nt = before_nt.cummax(dim=1).values  # a lower block number after a higher one
-            back_n = ((block_nt >= 0) & (block_nt < before_nt[:, :-1])).any(dim=1)
-            for row in back_n.nonzero().flatten().tolist():
-                blocks = block_nt[row][block_nt[row] >= 0].unique_consecutive()
-                if len(blocks) > len(blocks.unique()):
+            highest_before_nt = torch.cat([torch.full_like(block_nt[:, :1], -1), block_nt], dim=1).cummax(dim=1).values
+            goes_back_n = ((block_nt >= 0) & (block_nt < highest_before_nt[:, :-1])).any(dim=1)
+            for row in goes_back_n.nonzero().flatten().tolist():
+                block_order = block_nt[row][block_nt[row] >= 0].unique_consecutive()
+                if len(block_order) > len(block_order.unique()):
                     return True
         return False
 
@@ -266,12 +266,14 @@ class Scores(ByCompletion):
     measures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        columns = 0 if self.outcome_no is None else self.outcome_no.shape[1]
-        if columns != len(self.outcome_names):
-            raise AlignmentError(f"There are {len(self.outcome_names)} names for {columns} outcomes.")
+        outcome_columns = 0 if self.outcome_no is None else self.outcome_no.shape[1]
+        if outcome_columns != len(self.outcome_names):
+            raise AlignmentError(
+                f"There are {len(self.outcome_names)} names for {outcome_columns} outcomes; give one to each."
+            )
 
     def outcome(self, name: str) -> Float[Tensor, " n"]:
-        """Return the outcome `name` of every completion: the reward of that name, else the outcome that is no reward.
+        """Return the outcome called `name` of every completion; it may be a reward or a column of `outcome_no`.
 
         Raises:
             RecipeError: there is neither.
@@ -323,28 +325,26 @@ class Comparison(ByCompletion):
     about_nm: Int[Tensor, "n m"]
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
-        """Take this comparison where the mask is true, and the other one elsewhere."""
+        """Return this comparison where the mask is true, and the other one where it is false."""
         return Comparison(**{name: torch.where(mask_nm, table, getattr(other, name)) for name, table in vars(self).items()})
 
     @staticmethod
     def joined(columns: Sequence[Comparison]) -> Comparison:
-        """Put several comparisons of the same completions side by side."""
+        """Join several comparisons of the same completions, one behind the other as columns."""
         return Comparison(
             **{name: torch.cat([getattr(column, name) for column in columns], dim=1) for name in vars(columns[0])}
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with reasons that fit other advantages: a reason only where the advantage is 0."""
+        """Return the comparison of other advantages, with a reason only for those that are 0."""
         credited = int(Zero.CREDITED)
-        still_nm = torch.where(self.reason_nm == credited, int(Zero.AT_BASELINE), self.reason_nm)
-        return replace(self, reason_nm=torch.where(adv_nm != 0, credited, still_nm))
+        zero_reason_nm = torch.where(self.reason_nm == credited, int(Zero.AT_BASELINE), self.reason_nm)
+        return replace(self, reason_nm=torch.where(adv_nm != 0, credited, zero_reason_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
         """Return the comparison without baseline and divisor, for advantages that no single baseline gives."""
-        nothing_nm = torch.full_like(self.baseline_nm, torch.nan)
-        return replace(
-            self, baseline_nm=nothing_nm, divisor_nm=nothing_nm, averaged_nm=torch.zeros_like(self.averaged_nm)
-        ).fitting(adv_nm)
+        nan_nm, zero_nm = torch.full_like(self.baseline_nm, torch.nan), torch.zeros_like(self.averaged_nm)
+        return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
         """Return the comparison of advantages that were shifted by a number and then divided by another."""
@@ -405,15 +405,17 @@ class Credit(ByCompletion):
         return bool(self.signal_n().any())
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-        """Mark the completions with a credit beyond the tolerance: in a block, at a token or for the decision to stop."""
+        """Mark the completions in which a block, a token or the decision to stop has more credit than the tolerance."""
         tables = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n[:, None], self.refined_nt)
-        # Flags take an eighth of the memory of sizes, and NaN is beyond every tolerance.
-        flags = [~((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in tables if table is not None]
-        return torch.stack(flags).any(dim=0)
+        # Two comparisons need less memory than a table of absolute values, and NaN is beyond every tolerance.
+        has_signal = [~((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in tables if table is not None]
+        return torch.stack(has_signal).any(dim=0)
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:
-        """The advantages and what they were compared with; an `AlignmentError` if this credit does not know it."""
+        """The advantages and their comparison; an `AlignmentError` if this credit does not hold them."""
         if self.adv_nm is None or self.comparison is None:
-            raise AlignmentError("This credit does not know what it was compared with; take it from pipeline.credit_batch.")
+            raise AlignmentError(
+                "This credit holds no comparison of its advantages; take a credit from pipeline.credit_batch."
+            )
         return self.adv_nm, self.comparison

@@ -1,4 +1,4 @@
-"""Why a token trains with exactly 0: one reason for every such token, so that the counts add up."""
+"""Find the reason for every token that trains with exactly 0, one per token, so that the counts add up."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from spanwise.types import Credit, Zero
 
 __all__ = ["Count", "Zero", "Zeros", "key_of", "reason_of", "recorded_reasons", "tally_zeros", "zero_reasons"]
 
-#: A key is a reason times this number, plus the number of its objective from 1 on (0: none), so that keys sort as reasons do.
+#: A reason and its objective make one integer, the key: reason * 4096 + number of the objective + 1. Keys sort as reasons do.
 _OBJECTIVES = 4096
 
 
 def key_of(reason: Zero, objective: int = -1) -> int:
-    """Return the key of a reason about the objective with the given number, -1 for none.
+    """Return the integer that stands for a reason and the number of the objective that it is about; -1: no objective.
 
     Example:
         >>> reason_of(key_of(Zero.ABSENT, 2)).name
@@ -31,7 +31,7 @@ def key_of(reason: Zero, objective: int = -1) -> int:
 
 
 def reason_of(key: int) -> Zero:
-    """Return the reason that a key stands for.
+    """Return the reason that an integer made by `key_of` stands for.
 
     Example:
         >>> reason_of(key_of(Zero.UNPAID)).words
@@ -61,7 +61,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Zeros:
-    """The reason of every token of N completions; tokens lie end to end.
+    """The reason of every token of N completions; the tokens of all completions lie one behind the other.
 
     Attributes:
         names: the objectives.
@@ -76,24 +76,25 @@ class Zeros:
     key_n: Int[Tensor, " n"]
 
     def objective(self, key: int) -> str:
-        """Return the name of the objective that a key is about; an empty text if there is none."""
+        """Return the name of the objective that the reason of a key is about; an empty text if there is none."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int = 3) -> list[Count]:
-        """Count each reason, in the order of `Zero`: tokens add up to all tokens, completions to all completions."""
-        counts = []
+        """Count the tokens and completions of each reason, in the order of `Zero`, with a few example rows."""
+        counts: list[Count] = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
             has_key_v, has_key_n = self.key_v == key, self.key_n == key
             rows = has_key_n.nonzero().flatten() if bool(has_key_n.any()) else self.row_v[has_key_v].unique()
-            examples_i = tuple(rows[:examples].tolist())
-            counts.append(Count(reason_of(key), self.objective(key), int(has_key_v.sum()), int(has_key_n.sum()), examples_i))
+            token_count, completion_count = int(has_key_v.sum()), int(has_key_n.sum())
+            reason, objective, first_rows = reason_of(key), self.objective(key), tuple(rows[:examples].tolist())
+            counts.append(Count(reason, objective, token_count, completion_count, first_rows))
         return counts
 
 
 def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
-    """Say why a token of each block would get nothing, if it does.
+    """Return for each block the key of the reason why its tokens get 0, if they get 0.
 
-    Of several objectives that pay a block the reason is the first one in the order of `Zero`, then of the objectives.
+    If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives.
 
     Example:
         >>> from spanwise import Batch, Layout, Vocabulary, credit_batch, read
@@ -104,19 +105,18 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
         >>> [reason_of(key).name for key in reasons.flatten().tolist()]
         ['ALL_RIGHT', 'ALL_RIGHT', 'SINGLETON']
     """
-    comparison, cancelled = found.explained[1], key_of(Zero.CANCELLED)
-    # A block with credit gets 0 in the sum because another objective takes the credit away again.
-    key_nm = torch.where(
-        comparison.reason_nm == int(Zero.CREDITED), cancelled, comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
-    )
+    comparison, cancelled_key = found.explained[1], key_of(Zero.CANCELLED)
+    key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
+    # If an objective credits a block that gets 0 in all, the other objectives cancel its credit.
+    key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, key_nm)
     key_nm = key_nm.expand(-1, len(scheme.objectives))
-    result_nk = torch.full((len(key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
+    key_nk = torch.full((len(key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
     for k, name in enumerate(scheme.layout.names):
-        columns = [m for m, objective in enumerate(scheme.objectives) if name in objective.pays and objective.weight != 0]
-        if columns:
-            reason_nm = key_nm[:, columns]
-            result_nk[:, k] = torch.where((reason_nm == cancelled).any(dim=1), cancelled, reason_nm.amin(dim=1))
-    return result_nk
+        paying_columns = [m for m, o in enumerate(scheme.objectives) if name in o.pays and o.weight != 0]
+        if paying_columns:
+            is_cancelled_n = (key_nm[:, paying_columns] == cancelled_key).any(dim=1)
+            key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, key_nm[:, paying_columns].amin(dim=1))
+    return key_nk
 
 
 def recorded_reasons(
@@ -126,31 +126,31 @@ def recorded_reasons(
     reward_n: Float[Tensor, " n"] | None = None,
     rollout_n: Int[Tensor, " n"] | None = None,
 ) -> Int[Tensor, "n k"]:
-    """Say why a trainer gave a token nothing, as far as what it recorded shows that.
+    """Return the keys of the reasons why tokens get 0, as far as the numbers that a trainer recorded show them.
 
-    `credit_nk` is NaN where it recorded nothing; `reward_n`, if there is one, says what is right.
+    `credit_nk` is NaN where the trainer recorded no credit; `reward_n`, if given, shows which completions are right.
 
     Example:
         >>> keys = recorded_reasons(torch.zeros(3, 1), torch.tensor([0, 0, 1]), reward_n=torch.tensor([0.0, 0.0, 1.0]))
         >>> [reason_of(key).name for key in keys.flatten().tolist()]
         ['ALL_WRONG', 'ALL_WRONG', 'SINGLETON']
     """
-    moved_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
+    largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
     group_n = group_index(group_n)
-    all_members = compare_in_strata(torch.ones_like(group_n).double(), group_n, voter_n=rollout_n).comparison
-    size_n = all_members.members_nm[:, 0]
+    group_comparison = compare_in_strata(torch.ones_like(group_n).double(), group_n, voter_n=rollout_n).comparison
+    group_size_n = group_comparison.members_nm[:, 0]
     key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL), dtype=torch.long)
     if reward_n is not None:
         reward_n = reward_n.double().where(reward_n.isfinite(), torch.nan)
-        groups, known_n = moments(reward_n, group_n), ~reward_n.isnan()
-        comparison = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
-        agree_n = groups.constant_n() & (comparison.members_nm[:, 0] == size_n)
-        verdict_n = torch.where(groups.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
-        if not bool(((reward_n == 0) | (reward_n == 1) | ~known_n).all()):
-            verdict_n = torch.full_like(key_n, key_of(Zero.ALL_EQUAL, 0))
-        key_n = torch.where(agree_n, verdict_n, key_n)
-    key_n = torch.where(moments(moved_n, group_n).mean_n() > 0, key_of(Zero.RECORDED), key_n)
-    key_n = torch.where(size_n < 2, key_of(Zero.SINGLETON), key_n)
+        reward_moments, has_reward_n = moments(reward_n, group_n), ~reward_n.isnan()
+        reward_comparison = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
+        is_unanimous_n = reward_moments.constant_n() & (reward_comparison.members_nm[:, 0] == group_size_n)
+        verdict_key_n = torch.where(reward_moments.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
+        if not bool(((reward_n == 0) | (reward_n == 1) | ~has_reward_n).all()):
+            verdict_key_n = torch.full_like(key_n, key_of(Zero.ALL_EQUAL, 0))
+        key_n = torch.where(is_unanimous_n, verdict_key_n, key_n)
+    key_n = torch.where(moments(largest_credit_n, group_n).mean_n() > 0, key_of(Zero.RECORDED), key_n)
+    key_n = torch.where(group_size_n < 2, key_of(Zero.SINGLETON), key_n)
     return torch.where(credit_nk.isnan(), key_of(Zero.UNSCORED), key_n[:, None])
 
 
@@ -164,7 +164,7 @@ def tally_zeros(
     trainable_v: Bool[Tensor, " v"] | None = None,
     learned_n: Bool[Tensor, " n"] | None = None,
 ) -> Zeros:
-    """Give every token its reason, and every completion the reason of most of its tokens.
+    """Find the reason of every token that gets 0; a completion has the reason of most of its tokens.
 
     Args:
         block_nk: what a token of block k of completion n would have as its reason, see `zero_reasons`.
@@ -182,10 +182,12 @@ def tally_zeros(
         [('MASKED', '', 1, 0), ('ALL_WRONG', 'correct', 2, 2)]
     """
     if not len(advantage_v) == len(block_v) == len(row_v):
-        raise AlignmentError(f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows.")
+        raise AlignmentError(
+            f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows; give one of each per token."
+        )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    of_block_v = block_nk[row_v, block_v.long().clamp(min=0)] if block_nk.shape[1] else torch.zeros_like(row_v)
-    key_v = torch.where(block_v >= 0, of_block_v, key_of(Zero.UNPAID))
+    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)] if block_nk.shape[1] else torch.zeros_like(row_v)
+    key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),
         (None if learned_n is None else ~learned_n[row_v], Zero.LEFT_OUT),
@@ -194,13 +196,13 @@ def tally_zeros(
     ):
         key_v = key_v if applies_v is None else torch.where(applies_v, key_of(reason), key_v)
     key_n = torch.full((len(block_nk),), key_of(Zero.EMPTY), dtype=torch.long)
-    if len(key_v):  # a completion has the reason of most of its tokens; CREDITED if any token has credit
-        pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)
-        row_p, key_p = pair_p.T
-        # A tool's tokens count only if the model wrote nothing.
+    if len(key_v):
+        row_key_pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)
+        row_p, key_p = row_key_pair_p.T
+        # A completion is MASKED only if it has no other token, and CREDITED if any token has credit.
         rank_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)
         rank_p = torch.where(key_p == key_of(Zero.CREDITED), len(key_v) + 1, rank_p)
-        most_n = torch.zeros_like(key_n).scatter_reduce(0, row_p, rank_p, "amax")
-        wins_p = rank_p == most_n[row_p]
-        key_n = key_n.scatter_reduce(0, row_p[wins_p], key_p[wins_p], "amin", include_self=False)
+        highest_rank_n = torch.zeros_like(key_n).scatter_reduce(0, row_p, rank_p, "amax")
+        has_highest_rank_p = rank_p == highest_rank_n[row_p]
+        key_n = key_n.scatter_reduce(0, row_p[has_highest_rank_p], key_p[has_highest_rank_p], "amin", include_self=False)
     return Zeros(tuple(names), key_v, row_v, key_n)

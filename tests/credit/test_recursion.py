@@ -75,4 +75,6 @@ def test_errors_of_the_recursion(unchecked_shapes, error, says, call):
 
 def test_the_scratch_does_not_grow_with_the_batch():
     for n, t in ((1 << 13, 1 << 12), (1 << 15, 1 << 14), (1, 1 << 20)):
-        assert max((rows.stop - rows.start) * (cols.stop - cols.start) for rows, cols in recursion._blocks(n, t)) <= 1 << 18
+        assert (
+            max((rows.stop - rows.start) * (cols.stop - cols.start) for rows, cols in recursion._cut_blocks(n, t)) <= 1 << 18
+        )

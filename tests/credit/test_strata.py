@@ -6,15 +6,15 @@ import torch
 from credit_batches import PAIR, SAME
 from helpers import NAN, assert_close, double
 from spanwise.credit import advantage, centred, moments, refine
-from spanwise.credit.baselines import excess_variance_elsewhere, precision_mean
-from spanwise.credit.strata import compare_in_strata, standardised, standardised_tokens, weighted
+from spanwise.credit.baselines import average_by_precision, excess_variance_elsewhere
+from spanwise.credit.strata import compare_in_strata, standardise, standardise_tokens, weighted
 from spanwise.errors import AlignmentError, RecipeError
 
 
 def test_precision_mean():
     # (1/1 + 4/2) / (1/1 + 1/2) = 2; an estimate or a variance that is absent leaves the other one, both leave nothing.
     estimate_en, variance_en = double([[1, 1, 1, NAN], [4, NAN, 4, 2]]), double([[1, 1, 1, 1], [2, 1, NAN, NAN]])
-    assert_close(precision_mean(estimate_en, variance_en), [2.0, 1.0, 1.0, NAN], equal_nan=True)
+    assert_close(average_by_precision(estimate_en, variance_en), [2.0, 1.0, 1.0, NAN], equal_nan=True)
 
 
 def test_excess_variance_of_the_other_strata():
@@ -35,10 +35,10 @@ def test_a_reward_of_weight_0_adds_0_even_if_it_is_absent():
 def test_standardised_with_weights_and_tokens():
     # The mean is (3 + 3) / 4 = 1.5 and the variance (3 x 0.25 + 2.25) / 4 = 0.75.
     assert_close(
-        standardised(torch.tensor([1.0, 3.0]), weight_n=torch.tensor([3.0, 1.0]), ddof=0)[0], [-0.5774, 1.7321], 1e-4
+        standardise(torch.tensor([1.0, 3.0]), weight_n=torch.tensor([3.0, 1.0]), ddof=0)[0], [-0.5774, 1.7321], 1e-4
     )
     mask_nt = torch.tensor([[True, False], [True, True]])
-    token_nt = standardised_tokens(torch.tensor([[1.0, 9.0], [0.0, 0.0]]), mask_nt, ddof=0)
+    token_nt = standardise_tokens(torch.tensor([[1.0, 9.0], [0.0, 0.0]]), mask_nt, ddof=0)
     assert_close(token_nt.double(), [[1.4142, 0.0], [-0.7071, -0.7071]], 1e-4)
 
 
@@ -53,15 +53,15 @@ def test_token_whitening_over_many_rows_survives_an_offset_and_poison():
     for poison in (NAN, 1e9):
         poisoned_nt = torch.where(mask_nt, value_nt, poison)
         before_nt = poisoned_nt.clone()
-        whitened_nt = standardised_tokens(poisoned_nt, mask_nt, eps=0.0)
+        whitened_nt = standardise_tokens(poisoned_nt, mask_nt, eps=0.0)
         torch.testing.assert_close(poisoned_nt, before_nt, atol=0, rtol=0, equal_nan=True)
         assert_close(whitened_nt, expected_nt, 1e-8)
         assert whitened_nt.masked_select(~mask_nt).abs().sum() == 0
     small_nt = (value_nt - 1e6).float()
-    result_nt = standardised_tokens(small_nt, mask_nt, eps=0.0)
+    result_nt = standardise_tokens(small_nt, mask_nt, eps=0.0)
     assert result_nt.dtype == torch.float32
     torch.testing.assert_close(result_nt.double(), expected_nt, atol=1e-5, rtol=0)
-    assert standardised_tokens(small_nt, torch.zeros_like(mask_nt)).abs().sum() == 0
+    assert standardise_tokens(small_nt, torch.zeros_like(mask_nt)).abs().sum() == 0
 
 
 def test_weighted_mean():
@@ -83,9 +83,9 @@ def test_numbers_of_strata_may_be_large_and_leave_gaps():
 
 
 def test_what_is_constant_has_no_scale():
-    assert standardised(torch.full((5,), 0.7), eps=1e-6)[2] == 0.0
-    assert standardised(torch.tensor([0.7, NAN]), eps=1e-6)[2] == 0.0
-    assert standardised(torch.full((5,), 0.7), shift=False, eps=1e-6)[0].tolist() == [0.0] * 5
+    assert standardise(torch.full((5,), 0.7), eps=1e-6)[2] == 0.0
+    assert standardise(torch.tensor([0.7, NAN]), eps=1e-6)[2] == 0.0
+    assert standardise(torch.full((5,), 0.7), shift=False, eps=1e-6)[0].tolist() == [0.0] * 5
 
 
 def test_two_are_enough_for_a_sample_standard_deviation():
@@ -111,18 +111,18 @@ def test_defaults_of_whitening_tokens_and_rows_without_any():
     mask_nt = torch.tensor([[True, True, False]])
     for step in (2.0, 2e-4):
         expected = step / 2 / (step**2 / 2 + 1e-8) ** 0.5
-        assert_close(standardised_tokens(double([[0, step, NAN]]), mask_nt), [[-expected, expected, 0.0]], 1e-9)
+        assert_close(standardise_tokens(double([[0, step, NAN]]), mask_nt), [[-expected, expected, 0.0]], 1e-9)
     mask_nt = torch.zeros(70, 2, dtype=torch.bool)
     mask_nt[[33, 69]] = True  # the first 32 rows, which are read together, hold nothing
     value_nt = torch.where(mask_nt, 0.0, NAN).double()
     value_nt[69] = 2.0
-    result = standardised_tokens(value_nt, mask_nt, ddof=0, eps=0.0)
+    result = standardise_tokens(value_nt, mask_nt, ddof=0, eps=0.0)
     assert_close(result[[0, 33, 69]], [[0.0, 0.0], [-1.0, -1.0], [1.0, 1.0]], 1e-12)
 
 
 def test_without_a_degree_of_freedom_nothing_is_scaled():
     value_n = torch.tensor([0.0, 2.0], dtype=torch.float64)
-    for made_n in (standardised(value_n[1:], eps=1.0)[0], standardised(value_n, ddof=2, eps=1.0)[0]):
+    for made_n in (standardise(value_n[1:], eps=1.0)[0], standardise(value_n, ddof=2, eps=1.0)[0]):
         assert made_n.abs().sum() == 0
     assert_close(moments(value_n, SAME, weight_n=torch.tensor([0.375, 0.125])).mean_n(), [0.5, 0.5], 1e-12)
 

@@ -24,7 +24,7 @@ from spanwise import (
 )
 from spanwise.credit import gae, value_target
 from spanwise.credit.assign import assign
-from spanwise.credit.spread import on_last_token, reward_streams, summed
+from spanwise.credit.spread import put_on_last_token, reward_streams, sum_rewards
 from spanwise.pipeline import metrics, streams
 from spanwise.types import Status
 
@@ -243,9 +243,9 @@ def test_one_reward_for_all_blocks_is_what_it_was(count, dtype):
     reading = reading_of(block_nt, reward_nm, names=THREE.names, rewards=scheme.names)
     reading.scores.reward_nm[3, 0], reading.scores.status_nm[3, 0] = NAN, ERROR
     value_nt = value_nts[..., 0].to(dtype)
-    sum_n = summed(reading.scores, objectives)
+    sum_n = sum_rewards(reading.scores, objectives)
     mask_nt = (block_nt >= 0) & ~sum_n.isnan()[:, None]
-    before_nt = gae(on_last_token(sum_n, mask_nt), value_nt, mask_nt)
+    before_nt = gae(put_on_last_token(sum_n, mask_nt), value_nt, mask_nt)
     for given in (value_nt, value_nt[..., None]):
         found = credit_batch(reading, Batch(torch.zeros(24).long(), mask_nt=block_nt >= 0, value_nt=given), scheme)
         assert found.token_nt.dtype == before_nt.dtype

@@ -165,7 +165,7 @@ def line(step, **shown):
     ("metric", "share", "calm", "said"),
     [
         ("malformed", 0.51, 0.5, "of the completions are malformed: tags or fields are missing"),
-        ("brier__reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'. Usually they leave its block out"),
+        ("brier__reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'. Usually they leave out its block"),
         ("unanimous", 0.91, 0.9, "of the groups are unanimous: under no objective does a completion differ"),
         ("brier__dead_strata", 0.96, 0.95, "of the strata of 'brier' are dead"),
         ("no_signal", 1.0, 0.0, "of the batches taught nothing: every advantage is 0."),

@@ -1,4 +1,4 @@
-"""From rewards to advantages: baselines, methods and `spread`. Pure functions on tensors."""
+"""Turn rewards into advantages with baselines, methods and `spread`, which are pure functions on tensors."""
 
 from spanwise.credit.assign import assign
 from spanwise.credit.baselines import Advantage, advantage, blended_baseline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,18 +12,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.baselines import advantage_columns
+from spanwise.credit.baselines import compare_columns
 from spanwise.credit.registry import FACTS, Method
 from spanwise.credit.registry import method as find
 from spanwise.credit.spread import (
     Streams,
     ValuesName,
-    completed,
+    fill_missing,
     left_out,
-    on_last_token,
     paid_blocks,
+    put_on_last_token,
     reward_streams,
-    summed,
+    sum_rewards,
     weights,
 )
 from spanwise.credit.strata import Explained, call_explained, compare_in_strata, first_of, group_index, moments
@@ -94,156 +95,151 @@ def assign(
     entry = find(method) if isinstance(method, str) else method
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
     paid_mk = paid_blocks(objectives, block_names, present_nk.device)
-    group_n = group_index(group_n)  # methods get dense ids, never negative or large ones
-    data, min_size, whole_nm = dict(inputs or {}), options.get("min_stratum", 2), completed(scores, objectives)
-    truncated_n, mask_nt = data.pop("truncated_n", None), data.get("mask_nt")
-    ask = partial(_ask, entry, group_n, options)
+    group_n = group_index(group_n)  # methods rely on group ids that run from 0 without gaps
+    inputs, filled_nm = dict(inputs or {}), fill_missing(scores, objectives)
+    truncated_n, mask_nt = inputs.pop("truncated_n", None), inputs.get("mask_nt")
+    run_method, min_stratum = partial(_run_method, entry, group_n, options), options.get("min_stratum", 2)
     stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
-    token_nt, names, grouped = None, tuple(objective.name for objective in objectives), True
+    comparison_names, in_groups, token_nt = tuple(objective.name for objective in objectives), True, None
     if entry.kind == "block":
-        value_nm = scores.reward_nm if "if_missing_k" in entry.inputs else whole_nm
-        facts = _facts(scores, objectives)
-        adv_nm, comparison = ask({**data, **facts, "reward_nk": value_nm, "reward_nm": value_nm}, value_nm.shape)
-        left_out_nm = left_out(scores)
-        adv_nm = torch.where(scores.reward_nm.isnan() & ~left_out_nm, 0.0, adv_nm.double())
+        reward_nm = scores.reward_nm if "if_missing_k" in entry.inputs else filled_nm
+        is_left_out_nm = left_out(scores)
+        inputs |= {**_collect_inputs(scores, objectives), "reward_nk": reward_nm, "reward_nm": reward_nm}
+        adv_nm, comparison = run_method(inputs, reward_nm.shape)
+        adv_nm = torch.where(scores.reward_nm.isnan() & ~is_left_out_nm, 0.0, adv_nm.double())
         if comparison is None:
-            outcomes = [facts["outcome_no"][:, columns] if columns else None for columns in facts["given_k"]]
-            by_column = {"baseline": facts["baseline"], "outcome_no": outcomes, "back_off": facts["back_off_k"]}
-            comparison = advantage_columns(value_nm, group_n, by_column, min_stratum=min_size).comparison.unexplained(adv_nm)
+            outcomes_m = [inputs["outcome_no"][:, columns] if columns else None for columns in inputs["given_k"]]
+            options_m = {"baseline": inputs["baseline"], "outcome_no": outcomes_m, "back_off": inputs["back_off_k"]}
+            comparison = compare_columns(reward_nm, group_n, options_m, min_stratum=min_stratum).comparison
+            comparison = comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
         block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_n.device)
-        for m, paid_k in enumerate(paid_mk):  # a loop, because the order of a sum changes its last digits
-            part_n = weight_m[m] * adv_nm[:, m]
-            block_nk[:, paid_k] += part_n[:, None]
-            stop_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~left_out_nm[:, m], 0.0, part_n)
-        explained = objective_reasons(comparison, scores, objectives, value_nm, truncated_n=truncated_n)
+        for m, paid_k in enumerate(paid_mk):  # a matrix product would add in another order and change the last digits
+            weighted_adv_n = weight_m[m] * adv_nm[:, m]
+            block_nk[:, paid_k] += weighted_adv_n[:, None]
+            stop_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~is_left_out_nm[:, m], 0.0, weighted_adv_n)
+        final_comparison = explain_objectives(comparison, scores, objectives, reward_nm, truncated_n=truncated_n)
     else:
-        reward_n = summed(scores, objectives)
-        value_nm, comparison = reward_n[:, None], None
-        data |= {
-            "reward_n": reward_n,
-            "reward_s": reward_n,
-            "reward_nm": whole_nm,
-            "weight_m": weights(objectives, reward_n),
-        }
-        if mask_nt is not None:  # a completion without a reward takes no part
-            data["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
-            data["reward_nt"] = on_last_token(reward_n, data["mask_nt"])
+        reward_n, comparison = sum_rewards(scores, objectives), None
+        reward_nm, weight_m = reward_n[:, None], weights(objectives, reward_n)
+        inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_nm, "weight_m": weight_m}
+        if mask_nt is not None:  # the tokens of completions without a reward are masked
+            inputs["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
+            inputs["reward_nt"] = put_on_last_token(reward_n, inputs["mask_nt"])
         if entry.kind == "token":
-            if data.get("block_nt") is None:
+            block_nt, streams = inputs.get("block_nt"), None
+            if block_nt is None:
                 raise RecipeError(
-                    f"Method '{entry.name}' credits every token on its own and must know in which block it lies; give the "
-                    f"reading with its spans, or block_nt."
+                    f"Method '{entry.name}' credits each token separately, so it must know the block of each. Pass the reading "
+                    f"with its spans, or block_nt."
                 )
-            streams = None
-            if entry.reads_values and mask_nt is not None and data.get("value_nt") is not None:
-                dtype = torch.promote_types(data["value_nt"].dtype, torch.float32)
-                where = block_names, data["block_nt"], mask_nt
-                streams = reward_streams(scores, objectives, *where, values=values, dtype=dtype)
-            token_nt, stop_n = _over_tokens(ask, data, streams, stop_n)
-            in_block_knt = [data["block_nt"] == k for k in range(len(block_names))]
-            means = [
-                torch.where(in_nt, token_nt.double(), 0.0).sum(dim=1) / in_nt.sum(dim=1).clamp(min=1)
-                for in_nt in in_block_knt
+            if entry.reads_values and mask_nt is not None and inputs.get("value_nt") is not None:
+                dtype = torch.promote_types(inputs["value_nt"].dtype, torch.float32)
+                streams = reward_streams(scores, objectives, block_names, block_nt, mask_nt, values=values, dtype=dtype)
+            token_nt, stop_n = _run_over_streams(run_method, inputs, streams, stop_n)
+            block_means = [
+                torch.where(block_nt == k, token_nt.double(), 0.0).sum(dim=1) / (block_nt == k).sum(dim=1).clamp(min=1)
+                for k in range(len(block_names))
             ]
-            block_nk = torch.stack(means, dim=1)
+            block_nk = torch.stack(block_means, dim=1)
             has_credit_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
-            adv_nm = has_credit_n.double()[:, None]  # no single reward was compared
+            adv_nm = has_credit_n.double()[:, None]  # only 0 or 1, because tokens have no single advantage
         else:
-            adv_n, comparison = ask(data, group_n.shape)
-            adv_nm = adv_n.double()[:, None]
+            advantage_n, comparison = run_method(inputs, group_n.shape)
+            adv_nm = advantage_n.double()[:, None]
             block_nk = adv_nm * paid_mk.any(dim=0)
         if comparison is None:
-            comparison = compare_in_strata(reward_n, group_n, min_stratum=min_size).comparison
+            comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
             comparison = comparison.unexplained(adv_nm if token_nt is None else torch.zeros_like(adv_nm))
-        weight_m, names = adv_nm.new_ones(1), (" + ".join(names),) if entry.kind == "completion" else ()
-        grouped = not {"group_n", "group_s"}.isdisjoint(entry.inputs)
-        explained = sum_reasons(comparison, scores, objectives, group_n, grouped=grouped, truncated_n=truncated_n)
-    is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~value_nm.isnan()
-    coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~value_nm.isnan()
+        weight_m = adv_nm.new_ones(1)
+        comparison_names = (" + ".join(comparison_names),) if entry.kind == "completion" else ()
+        in_groups = not {"group_n", "group_s"}.isdisjoint(entry.inputs)
+        final_comparison = explain_sum(comparison, scores, objectives, group_n, in_groups=in_groups, truncated_n=truncated_n)
+    is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
+    is_coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~reward_nm.isnan()
     return Credit(
         torch.where(present_nk, block_nk, 0.0),
         stop_n,
-        is_alone_nm.sum(dim=0).expand(len(objectives)) * int(grouped),
+        is_alone_nm.sum(dim=0).expand(len(objectives)) * int(in_groups),
         scores.reward_nm.isnan().sum(dim=0),
         adv_nm=adv_nm,
-        comparison=explained,
+        comparison=final_comparison,
         weight_m=weight_m,
-        names=names,
-        coarser_m=coarser_nm.sum(dim=0).expand(len(objectives)),
+        names=comparison_names,
+        coarser_m=is_coarser_nm.sum(dim=0).expand(len(objectives)),
         token_nt=token_nt,
     )
 
 
-def _facts(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """Collect the objectives' fields under the names that methods ask for, and every outcome that a baseline is given."""
-    names: dict[str, int] = {}
-    columns_k = [[names.setdefault(name, len(names)) for name in objective.outcomes] for objective in objectives]
-    values = {name: scores.outcome(name).double() for name in names}
-    stand_in_nm = torch.where(left_out(scores), completed(scores, objectives), torch.nan)
+def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
+    """Collect the objectives' fields and outcomes under the names of the methods' parameters."""
+    outcome_names = list(dict.fromkeys(name for objective in objectives for name in objective.outcomes))
+    values_by_outcome = {name: scores.outcome(name).double() for name in outcome_names}
+    stand_in_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
     by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_k[m] is None:  # none of the baseline's outcomes judges the reward
+        if judged_k[m] is None:  # no outcome in `given` judges this reward
             by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
-            check_discrete(values[name][~values[name].isnan()].unique().tolist(), name)
-    nothing_n0 = scores.reward_nm.new_zeros(len(scores.reward_nm), 0)
+            check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
+    no_outcomes_n0 = scores.reward_nm.new_zeros(len(scores.reward_nm), 0)
     return {
         "baseline": [o.baseline or "group" for o in objectives],
         "scale_k": [o.scale or "none" for o in objectives],
         "back_off_k": [o.back_off for o in objectives],
         "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
-        "outcome_no": torch.stack(list(values.values()), dim=1) if values else nothing_n0,
-        "given_k": columns_k,
+        "outcome_no": torch.stack(list(values_by_outcome.values()), dim=1) if values_by_outcome else no_outcomes_n0,
+        "given_k": [[outcome_names.index(name) for name in objective.outcomes] for objective in objectives],
         "judged_k": [column or 0 for column in judged_k],
         "by_outcome_nk2": by_outcome_nk2,
     }
 
 
-def _over_tokens(
-    ask: Callable[..., tuple[Tensor, Any]], data: Mapping[str, Any], streams: Streams | None, stop_n: Float[Tensor, " n"]
+def _run_over_streams(
+    run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams | None, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run the method once per stream; return the weighted sum over streams for tokens and decisions to stop."""
-    shape = data["block_nt"].shape
+    """Run a method per token on each stream of rewards; add up the weighted advantages of tokens, and those of stopping."""
+    shape = inputs["block_nt"].shape
     if streams is None:
-        return ask(data, shape)[0], stop_n
-    token_nt = torch.zeros((), device=stop_n.device)  # 0 takes the dtype of the first stream
-    for s, part in enumerate(streams.inputs(data["value_nt"], data.get("bootstrap_n"))):
-        weighted_nt = streams.weight_s[s] * ask({**data, **part}, shape)[0]
-        stops_n = streams.stop_sn[s]
-        if bool(stops_n.any()):
-            stop_n = stop_n + torch.where(stops_n, weighted_nt.sum(dim=1).double(), 0.0)
-            weighted_nt = weighted_nt.masked_fill(stops_n[:, None], 0.0)
+        return run_method(inputs, shape)[0], stop_n
+    token_nt = torch.zeros((), device=stop_n.device)  # a scalar 0 leaves the dtype of the sum to the streams
+    for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
+        weighted_nt = streams.weight_s[s] * run_method({**inputs, **stream_inputs}, shape)[0]
+        is_stop_n = streams.stop_sn[s]
+        if bool(is_stop_n.any()):
+            stop_n = stop_n + torch.where(is_stop_n, weighted_nt.sum(dim=1).double(), 0.0)
+            weighted_nt = weighted_nt.masked_fill(is_stop_n[:, None], 0.0)
         token_nt = token_nt + weighted_nt
     return token_nt, stop_n
 
 
-def _ask(
-    entry: Method, group_n: Tensor, options: Mapping[str, Any], data: Mapping[str, Any], shape: Sequence[int]
+def _run_method(
+    entry: Method, group_n: Tensor, options: Mapping[str, Any], inputs: Mapping[str, Any], shape: Sequence[int]
 ) -> tuple[Tensor, Comparison | None]:
-    """Call the method, check the shape of its result, and return the advantages with the comparison, if the method gives one."""
-    result = call(entry, group_n, data, options)
-    adv, comparison = result if isinstance(result, Explained) else (result, None)
-    if not isinstance(adv, Tensor) or adv.shape != shape:
-        returned = f"a tensor of {tuple(adv.shape)}" if isinstance(adv, Tensor) else type(adv).__name__
-        axes = {"block": "completions and objectives", "token": "completions and tokens"}.get(entry.kind, "completions")
+    """Call a method, check the shape of its advantages, and return them with the comparison, if the method gives one."""
+    result = call(entry, group_n, inputs, options)
+    advantages, comparison = result if isinstance(result, Explained) else (result, None)
+    if not isinstance(advantages, Tensor) or advantages.shape != shape:
+        is_tensor, axis_texts = isinstance(advantages, Tensor), {"block": " and objectives", "token": " and tokens"}
+        returned_text = f"a tensor of {tuple(advantages.shape)}" if is_tensor else type(advantages).__name__
         raise AlignmentError(
             f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of {tuple(shape)}, "
-            f"the {axes}; it returned {returned}."
+            f"the completions{axis_texts.get(entry.kind, '')}; it returned {returned_text}."
         )
-    return adv, comparison
+    return advantages, comparison
 
 
-def call(chosen: Method, group_n: Tensor, data: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call a method's function with the inputs that its parameters name; refuse a missing input and an unknown option."""
-    inputs = {**data, "group_n": group_n, "group_s": group_n}
-    lacking = [name for name in chosen.required if inputs.get(name) is None]
-    if lacking:
-        raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(lacking)}, which this batch does not have.")
+def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Call a method with the inputs that its parameters name; refuse a missing input and an unknown option."""
+    available_inputs = {**inputs, "group_n": group_n, "group_s": group_n}
+    missing_inputs = [name for name in chosen.required if available_inputs.get(name) is None]
+    if missing_inputs:
+        raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(missing_inputs)}, which this batch does not have.")
     chosen.check_names(options)
-    facts = [*data] if chosen.takes_everything else [name for name in FACTS if name in chosen.settings]
-    names = {*chosen.required, *(name for name in facts if inputs.get(name) is not None)}
-    return call_explained(chosen.estimator, **{name: inputs[name] for name in names}, **options)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(chosen.estimator).parameters.values())
+    optional_names = [*inputs] if takes_all else [name for name in FACTS if name in chosen.settings]
+    input_names = {*chosen.required, *(name for name in optional_names if available_inputs.get(name) is not None)}
+    return call_explained(chosen.estimator, **{name: available_inputs[name] for name in input_names}, **options)
 
 
 def _check_sizes(
@@ -263,73 +259,77 @@ def _check_sizes(
         )
 
 
-def objective_reasons(
+def explain_objectives(
     comparison: Comparison,
     scores: Scores,
     objectives: Sequence[Objective],
-    value_nm: Float[Tensor, "n m"],
+    reward_nm: Float[Tensor, "n m"],
     *,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Return the comparison of each objective with exact reasons, from statuses, verdicts and weights."""
-    reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), _missing(scores, truncated_n), comparison.reason_nm)
+    """Return the comparison of each objective, and say more exactly why a credit is 0: from statuses, verdicts and weights."""
+    missing_nm = _explain_missing(scores, truncated_n)
+    reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), missing_nm, comparison.reason_nm)
     for m, objective in enumerate(objectives):
-        reason_nm[:, m] = _verdict(objective, value_nm[:, m], reason_nm[:, m], comparison.worth_nm[:, m])
+        reason_nm[:, m] = _name_verdict(objective, reward_nm[:, m], reason_nm[:, m], comparison.worth_nm[:, m])
         if objective.weight == 0:
             reason_nm[:, m] = int(Zero.NO_WEIGHT)
-    about_nm = torch.arange(len(objectives), device=reason_nm.device).expand_as(reason_nm)
-    return replace(comparison, reason_nm=reason_nm, about_nm=about_nm)
+    about_objective_nm = torch.arange(len(objectives), device=reason_nm.device).expand_as(reason_nm)
+    return replace(comparison, reason_nm=reason_nm, about_nm=about_objective_nm)
 
 
-def sum_reasons(
+def explain_sum(
     comparison: Comparison,
     scores: Scores,
     objectives: Sequence[Objective],
     group_n: Int[Tensor, " n"],
     *,
-    grouped: bool,
+    in_groups: bool,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Return the comparison of the objectives' sum with exact reasons, and with the objective that each reason is about."""
-    set_n = group_n if grouped else torch.zeros_like(group_n)
-    reason_n, about_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
-    set_moments = moments(comparison.worth_nm[:, 0], set_n)
-    size_n = set_moments.count_n()
-    if not grouped:
-        still_n = torch.where(set_moments.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
-        reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, still_n)
-    equal_n = reason_n == int(Zero.ALL_EQUAL)
-    for m in reversed(range(len(objectives))):  # "all right" or "all wrong" says more than "all equal"
-        groups = moments(scores.reward_nm[:, m], set_n)
-        all_equal_n = torch.full_like(reason_n, int(Zero.ALL_EQUAL))
-        verdict_n = _verdict(objectives[m], scores.reward_nm[:, m], all_equal_n, groups.mean_n())
-        is_unanimous_n = equal_n & groups.constant_n() & (groups.count_n() == size_n) & (verdict_n != all_equal_n)
-        reason_n, about_n = torch.where(is_unanimous_n, verdict_n, reason_n), torch.where(is_unanimous_n, m, about_n)
-    missing_nm, column_m = _missing(scores, truncated_n), torch.arange(len(objectives), device=reason_n.device)
-    weighs_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
-    is_missing_nm = completed(scores, objectives).isnan() & weighs_m
-    rank_nm = torch.where(is_missing_nm, missing_nm * len(objectives) + column_m, len(Zero) * len(objectives))
-    first_n = rank_nm.argmin(dim=1)
-    # GDPO may credit the rewards that are present although the sum is unknown.
+    """Return the comparison of the objectives' sum, with exact reasons and the objective that each reason is about."""
+    compared_set_n = group_n if in_groups else torch.zeros_like(group_n)
+    reason_n, about_objective_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
+    sum_moments = moments(comparison.worth_nm[:, 0], compared_set_n)
+    if not in_groups:
+        zero_reason_n = torch.where(sum_moments.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
+        reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, zero_reason_n)
+    is_all_equal_n, all_equal_reason_n = reason_n == int(Zero.ALL_EQUAL), torch.full_like(reason_n, int(Zero.ALL_EQUAL))
+    for m in reversed(range(len(objectives))):  # "all right" and "all wrong" are more exact than "all equal"
+        reward_moments = moments(scores.reward_nm[:, m], compared_set_n)
+        verdict_n = _name_verdict(objectives[m], scores.reward_nm[:, m], all_equal_reason_n, reward_moments.mean_n())
+        is_unanimous_n = reward_moments.constant_n() & (reward_moments.count_n() == sum_moments.count_n())
+        is_named_n = is_all_equal_n & is_unanimous_n & (verdict_n != all_equal_reason_n)
+        reason_n = torch.where(is_named_n, verdict_n, reason_n)
+        about_objective_n = torch.where(is_named_n, m, about_objective_n)
+    missing_nm, objective_count = _explain_missing(scores, truncated_n), len(objectives)
+    has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
+    is_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
+    objective_m = torch.arange(objective_count, device=reason_n.device)
+    rank_nm = missing_nm * objective_count + objective_m  # it ranks by reason, then by objective
+    missing_rank_nm = torch.where(is_missing_nm, rank_nm, len(Zero) * objective_count)
+    first_missing_n = missing_rank_nm.argmin(dim=1)
+    # The sum is unknown if a reward is missing, but GDPO may credit the completion for its other rewards.
     is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
-    reason_n = torch.where(is_missing_n, missing_nm.gather(1, first_n[:, None])[:, 0], reason_n)
-    return replace(comparison, reason_nm=reason_n[:, None], about_nm=torch.where(is_missing_n, first_n, about_n)[:, None])
+    reason_n = torch.where(is_missing_n, missing_nm.gather(1, first_missing_n[:, None])[:, 0], reason_n)
+    about_objective_n = torch.where(is_missing_n, first_missing_n, about_objective_n)
+    return replace(comparison, reason_nm=reason_n[:, None], about_nm=about_objective_n[:, None])
 
 
-def _missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
-    """Return the reason for each missing reward."""
+def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
+    """Return why each reward is missing, if it is missing."""
     reason_nm = torch.full(scores.status_nm.shape, int(Zero.ABSENT), device=scores.status_nm.device)
     if truncated_n is not None:
         reason_nm[truncated_n] = int(Zero.TRUNCATED)
-    for status in (Status.UNPARSABLE, Status.TIMEOUT, Status.ERROR, Status.UNSCORED):
-        reason_nm[scores.status_nm == int(status)] = int(Zero[status.name])
+    for reward_status in (Status.UNPARSABLE, Status.TIMEOUT, Status.ERROR, Status.UNSCORED):
+        reason_nm[scores.status_nm == int(reward_status)] = int(Zero[reward_status.name])
     return reason_nm
 
 
-def _verdict(objective: Objective, value_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
-    """Replace "all equal" by "all right" or "all wrong" if the reward is a verdict of 1 and 0."""
-    verdict_n = (value_n == 0) | (value_n == 1) | value_n.isnan()
-    if judge_of(objective) is not None or not bool(verdict_n.all()):
+def _name_verdict(objective: Objective, reward_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
+    """Replace "all equal" by "all right" or "all wrong" if all rewards of the objective are 0 or 1."""
+    is_verdict_n = (reward_n == 0) | (reward_n == 1) | reward_n.isnan()
+    if judge_of(objective) is not None or not bool(is_verdict_n.all()):
         return reason_n
-    reasons = torch.where(worth_n == 1, int(Zero.ALL_RIGHT), int(Zero.ALL_WRONG))
-    return torch.where((reason_n == int(Zero.ALL_EQUAL)) & ((worth_n == 0) | (worth_n == 1)), reasons, reason_n)
+    verdict_reason_n = torch.where(worth_n == 1, int(Zero.ALL_RIGHT), int(Zero.ALL_WRONG))
+    return torch.where((reason_n == int(Zero.ALL_EQUAL)) & ((worth_n == 0) | (worth_n == 1)), verdict_reason_n, reason_n)

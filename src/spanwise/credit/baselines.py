@@ -1,4 +1,4 @@
-"""The baselines none, batch, group, outcome and blended, each subtracted from one reward."""
+"""Subtract a baseline from the rewards of one objective: none, batch, group, outcome or blended."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from spanwise.credit.strata import (
     Explained,
     Moments,
     as_columns,
+    build_comparison,
     check_counts,
     check_rewards,
     compare_in_strata,
-    comparison_of,
     group_index,
     moments,
     refine,
@@ -28,7 +28,7 @@ from spanwise.types import Comparison, Zero
 
 
 class Advantage(NamedTuple):
-    """Advantages of one reward.
+    """The advantages that `advantage` returns for the rewards of one objective.
 
     Attributes:
         advantage_n: float64 reward minus baseline; 0 where the reward is absent or has nobody to be compared with.
@@ -68,7 +68,7 @@ def advantage(
     if_missing: float | Float[Tensor, " n"] | None = None,
     voter_n: Int[Tensor, " n"] | None = None,
 ) -> Advantage:
-    r"""Subtract a baseline from one reward.
+    r"""Subtract a baseline from the rewards of one objective.
 
     Equation
         A[i] = r[i] - b[i], b[i] = 0 (none) or the mean of r over i's stratum:
@@ -141,44 +141,43 @@ def advantage(
     check_known("baseline", baseline, BASELINES)
     check_counts(reward_n, "rewards", group_n, "group ids", advice="one id to each completion")
     if back_off is not None and baseline != "outcome":
-        raise RecipeError(
-            f"Only the baseline 'outcome' has coarser strata to back off to; leave back_off out of '{baseline}'."
-        )
+        raise RecipeError(f"back_off works with the baseline 'outcome' only; leave it out of the baseline '{baseline}'.")
     if scale != "none" and baseline in ("none", "blended"):
-        raise RecipeError(
-            f"Baseline '{baseline}' has no stratum whose standard deviation could be divided by; use scale='none'."
-        )
-    is_absent_n, everybody_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
+        raise RecipeError(f"Baseline '{baseline}' has no stratum to take a standard deviation of; use scale='none'.")
+    is_absent_n, whole_batch_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
     stand_in_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
     if if_missing is not None:
         stand_in_n = torch.where(is_absent_n, if_missing, stand_in_n)
-    worth_n, outcome_no = torch.where(is_absent_n, stand_in_n, reward_n.double()), _outcomes(outcome_no, group_n, baseline)
-    explained, open_n, levels = None, torch.ones_like(is_absent_n), list[tuple[Tensor, int]]()
-    if baseline == "none":  # no stratum means no moments, which would check the rewards
-        check_rewards(reward_n)
-        advantage_n, nothing_n, open_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~open_n
-        comparison = comparison_of(advantage_n, worth_n, nothing_n, nothing_n + 1, alone_n=open_n, equal_n=open_n)
-        explained = Explained(advantage_n, comparison)
+    worth_n = torch.where(is_absent_n, stand_in_n, reward_n.double())
+    outcome_no = _collect_outcomes(outcome_no, group_n, baseline)
+    result, uncompared_n, levels = None, torch.ones_like(is_absent_n), list[tuple[Tensor, int]]()
+    if baseline == "none":
+        check_rewards(reward_n)  # the other baselines check rewards in `moments`
+        advantage_n, zero_n, uncompared_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~uncompared_n
+        comparison = build_comparison(advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n)
+        result = Explained(advantage_n, comparison)
     elif baseline == "blended":
         if voter_n is not None:
             raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
-        explained = _blended(reward_n, worth_n, baseline_n, group_n, outcome_no)
-        open_n = baseline_n.isnan() & ~stand_in_n.isnan()
+        result = _subtract_blended(reward_n, worth_n, baseline_n, group_n, outcome_no)
+        uncompared_n = baseline_n.isnan() & ~stand_in_n.isnan()
     else:
-        columns = outcome_no.shape[1]
-        coarsest = 0 if back_off or (back_off is None and columns > 1) else columns
-        coarsest_n = everybody_n if baseline == "batch" else group_n
-        levels = [(coarsest_n, outcomes) for outcomes in range(columns, coarsest - 1, -1)]
-    last = len(levels) - 1
-    levels += [(group_n, 0), (everybody_n, 0)]  # a stand-in may have no completion to compare with
+        most_outcomes = outcome_no.shape[1]
+        fewest_outcomes = 0 if back_off or (back_off is None and most_outcomes > 1) else most_outcomes
+        coarsest_n = whole_batch_n if baseline == "batch" else group_n
+        levels = [(coarsest_n, outcomes) for outcomes in range(most_outcomes, fewest_outcomes - 1, -1)]
+    last_level = len(levels) - 1
+    levels += [(group_n, 0), (whole_batch_n, 0)]  # for stand-ins that are still uncompared
     for level, (coarsest_n, outcomes) in enumerate(levels):
-        if explained is not None and not bool(open_n.any()):
+        if result is not None and not bool(uncompared_n.any()):
             break
         stratum_n = refine(coarsest_n, outcome_no[:, :outcomes])
-        result = compare_in_strata(
+        level_result = compare_in_strata(
             reward_n,
-            stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2),  # numbers differ by level
+            stratum_n.where(
+                stratum_n < 0, stratum_n + level * len(stratum_n) ** 2
+            ),  # strata of two levels never have the same number
             leave_one_out=leave_one_out,
             min_stratum=min_stratum,
             scale=scale,
@@ -187,59 +186,62 @@ def advantage(
             stand_in_n=stand_in_n,
             voter_n=voter_n,
         )
-        if 0 < level <= last:
-            level_nm = torch.full_like(result.comparison.level_nm, level)
-            result = Explained(result.advantages, replace(result.comparison, level_nm=level_nm))
-        explained = result if explained is None else result.where(open_n, explained)
-        open_n = open_n & (result.comparison.members_nm[:, 0] < (max(min_stratum, 2) if level < last else 1))
-        if level >= last:
-            open_n &= ~stand_in_n.isnan()
-    assert explained is not None, "there is a first level"
-    adv_n, comparison = explained
+        if 0 < level <= last_level:
+            level_nm = torch.full_like(level_result.comparison.level_nm, level)
+            level_result = Explained(level_result.advantages, replace(level_result.comparison, level_nm=level_nm))
+        result = level_result if result is None else level_result.where(uncompared_n, result)
+        enough_members = max(min_stratum, 2) if level < last_level else 1
+        uncompared_n = uncompared_n & (level_result.comparison.members_nm[:, 0] < enough_members)
+        if level >= last_level:
+            uncompared_n &= ~stand_in_n.isnan()
+    assert result is not None, "there is a first level"
+    adv_n, comparison = result
     stratum_n = comparison.stratum_nm[:, 0]
-    dense_n = group_index(stratum_n) - (stratum_n < 0).any().long()  # -1 is numbered first
-    comparison = replace(comparison, stratum_nm=dense_n[:, None])
-    alone_n = ~is_absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
-    return Advantage(adv_n.where(~is_absent_n, 0.0), adv_n.where(is_absent_n, 0.0), alone_n, comparison)
+    # If some completions have no stratum, the numbers start at -1.
+    dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
+    comparison = replace(comparison, stratum_nm=dense_stratum_n[:, None])
+    is_alone_n = ~is_absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
+    return Advantage(adv_n.where(~is_absent_n, 0.0), adv_n.where(is_absent_n, 0.0), is_alone_n, comparison)
 
 
-def advantage_columns(
+def compare_columns(
     reward_nm: Float[Tensor, "n m"],
     group_n: Int[Tensor, " n"],
     by_column: Mapping[str, Sequence[Any] | None],
     **options: Any,
 ) -> Explained:
-    """Apply `advantage` to each column of rewards, with shared options and with the options of the column."""
-    by_name = {name: values for name, values in by_column.items() if values is not None}
+    """Compute the `advantage` of each column of rewards; `by_column` holds a column's options, `options` those of all columns."""
+    given_options = {name: values for name, values in by_column.items() if values is not None}
     results = [
-        advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in by_name.items()}, **options)
+        advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in results], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in results]))
 
 
-def _outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
-    """Return the outcomes that a baseline is given, as columns; no column for other baselines."""
+def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
+    """Return the outcomes as columns if the baseline depends on outcomes, else a table without columns."""
     if baseline in ("none", "batch", "group"):
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
         raise RecipeError(f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or use 'group'.")
     if len(outcome_no) != len(group_n):
-        raise AlignmentError(f"There are {len(outcome_no)} outcomes for {len(group_n)} completions.")
+        raise AlignmentError(f"There are {len(outcome_no)} outcomes for {len(group_n)} completions; give one to each.")
     return as_columns(outcome_no).double()
 
 
-def _blended(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
-    """Subtract the blended baseline from rewards and stand-ins; a completion alone in its prompt borrows from other prompts."""
-    by_stratum, all_ = (
-        compare_in_strata(reward_n, refine(set_n, outcome_no)).comparison for set_n in (group_n, torch.zeros_like(group_n))
-    )
+def _subtract_blended(
+    reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor
+) -> Explained:
+    """Subtract the blended baseline from rewards and stand-ins, and say what each was compared with."""
+    in_prompt = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
+    in_batch = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
-    reason_n = torch.where(by_stratum.members_nm > 1, by_stratum.reason_nm, all_.reason_nm)[:, 0]
-    return Explained(advantage_n, comparison_of(
+    reason_n = torch.where(in_prompt.members_nm > 1, in_prompt.reason_nm, in_batch.reason_nm)[:, 0]
+    return Explained(advantage_n, build_comparison(
         advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
-        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=by_stratum.stratum_nm[:, 0], members_n=by_stratum.members_nm[:, 0],
+        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=in_prompt.stratum_nm[:, 0], members_n=in_prompt.members_nm[:, 0],
     ))  # fmt: skip
 
 
@@ -251,7 +253,7 @@ def blended_baseline(
     *,
     judged: int | None = None,
 ) -> Float[Tensor, " n"]:
-    r"""Estimate E[reward | prompt, outcomes] for each completion from the other completions of the batch.
+    r"""Estimate the expected reward of each completion, given its prompt and outcomes, from the others of the batch.
 
     Equation
         b[i] = (ml/v_ml + x/v_x + mu/v_mu) / (1/v_ml + 1/v_x + 1/v_mu), separately for each tuple o of outcomes:
@@ -300,93 +302,96 @@ def blended_baseline(
     """
     check_rewards(reward_n)
     outcome_no = as_columns(outcome_no)
-    columns = outcome_no.shape[1]
-    if by_outcome_n2 is not None and judged is None and columns > 1:
-        raise RecipeError(f"There are {columns} outcomes, and by_outcome_n2 is about one; give its column as 'judged'.")
-    if by_outcome_n2 is not None and judged is not None and not 0 <= judged < columns:
-        raise RecipeError(f"'judged' is {judged}, but there are only {columns} outcomes.")
+    outcome_count = outcome_no.shape[1]
+    if by_outcome_n2 is not None and judged is None and outcome_count > 1:
+        raise RecipeError(f"There are {outcome_count} outcomes, and by_outcome_n2 is about one; set 'judged' to its column.")
+    if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
+        raise RecipeError(f"'judged' is {judged}; write a column from 0 to {outcome_count - 1}.")
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
-    code_n = refine(torch.zeros_like(group_n), outcome_no)  # -1 if an outcome is unknown
-    for code in code_n[code_n >= 0].unique().tolist():
-        here_n = code_n == code
-        rescored_n = None
-        if by_outcome_n2 is not None and (verdict := float(outcome_no[here_n, judged or 0][0])) in (0.0, 1.0):
+    outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # completions with an unknown outcome get -1
+    for code in outcome_code_n[outcome_code_n >= 0].unique().tolist():
+        same_outcome_n, rescored_n = outcome_code_n == code, None
+        if by_outcome_n2 is not None and (verdict := float(outcome_no[same_outcome_n, judged or 0][0])) in (0.0, 1.0):
             rescored_n = by_outcome_n2[:, int(verdict)].double()
-        baseline_n[here_n] = _for_outcome(reward_n.double(), group_n, code_n >= 0, here_n, rescored_n)[here_n]
+        estimate_n = _estimate_for_outcome(reward_n.double(), group_n, outcome_code_n >= 0, same_outcome_n, rescored_n)
+        baseline_n[same_outcome_n] = estimate_n[same_outcome_n]
     return baseline_n
 
 
-def _for_outcome(reward_n: Tensor, group_n: Tensor, known_n: Tensor, here_n: Tensor, rescored_n: Tensor | None) -> Tensor:
-    """Compute the baseline of the completions `here_n`, which share their outcomes."""
-    present = reward_n[here_n & ~reward_n.isnan()]
-    low = present.min() if len(present) else 0.0  # keeps sums of equal numbers exact
-    value_n = torch.where(here_n, reward_n - low, torch.nan)
+def _estimate_for_outcome(
+    reward_n: Tensor, group_n: Tensor, is_known_n: Tensor, same_outcome_n: Tensor, rescored_n: Tensor | None
+) -> Tensor:
+    """Estimate the blended baseline of the completions that `same_outcome_n` marks, which share all their outcomes."""
+    present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
+    # Rewards are counted from the lowest, so that sums of equal rewards are exact.
+    lowest = present_rewards.min() if len(present_rewards) else 0.0
+    above_n = torch.where(same_outcome_n, reward_n - lowest, torch.nan)
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
-    by_prompt = moments(value_n, stratum_n)  # completions of this outcome, by prompt
-    usable_n = ~here_n & known_n & ~reward_n.isnan()
-    rescored_value_n = None if rescored_n is None else torch.where(usable_n, rescored_n - low, torch.nan)
-    # A variance of 0 would be an infinite weight, and rounding errors must not rank two variances of 0.
-    squares = [part.nan_to_num().square().mean() for part in (value_n, rescored_value_n) if part is not None]
-    tiny = 1e-12 * float(sum(squares)) + 1e-24
+    by_prompt = moments(above_n, stratum_n)
+    other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
+    rescored_above_n = None if rescored_n is None else torch.where(other_outcome_n, rescored_n - lowest, torch.nan)
+    # A variance of 0 would give an infinite weight, and rounding errors must not decide between two variances of 0.
+    mean_squares = [values.nan_to_num().square().mean() for values in (above_n, rescored_above_n) if values is not None]
+    least_variance = 1e-12 * float(sum(mean_squares)) + 1e-24
     noise_s = by_prompt.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
     others_n = by_prompt.count_n() - by_prompt.member_n.double()
-    own_sum_n = (by_prompt.mean_n() * by_prompt.count_n()).nan_to_num()
-    ml_n = torch.where(others_n > 0, (own_sum_n - value_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
+    prompt_sum_n = (by_prompt.mean_n() * by_prompt.count_n()).nan_to_num()
+    ml_n = torch.where(others_n > 0, (prompt_sum_n - above_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
     ml_variance_n = noise_s[stratum_n] / others_n.clamp(min=1.0)
 
-    elsewhere_n = by_prompt.count_s.sum() - by_prompt.count_n()
-    total = (by_prompt.mean_s * by_prompt.count_s).nansum()
-    mu_n = torch.where(elsewhere_n > 0, (total - own_sum_n) / elsewhere_n.clamp(min=1.0), torch.nan)
-    variance_s = excess_variance_elsewhere(by_prompt.mean_s, noise_s[:, None], by_prompt.count_s[:, None])
-    mu_variance_n = variance_s[stratum_n] + noise_s[stratum_n] / elsewhere_n.clamp(min=1.0)
+    elsewhere_count_n = by_prompt.count_s.sum() - by_prompt.count_n()
+    batch_sum = (by_prompt.mean_s * by_prompt.count_s).nansum()
+    mu_n = torch.where(elsewhere_count_n > 0, (batch_sum - prompt_sum_n) / elsewhere_count_n.clamp(min=1.0), torch.nan)
+    between_variance_s = excess_variance_elsewhere(by_prompt.mean_s, noise_s[:, None], by_prompt.count_s[:, None])
+    mu_variance_n = between_variance_s[stratum_n] + noise_s[stratum_n] / elsewhere_count_n.clamp(min=1.0)
 
     estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
-    if rescored_value_n is not None:
-        x_n, x_variance_n = _rescored(by_prompt, moments(rescored_value_n, stratum_n), noise_s)
+    if rescored_above_n is not None:
+        x_n, x_variance_n = _estimate_from_rescored(by_prompt, moments(rescored_above_n, stratum_n), noise_s)
         estimates.append(x_n)
         variances.append(x_variance_n)
-    mixed_n = precision_mean(torch.stack(estimates), torch.stack(variances).clamp(min=tiny))
-    return torch.where(mixed_n.isnan(), mu_n, mixed_n) + low
+    mixed_n = average_by_precision(torch.stack(estimates), torch.stack(variances).clamp(min=least_variance))
+    return torch.where(mixed_n.isnan(), mu_n, mixed_n) + lowest
 
 
-def _rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the estimate `x` and its variance: the prompt's completions of other outcomes, judged by this outcome."""
-    other_noise_s = rescored.pooled_variance_elsewhere()
-    other_noise_s = torch.where(other_noise_s.isnan(), noise_s, other_noise_s)
-    gap_s = by_prompt.mean_s - rescored.mean_s  # NaN if the prompt lacks one of the outcomes
-    both_elsewhere_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
-    # The shift of a prompt comes from the other prompts, or it would smuggle the sample's own reward back in.
-    shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / both_elsewhere_s.clamp(min=1.0)
-    noise_sa = torch.stack([noise_s, other_noise_s], dim=1)
+def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
+    """Estimate the baseline and its variance from the prompt's completions of other outcomes, scored for this outcome."""
+    rescored_noise_s = rescored.pooled_variance_elsewhere()
+    rescored_noise_s = torch.where(rescored_noise_s.isnan(), noise_s, rescored_noise_s)
+    gap_s = by_prompt.mean_s - rescored.mean_s  # a prompt without one of the two means gets NaN
+    other_gaps_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
+    # The other prompts alone give the shift of a prompt; otherwise a completion's own reward would enter its baseline.
+    shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / other_gaps_s.clamp(min=1.0)
+    noise_sa = torch.stack([noise_s, rescored_noise_s], dim=1)
     count_sa = torch.stack([by_prompt.count_s, rescored.count_s], dim=1)
-    drift_s = excess_variance_elsewhere(gap_s, noise_sa, count_sa)
+    gap_variance_s = excess_variance_elsewhere(gap_s, noise_sa, count_sa)
     stratum_n = by_prompt.stratum_n
-    variance_n = drift_s[stratum_n] + other_noise_s[stratum_n] / rescored.count_n().clamp(min=1.0)
+    variance_n = gap_variance_s[stratum_n] + rescored_noise_s[stratum_n] / rescored.count_n().clamp(min=1.0)
     return rescored.mean_n() + shift_s[stratum_n], variance_n
 
 
 def excess_variance_elsewhere(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """Estimate the variance of one more mean around the P other known means, without their sampling noise; NaN if P < 2.
+    """Estimate how much the means of strata vary, without sampling noise, from the P other strata; NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """
-    known_s = ~mean_s.isnan()
-    others_s = known_s.sum() - known_s.to(mean_s.dtype)
-    centred_s = torch.where(known_s, mean_s - mean_s.nanmean(), 0.0)
-    inverse_sa = torch.where(known_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
-    sum_s, square_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
-    variance_s = (square_s - sum_s.square() / others_s.clamp(min=1.0)) / (others_s - 1).clamp(min=1.0)
-    noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / others_s.clamp(min=1.0)
-    excess_s = (variance_s - noise_s).clamp(min=0.0) * (1 + 1 / others_s.clamp(min=1.0))
+    has_mean_s = ~mean_s.isnan()
+    others_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
+    centred_s = torch.where(has_mean_s, mean_s - mean_s.nanmean(), 0.0)
+    inverse_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
+    sum_s, square_sum_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
+    variance_s = (square_sum_s - sum_s.square() / others_s.clamp(min=1.0)) / (others_s - 1).clamp(min=1.0)
+    sampling_noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / others_s.clamp(min=1.0)
+    excess_s = (variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / others_s.clamp(min=1.0))
     return torch.where(others_s >= 2, excess_s, torch.nan)
 
 
-def precision_mean(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
-    """Average E estimates of one quantity, weighted by 1/variance; skip NaN, and return NaN if all are NaN."""
+def average_by_precision(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
+    """Average several estimates of the same quantity, weighted by 1/variance; skip NaN, and return NaN if all are NaN."""
     weight_en = torch.where(estimate_en.isnan() | variance_en.isnan(), 0.0, 1.0 / variance_en)
     total_n = weight_en.sum(dim=0)
-    mixed_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_n > 0, total_n, 1.0)
-    return torch.where(total_n > 0, mixed_n, torch.nan)
+    mean_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_n > 0, total_n, 1.0)
+    return torch.where(total_n > 0, mean_n, torch.nan)

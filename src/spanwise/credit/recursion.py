@@ -1,6 +1,7 @@
-"""The backward recursion of every temporal estimator: it skips masked tokens and never reads their values.
+"""Run the backward recursion of GAE and SAE, which skips masked tokens and never reads their values.
 
-Fast because it works on blocks of tokens that stay in the cache, laid out time first, with one in-place operation per token.
+It is fast because it works on blocks of tokens that stay in the cache, laid out time first, with one operation in place per
+token.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.spread import fresh
+from spanwise.credit.spread import allocate
 from spanwise.credit.strata import check_mask, check_rewards, check_shapes, first_of
 from spanwise.errors import RecipeError, RewardError, check_known
 
-_ROWS = 1024
-_BLOCK = 1 << 18  # the number of elements in a block: one megabyte of float32
+#: The recursion works on at most 1024 rows and 2^18 numbers (one megabyte of float32) at a time.
+_ROWS, _BLOCK = 1024, 1 << 18
 
 
 @torch.no_grad()
@@ -33,71 +34,73 @@ def lambda_advantage(
     boundary_nt: Bool[Tensor, "n t"] | None = None,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    """Run the backward recursion of GAE (every token is a boundary) and SAE (some tokens are); masked tokens get 0.
+    """Compute the advantages of GAE, or of SAE if boundaries are given, from the last token to the first; masked tokens get 0.
 
     A[k] = r[k] - V[k] + gamma (V[k+1] + lam[k+1] A[k+1]) over the trainable tokens k, lam[k] = lam at a boundary, else 1
     """
     check_shapes(reward_nt=reward_nt, value_nt=value_nt, mask_nt=mask_nt, boundary_nt=boundary_nt)
     check_mask(mask_nt)
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
-    for name, number in (("gamma", gamma), ("lam", lam)):
-        number = torch.as_tensor(number, dtype=torch.float64)
-        bad_values = number[~((number >= 0) & (number <= 1))]  # this refuses NaN, too
-        if len(bad_values):
-            raise RecipeError(f"{name} is {float(bad_values[0]):g}; it must lie between 0 and 1.")
+    for name, option in (("gamma", gamma), ("lam", lam)):
+        numbers = torch.as_tensor(option, dtype=torch.float64)
+        bad_numbers = numbers[~((numbers >= 0) & (numbers <= 1))]  # NaN is refused as well
+        if len(bad_numbers):
+            raise RecipeError(f"{name} is {float(bad_numbers[0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
-    advantage_nt = fresh(reward_nt.shape, dtype=dtype, device=reward_nt.device)
-    exact = torch.promote_types(dtype, torch.float32)
+    advantage_nt = allocate(reward_nt.shape, dtype=dtype, device=reward_nt.device)
+    exact_dtype = torch.promote_types(dtype, torch.float32)
     check_rewards(reward_nt)
-    absent_n = torch.zeros(len(reward_nt), dtype=torch.bool, device=reward_nt.device)
-    if not bool(reward_nt.sum().isfinite()):  # a finite sum proves quickly that no reward is absent
-        absent_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
+    is_absent_n = torch.zeros(len(reward_nt), dtype=torch.bool, device=reward_nt.device)
+    if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
+        is_absent_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # The loop carries Q backwards: Q[k] = gamma (V[k] + lam[k] A[k]), so that A[k] = r[k] - V[k] + Q[k+1] and
+    # The loop works out Q[k] = gamma (V[k] + lam[k] A[k]) backwards, because A[k] = r[k] - V[k] + Q[k+1] and
     # Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1]. At a masked token Q[t] = r[t] + Q[t+1].
-    ahead_n = torch.zeros(len(reward_nt), dtype=exact, device=reward_nt.device)
+    next_q_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
-        absent_n |= bootstrap_n.isnan()
-        ahead_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
-    cut_n = gamma * (1 - torch.as_tensor(lam, dtype=exact, device=reward_nt.device).expand(len(reward_nt)))
-    for rows, cols in _blocks(*reward_nt.shape):
-        mask, reward = mask_nt[rows, cols], reward_nt[rows, cols].to(exact)
-        live = mask.to(exact)
-        share = (live if boundary_nt is None else (mask & boundary_nt[rows, cols]).to(exact)) * cut_n[rows, None]
-        factor = (live * (gamma - 1)).sub_(share).add_(1.0)
-        term = factor * reward
-        value = None if value_nt is None else torch.where(mask, value_nt[rows, cols].to(exact), term.new_zeros(()))
-        if value is not None:
-            term.addcmul_(share, value)
-        _carry(term, factor, ahead_n[rows]).add_(reward)
-        if value is not None:
-            term.sub_(value)
-        torch.add(term.mul_(live), 0.0, out=advantage_nt[rows, cols])  # adding 0 turns -0 into 0
-    _check_values(advantage_nt, value_nt, mask_nt)
-    return advantage_nt.masked_fill_(absent_n[:, None], 0.0) if bool(absent_n.any()) else advantage_nt
+        is_absent_n |= bootstrap_n.isnan()
+        next_q_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
+    value_factor_n = gamma * (1 - torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt)))
+    for rows, cols in _cut_blocks(*reward_nt.shape):
+        mask_block, reward_block = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
+        trained_block = mask_block.to(exact_dtype)
+        boundary_block = trained_block if boundary_nt is None else (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
+        value_factor = boundary_block * value_factor_n[rows, None]
+        factor = (trained_block * (gamma - 1)).sub_(value_factor).add_(1.0)
+        term = factor * reward_block
+        value_block = term.new_zeros(())
+        if value_nt is not None:
+            value_block = torch.where(mask_block, value_nt[rows, cols].to(exact_dtype), value_block)
+            term.addcmul_(value_factor, value_block)
+        _carry_back(term, factor, next_q_n[rows]).add_(reward_block)
+        if value_nt is not None:
+            term.sub_(value_block)
+        torch.add(term.mul_(trained_block), 0.0, out=advantage_nt[rows, cols])  # adding 0 turns -0 into 0
+    _check_finite(advantage_nt, value_nt, mask_nt)
+    return advantage_nt.masked_fill_(is_absent_n[:, None], 0.0) if bool(is_absent_n.any()) else advantage_nt
 
 
-def _blocks(n: int, t: int) -> Iterator[tuple[slice, slice]]:
-    """Yield blocks of completions and tokens that fit the cache, the last tokens first."""
-    height = max(1, min(n, _ROWS))
+def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of completions and of tokens whose tables fit the cache, the last tokens first."""
+    height = max(1, min(completions, _ROWS))
     width = max(_BLOCK // height, 32)
-    for first in range(0, n, height):
-        for last in range(t, 0, -width):
-            yield slice(first, first + height), slice(max(0, last - width), last)
+    for first_row in range(0, completions, height):
+        for end_column in range(tokens, 0, -width):
+            yield slice(first_row, first_row + height), slice(max(0, end_column - width), end_column)
 
 
-def _carry(term: Tensor, factor: Tensor, ahead_n: Tensor) -> Tensor:
-    """Compute Q[t] = term[t] + factor[t] Q[t+1] inside a block, in place; `ahead_n` gets the first Q."""
-    carried_bn, factors = torch.cat([term.t(), ahead_n[None]]), factor.t().contiguous().unbind(0)
-    carried = carried_bn.unbind(0)
-    for t in reversed(range(len(factors))):
-        carried[t].addcmul_(factors[t], carried[t + 1])
-    ahead_n.copy_(carried[0])
-    return term.copy_(carried_bn[1:].t())
+def _carry_back(term: Tensor, factor: Tensor, next_q_n: Tensor) -> Tensor:
+    """Replace each term[t] by Q[t+1], with Q[t] = term[t] + factor[t] Q[t+1]; `later_n` holds the last Q and gets the first."""
+    q_tn, factor_rows = torch.cat([term.t(), next_q_n[None]]), factor.t().contiguous().unbind(0)
+    q_rows = q_tn.unbind(0)
+    for t in reversed(range(len(factor_rows))):
+        q_rows[t].addcmul_(factor_rows[t], q_rows[t + 1])
+    next_q_n.copy_(q_rows[0])
+    return term.copy_(q_tn[1:].t())
 
 
 def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) -> Float[Tensor, " n"]:
-    r"""Return the lambda whose memory is a fixed share of the completion.
+    r"""Return a lambda for each completion that grows with its length, so that GAE looks ahead over a fixed share of it.
 
     Equation
         lam[i] = max(0, 1 - 1 / (alpha length[i]))
@@ -127,7 +130,7 @@ def bootstrap_values(
     truncated: Literal["terminal", "bootstrap", "mask"] = "terminal",
     value_end_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, " n"]:
-    """Return the value after the last token of each completion, for `bootstrap_n` of `gae` and `sae`.
+    """Return the value that `gae` and `sae` take for the state after each completion's last token (`bootstrap_n`).
 
     Args:
         truncated_n: the completions that ran out of tokens.
@@ -147,8 +150,8 @@ def bootstrap_values(
     return torch.where(truncated_n, torch.nan if truncated == "mask" else 0.0, 0.0)
 
 
-def _check_values(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor) -> None:
-    """Refuse a value that is not finite at a trainable token; the sum tells quickly whether all are finite."""
+def _check_finite(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor) -> None:
+    """Refuse a critic's value that is not finite at a trainable token; it makes the sum of the advantages not finite."""
     if value_nt is None or bool(advantage_nt.sum().isfinite()):
         return
     if bad_entry := first_of(mask_nt & ~value_nt.isfinite()):

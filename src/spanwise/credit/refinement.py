@@ -1,4 +1,4 @@
-"""`Refinement`: a stage that changes the advantages of tokens after a method has given credit."""
+"""`Refinement`: it changes the advantages of tokens after a method has given credit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from spanwise.credit.assign import call
 from spanwise.credit.registry import METHODS, Method, method
-from spanwise.credit.spread import completed
+from spanwise.credit.spread import fill_missing
 from spanwise.credit.strata import group_index
 from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.types import Credit
@@ -46,7 +46,7 @@ class Refinement:
             refinements = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
             raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines nothing; use {refinements}.")
         if not isinstance(self.options, Mapping):
-            raise RecipeError(f"refine: the options are {self.options!r}; write them by name, such as {{form: code}}.")
+            raise RecipeError(f"refine: the options are {self.options!r}; write each with its name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:
             raise RecipeError(
                 f"refine: correct is '{self.correct}', but '{self.method}' does not ask what is right, so it would change nothing. "
@@ -55,12 +55,12 @@ class Refinement:
 
     @property
     def entry(self) -> Method:
-        """The registered method."""
+        """The registered method that refines."""
         return method(self.method)
 
     @staticmethod
     def of(written: Any) -> Refinement:
-        """Build the refinement from a recipe's `refine:`, a name or a mapping of fields.
+        """Build the refinement from what a recipe writes under `refine`: a name, or a mapping of fields.
 
         Raises:
             RecipeError: an unknown field, with a suggestion, or no method.
@@ -71,14 +71,14 @@ class Refinement:
         """
         if isinstance(written, Refinement):
             return written
-        fields_written: Any = {"method": written} if isinstance(written, str) else written
-        if not isinstance(fields_written, Mapping) or "method" not in fields_written:
+        recipe_fields: Any = {"method": written} if isinstance(written, str) else written
+        if not isinstance(recipe_fields, Mapping) or "method" not in recipe_fields:
             raise RecipeError(
                 f"refine is {written!r}; write refine: ktae, or refine: {{method: ktae, options: {{form: code}}}}."
             )
-        for name in fields_written:
+        for name in recipe_fields:
             check_known("field of refine", name, [allowed_fields.name for allowed_fields in fields(Refinement)])
-        return Refinement(**fields_written)
+        return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:
         """Refuse a scheme of turns, an objective that does not exist, and options without effect."""
@@ -92,9 +92,11 @@ class Refinement:
         self.entry.check_options(self.options)
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse batches that lack an input of the method."""
-        if lacking := self.entry.lacking(provided):
-            raise RecipeError(f"refine: '{self.method}' needs {lacking}, which is not there. Leave refine out.")
+        """Refuse a trainer whose batches do not provide every input of the refining method."""
+        if missing_words := self.entry.lacking(provided):
+            raise RecipeError(
+                f"refine: '{self.method}' needs {missing_words}, which the batches here do not hold. Leave refine out."
+            )
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
         """Add the refinement to the advantage of each token; the credit of the decision to stop does not change.
@@ -107,26 +109,28 @@ class Refinement:
         """
         if batch.steps is not None:
             raise RecipeError(
-                "refine changes the tokens of whole completions, and these rows are turns; leave refine out, or give whole "
+                "refine changes the tokens of whole completions, and these rows are turns. Leave refine out, or pass whole "
                 "completions."
             )
         if reading.spans is None:
-            raise RecipeError("refine changes the advantage of each token, and where blocks lie is not known; give spans.")
-        block_nt, right = reading.spans.block_nt, 0 if self.correct is None else scheme.names.index(self.correct)
-        of_blocks_nt = credit.block_nk.gather(1, block_nt.long().clamp(min=0))
-        adv_nt = of_blocks_nt if credit.token_nt is None else credit.token_nt.double()
-        data = {
+            raise RecipeError(
+                "refine must know the block of each token, and this reading has no spans; pass one with spans."
+            )
+        block_nt, correct_column = reading.spans.block_nt, 0 if self.correct is None else scheme.names.index(self.correct)
+        block_adv_nt = credit.block_nk.gather(1, block_nt.long().clamp(min=0))
+        adv_nt = block_adv_nt if credit.token_nt is None else credit.token_nt.double()
+        method_inputs = {
             "ids_nt": batch.ids_nt,
             "logp_nt": batch.logp_nt,
             "importance_nt": None if batch.logp_nt is None else (-batch.logp_nt).clamp(min=0.0),
             "adv_nt": torch.where(block_nt >= 0, adv_nt, 0.0),
             "mask_nt": block_nt >= 0,
-            "correct_n": completed(reading.scores, scheme.objectives)[:, right],
+            "correct_n": fill_missing(reading.scores, scheme.objectives)[:, correct_column],
         }
-        new_nt = call(self.entry, group_index(batch.group_n), data, self.options)
-        return replace(credit, refined_nt=new_nt - data["adv_nt"])
+        refined_adv_nt = call(self.entry, group_index(batch.group_n), method_inputs, self.options)
+        return replace(credit, refined_nt=refined_adv_nt - method_inputs["adv_nt"])
 
     def plain(self) -> dict[str, Any]:
         """Return the refinement as plain data, ready for YAML."""
-        section = {"method": self.method, "options": dict(self.options), "correct": self.correct}
-        return {name: value for name, value in section.items() if value}
+        recipe_section = {"method": self.method, "options": dict(self.options), "correct": self.correct}
+        return {name: value for name, value in recipe_section.items() if value}

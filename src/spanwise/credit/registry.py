@@ -1,4 +1,4 @@
-"""The methods: every estimator by name, with its needs, its source, and the preset that a recipe runs."""
+"""The registry of methods: each has a name, the inputs that it needs, its source, and the preset that a recipe runs."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ Kind = Literal["completion", "block", "token", "step", "refinement"]
 #: design says so at registration: `exceptions={"shift": "the reward is divided by the mean reward"}`.
 PROPERTIES: Mapping[str, str] = {
     "result": "one finite number for every completion, block, token or step, in the promised dtype",
-    "pure": "its inputs stay as they are and a second call gives the same numbers",
+    "pure": "it leaves its inputs unchanged, and a second call gives the same numbers",
     "precision": "rewards in float32 and float64 give the same numbers",
     "negative": "rewards may be negative",
     "absent": "a NaN reward gets exactly 0 and is left out: the others get what they get without it",
-    "permutation": "another order of the rows, or other ids, of any sign and size, only reorders the result",
+    "permutation": "another order of the rows only reorders the result; other ids, of any sign and size, change nothing",
     "shift": "adding a constant to all rewards of a group changes nothing",
     "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
-    "split": "groups computed in separate batches get what they get in one batch",
-    "masking": "masked tokens, wherever they stand, change nothing at the others and get exactly 0",
-    "poison": "what stands at a masked token (NaN, 1e9, any id) is never read",
+    "split": "a group gets the same numbers in a batch of its own as beside other groups",
+    "masking": "masked tokens get exactly 0, and the other tokens get what they would get without them",
+    "poison": "what a masked token holds (NaN, 1e9, any id) is never read",
     "padding": "padding on the left and on the right give the same numbers",
-    "conservation": "spread over the tokens of its block, credit adds up to itself and is exactly 0 elsewhere",
+    "conservation": "the shares of a block's tokens add up to the credit of the block; other tokens get exactly 0",
     "monotone": "more reward never means less credit for that completion, block, step or last token",
-    "signs": "of all examples, some credit is above 0 and some below: it is not always 0, and does not only pay or only charge",
+    "signs": "over all examples, some credit is above 0 and some is below 0",
 }
-#: Keyword parameters that are filled from the objectives, and from optional fields of a batch.
+#: The keyword parameters of a method whose values come from the objectives, or from optional fields of a batch.
 FACTS = (
     "baseline", "scale_k", "back_off_k", "if_missing_k", "given_k", "judged_k", "outcome_no", "by_outcome_nk2", "weight_m",
     "bootstrap_n", "voter_n",
 )  # fmt: skip
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
-#: Inputs that `pipeline.credit_batch` computes from every reading, so that no engine has to provide them.
+#: The inputs that `pipeline.credit_batch` computes from every reading, so that no engine has to provide them.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
-#: Inputs that belong to a `Batch` field of another name, and the words for fields in messages.
+#: Inputs that a `Batch` holds under another name -> that name; and the words for fields in messages.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
 _WORDS = {
     "value_nt": "values of a critic (value_nt)",
@@ -53,19 +53,16 @@ _WORDS = {
     "ids_nt": "token ids (ids_nt)",
 }
 _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
-#: The check of each option that several methods share, and the advice to a user who breaks it.
+#: Options that several methods have -> whether a value is valid, and what to say to a user if it is not.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_stratum": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
     "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
-    "eps": (lambda v: is_number(v) and v >= 0, "it must be a finite number that is not negative"),
+    "eps": (lambda v: is_number(v) and v >= 0, "it must be a finite number, 0 or more"),
     "length_adaptive_alpha": (
         lambda v: v is None or (is_number(v) and v > 0),
         "it must be a positive number, such as 0.05 (VAPO)",
     ),
-    "conflict": (
-        lambda v: v is None or (is_number(v) and 0 < v <= 1),
-        "it must be above 0 and at most 1, or left out",
-    ),
+    "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
     "gamma": _SHARE,
     "lam": _SHARE,
 }
@@ -73,13 +70,13 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """The choices of a scheme that names nothing but the method.
+    """What a method is run with if a recipe gives nothing but its name.
 
     Attributes:
-        whole: the completion is one block; otherwise the task's own blocks.
-        per: what a token's share is counted in, see `spread`; "length" is the longest completion there may be.
-        calibrated: there is a second objective, on the confidence or the second attempt.
-        format: the weight of the objectives that pay tags which open and close once, in order; 0: there are none.
+        whole: make the whole completion one block; False keeps the task's blocks.
+        per: the length that credit is divided by, see `spread`; "length" is the length of the longest possible completion.
+        calibrated: add a second objective, for the confidence or the second attempt.
+        format: the weight of the objectives that pay well-formed tags; 0: there are none.
 
     Example:
         >>> METHODS["grpo"].preset.whole, METHODS["bae"].preset.whole
@@ -94,7 +91,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Method:
-    """A named estimator.
+    """A registered estimator of advantages, with its name and all that recipes and checks must know about it.
 
     Attributes:
         name: as in recipes.
@@ -149,43 +146,38 @@ class Method:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """The names of all parameters, in order."""
+        """The names of the estimator's parameters, in order."""
         return tuple(self._parameters)
 
     @cached_property
     def required(self) -> tuple[str, ...]:
-        """The inputs that the method cannot do without."""
+        """The estimator's parameters that have no default."""
         return tuple(name for name, p in self._parameters.items() if p.default is p.empty)
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        """The inputs that the method cannot do without, beside rewards and prompt ids."""
+        """The inputs that the method needs beside rewards and prompt ids."""
         return tuple(name for name in self.required if name not in _COMPARED)
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """The fields of `Batch` that the method cannot do without."""
+        """The fields of `Batch` that the method needs."""
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:
-        """Say in words which needed inputs a batch does not provide; empty if none is lacking."""
+        """Name in words the needed fields that a batch does not provide; empty if it provides all."""
         return " and ".join(_WORDS.get(name, name) for name in sorted(self.fields - {*provided}))
 
     @cached_property
     def reads_values(self) -> bool:
-        """True if the method runs over tokens and reads a critic's values, once per stream (`Scheme.values`)."""
+        """True if the method computes an advantage for each token from a critic's values."""
         return self.kind == "token" and "value_nt" in self.needs
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The keyword parameters with their defaults."""
+        """The estimator's keyword parameters with their defaults."""
         parameters = self._parameters.items()
         return {name: p.default for name, p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
-
-    @cached_property
-    def takes_everything(self) -> bool:
-        """True if the estimator takes `**anything` and therefore gets all inputs."""
-        return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.estimator).parameters.values())
 
     @property
     def stateful(self) -> bool:
@@ -194,17 +186,17 @@ class Method:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The settings that a user may choose, with their defaults."""
+        """The options of the method that a user may set, with their defaults."""
         return {name: value for name, value in self.settings.items() if name not in FACTS and not _INDEXED.search(name)}
 
     def check_names(self, options: Collection[str]) -> None:
         """Refuse options that the method does not have, with a `RecipeError`."""
         for name in options:
             if name not in self.options:
-                is_of_objective = name in ("baseline", "scale", "back_off") and "baseline" in self.inputs
+                belongs_to_objective = name in ("baseline", "scale", "back_off") and "baseline" in self.inputs
                 raise RecipeError(
                     f"Method '{self.name}' has no option '{name}'; it has {', '.join(sorted(self.options)) or 'none'}."
-                    f"{' Set this option in the objectives.' if is_of_objective else ''}"
+                    f"{' Set this option in the objectives.' if belongs_to_objective else ''}"
                 )
 
     def check_options(self, options: Mapping[str, Any], **says: list[Any]) -> None:
@@ -220,18 +212,20 @@ class Method:
             if not is_valid(value):
                 raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
-                other, values = self.only_with[name]
-                if not any(chosen in values for chosen in says.get(other, [options.get(other, self.options.get(other))])):
+                other_option, required_values = self.only_with[name]
+                chosen_values = says.get(other_option, [options.get(other_option, self.options.get(other_option))])
+                if not any(chosen in required_values for chosen in chosen_values):
                     raise RecipeError(
-                        f"Option '{name}' of method '{self.name}' has an effect only if {other.removesuffix('_k')} is "
-                        f"{' or '.join(map(str, values))}; here it would change nothing."
+                        f"Option '{name}' of method '{self.name}' would change nothing here. It has an effect only if "
+                        f"{other_option.removesuffix('_k')} is {' or '.join(map(str, required_values))}."
                     )
 
     @cached_property
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        fixed = getattr(self.estimator, "keywords", {})  # the arguments that a functools.partial has fixed
-        named = inspect.signature(self.estimator).parameters.items()
-        return {name: p for name, p in named if name not in fixed and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        fixed_names = getattr(self.estimator, "keywords", {})  # a functools.partial has fixed some of its parameters
+        parameters = inspect.signature(self.estimator).parameters.items()
+        variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return {name: p for name, p in parameters if name not in fixed_names and p.kind not in variable}
 
 
 #: Every method by name.
@@ -263,12 +257,12 @@ def outcome_methods() -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in completion_methods if entry.inputs[0] == "reward_n"))
 
 
-# A completion without a confidence gets the lowest score of the rule (log_score clips at .01).
+#: The lowest score of each calibration score, which a completion without a confidence gets (log_score clips at .01).
 WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
 def states_confidence(layout: Layout) -> bool:
-    """Return whether the last block states a confidence; otherwise the block is a second attempt.
+    """Return whether the last block of a layout states a confidence; if not, it is a second attempt.
 
     >>> states_confidence(Layout({"first": ["answer"], "second": ["answer"]}))
     False
@@ -280,16 +274,17 @@ def preset_rule(
     chosen: Method, task: Layout, calibration: str | None, baseline: BaselineName | None
 ) -> tuple[Layout, tuple[Objective, ...]]:
     """Return the layout and objectives of a method's preset; refuse a change that would have no effect."""
-    preset, layout = chosen.preset or Preset(), task
-    if preset.whole and len(task.names) > 1:
-        layout = replace(task, blocks={"completion": task.marks})
+    preset = chosen.preset or Preset()
+    layout = replace(task, blocks={"completion": task.marks}) if preset.whole and len(task.names) > 1 else task
     if calibration is not None and not (preset.calibrated and states_confidence(layout)):
-        why = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
-        raise RecipeError(f"calibration is '{calibration}', but method '{chosen.name}' {why}, so it would change nothing.")
+        why_not = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
+        raise RecipeError(
+            f"calibration is '{calibration}', but method '{chosen.name}' {why_not}, so it would change nothing. Leave it out."
+        )
     if baseline is not None and not (preset.calibrated and "baseline" in chosen.inputs):
         raise RecipeError(
-            f"baseline is '{baseline}', but method '{chosen.name}' has its own, so it would change nothing. Leave it out, or use "
-            f"method 'bae'."
+            f"baseline is '{baseline}', but method '{chosen.name}' has its own baseline, so it would change nothing. Leave it "
+            f"out, or use method 'bae'."
         )
     return layout, preset_objectives(chosen, layout, calibration=calibration or "brier", baseline=baseline)
 
@@ -297,13 +292,14 @@ def preset_rule(
 def preset_objectives(
     chosen: Method, layout: Layout, *, calibration: str = "brier", baseline: BaselineName | None = None
 ) -> tuple[Objective, ...]:
-    """Return a method's objectives: correctness pays the first block, a second one the last, well-formed tags each block.
+    """Return the objectives of a method's preset: correctness, then a calibration score or a second attempt, then the tags.
 
-    The second objective is a calibration score where the last block states a confidence, else the reward of a second attempt. A
-    method that gives a completion one number pays it to every block. Tags are paid where the preset says so.
+    Correctness pays the first block. The second objective pays the last block: a calibration score if the block states a
+    confidence, else the reward of a second attempt. Well-formed tags are paid in each block if the preset has a `format`. A
+    method that gives a completion one number pays it to every block.
 
     Args:
-        chosen: the method; without a preset, that of `Preset()`.
+        chosen: the method; without a preset of its own, it gets `Preset()`.
         layout: the blocks that are paid.
         calibration: `brier` or `log_score`.
         baseline: of the second objective; for methods that take baselines, `outcome` if not given.
@@ -320,26 +316,27 @@ def preset_objectives(
         [('brier', ('confidence', 'solution')), ('format', ('solution', 'confidence'))]
     """
     check_known("calibration score", calibration, WORST_SCORE)
-    first, last = layout.names[0], layout.names[-1]
+    first_block, last_block = layout.names[0], layout.names[-1]
     by_block, preset = chosen.kind == "block", chosen.preset or Preset()
-    group, against = ("group", baseline or "outcome") if "baseline" in chosen.inputs else (None, None)
-    # A reward reads the first block it pays; every other block comes after its own.
-    objectives = [Objective("correct", pays=(first,) if by_block else layout.names, baseline=group, if_missing=0.0)]
+    first_baseline, second_baseline = ("group", baseline or "outcome") if "baseline" in chosen.inputs else (None, None)
+    # A reward reads the first of the blocks that it pays, so its own block must stand first.
+    correct_pays = (first_block,) if by_block else layout.names
+    objectives = [Objective("correct", pays=correct_pays, baseline=first_baseline, if_missing=0.0)]
     if preset.calibrated:
         has_confidence = states_confidence(layout)
-        second = Objective(
+        second_objective = Objective(
             calibration if has_confidence else "second_attempt",
-            pays=(last,) if by_block else tuple(dict.fromkeys((last, *layout.names))),
-            given="correct" if has_confidence or against in ("outcome", "blended") else (),
-            baseline=against,
+            pays=(last_block,) if by_block else tuple(dict.fromkeys((last_block, *layout.names))),
+            given="correct" if has_confidence or second_baseline in ("outcome", "blended") else (),
+            baseline=second_baseline,
             if_missing=WORST_SCORE[calibration] if has_confidence else 0.0,
-            options={} if has_confidence else {"first": first},
+            options={} if has_confidence else {"first": first_block},
         )
-        objectives.append(second)
-    # Only tags can be malformed, and a group of well-formed completions gets exactly 0. A tag may be empty: other objectives judge
-    # its text. They also judge a block that is left out, but one number for all blocks counts it as malformed.
+        objectives.append(second_objective)
+    # A tag may be empty here, because other objectives judge its text. If one number pays all blocks, a block that is left out
+    # counts as malformed (`if_missing`); otherwise its own objective judges that.
     if preset.format and layout.segmenters == ("tags",):
-        tags: dict[str, Any] = {"weight": preset.format, "baseline": group, "options": {"empty": True}}
-        formats = [Objective("format", name, name=f"{name}_format", **tags) for name in layout.names]
-        objectives += formats if by_block else [Objective("format", layout.names, if_missing=0.0, **tags)]
+        tag_options: dict[str, Any] = {"weight": preset.format, "baseline": first_baseline, "options": {"empty": True}}
+        format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in layout.names]
+        objectives += format_objectives if by_block else [Objective("format", layout.names, if_missing=0.0, **tag_options)]
     return tuple(objectives)

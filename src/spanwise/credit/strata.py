@@ -1,7 +1,7 @@
-"""Strata, their moments, and the comparison of each number; only this module divides by a group's moment.
+"""Compare numbers with the mean and the deviation of their stratum; no other module divides by a group's moment.
 
-A stratum is the set of completions that share what a baseline is given: nothing (the batch), the prompt (the group), the prompt
-and outcomes. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
+A stratum is a set of completions that are compared with each other: the batch, those of one prompt (a group), or those of one
+prompt with equal outcomes. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError, RewardError, check_known
 from spanwise.types import Comparison, Zero
 
-#: Where epsilon stands when a batch is standardised: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
+#: The place of epsilon in the divisor of a standardised batch: std + eps, sqrt(var + eps) or sqrt(max(var, eps)).
 EpsAt = Literal["std", "variance", "floor"]
 
 _ROWS = 32
@@ -33,20 +33,20 @@ def first_of(wrong: Tensor) -> list[int]:
 
 def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "token") -> None:
     """Refuse an infinite reward before it enters a sum or a mean; NaN is an absent reward."""
-    if bool(reward.sum().isfinite()):  # a finite sum proves quickly that no member is NaN or infinite
+    if bool(reward.sum().isfinite()):  # a finite sum proves that no reward is infinite
         return
-    if first := first_of(reward.isinf()):
-        place = f" at {column} {first[1]}" if len(first) > 1 else ""
+    if indices := first_of(reward.isinf()):
+        at_column = f" at {column} {indices[1]}" if len(indices) > 1 else ""
         raise RewardError(
-            f"The reward of {row} {first[0]} is {float(reward[tuple(first)])}{place}; a reward must be finite, or NaN where it is "
-            f"absent."
+            f"The reward of {row} {indices[0]} is {float(reward[tuple(indices)])}{at_column}; a reward must be finite, or NaN "
+            f"if it is absent."
         )
 
 
 def check_mask(mask_nt: Tensor) -> None:
     """Refuse a mask that is not boolean; 0 and 1 would be read as indices."""
     if mask_nt.dtype != torch.bool:
-        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}; a mask is boolean, pass mask_nt.bool().")
+        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}, and a mask must be boolean; pass mask_nt.bool().")
 
 
 def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: str) -> None:
@@ -56,16 +56,16 @@ def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: st
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Refuse tensors whose sizes differ from the first tensor's, along the indices in their names; None is skipped."""
+    """Refuse tensors whose size differs from the first one's along an index that both names have, such as n in `_nt` and `_nk`."""
     (first_name, first_tensor), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in others:
-        shared = sum(map(eq, first_name.rpartition("_")[2], name.rpartition("_")[2]))
-        if tensor.shape[:shared] != first_tensor.shape[:shared]:
+        shared_axis_count = sum(map(eq, first_name.rpartition("_")[2], name.rpartition("_")[2]))
+        if tensor.shape[:shared_axis_count] != first_tensor.shape[:shared_axis_count]:
             raise AlignmentError(f"{first_name} is {tuple(first_tensor.shape)} but {name} is {tuple(tensor.shape)}.")
 
 
 class Explained(NamedTuple):
-    """Advantages, and the comparison behind each of them.
+    """The advantages of a method, and the comparison behind each of them.
 
     Attributes:
         advantages: float64, one number per completion, or a column per objective.
@@ -89,7 +89,7 @@ class Explained(NamedTuple):
 
 
 def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
-    """Let a method that returns `Explained` be called for its advantages alone; `call_explained` gets both.
+    """Decorate a method that returns `Explained`: called, it returns the advantages; `call_explained` gets the comparison too.
 
     Example:
         >>> import torch
@@ -110,13 +110,13 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
 
 
 def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a method; return its result with the comparison, if the method `explains` it."""
+    """Call a method; return an `Explained` if the method is decorated with `explains`, else what the method returns."""
     if isinstance(estimator, functools.partial):
         return call_explained(estimator.func, *estimator.args, *args, **{**estimator.keywords, **kwargs})
     return getattr(estimator, "explained", estimator)(*args, **kwargs)
 
 
-def comparison_of(
+def build_comparison(
     advantage_n: Float[Tensor, " n"],
     worth_n: Float[Tensor, " n"],
     baseline_n: Float[Tensor, " n"],
@@ -128,30 +128,30 @@ def comparison_of(
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
 ) -> Comparison:
-    """Build the comparison of one column; a lone completion or a NaN divisor has no baseline."""
-    nothing_n = torch.zeros_like(worth_n, dtype=torch.long)
-    known_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
-    reason_n = torch.full_like(nothing_n, int(Zero.NO_SCALE))
+    """Build the `Comparison` of one objective from its parts; a completion that is alone or has a NaN divisor gets no baseline."""
+    zeros_n = torch.zeros_like(worth_n, dtype=torch.long)
+    has_baseline_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
+    reason_n = torch.full_like(zeros_n, int(Zero.NO_SCALE))
     for applies_n, reason in (
-        (known_n, Zero.AT_BASELINE),
+        (has_baseline_n, Zero.AT_BASELINE),
         (equal_n, Zero.ALL_EQUAL),
         (alone_n, Zero.SINGLETON),
         (worth_n.isnan(), Zero.ABSENT),
         (advantage_n != 0, Zero.CREDITED),
     ):
         reason_n.masked_fill_(applies_n, int(reason))
-    columns = {
+    table_columns = {
         "worth_nm": worth_n.double(),
-        "baseline_nm": baseline_n.double().where(known_n, torch.nan),
-        "divisor_nm": divisor_n.double().where(known_n, torch.nan),
-        "stratum_nm": nothing_n - 1 if stratum_n is None else stratum_n,
-        "level_nm": nothing_n,
-        "members_nm": nothing_n if members_n is None else members_n.long(),
-        "averaged_nm": nothing_n if averaged_n is None else averaged_n.where(known_n, 0).long(),
+        "baseline_nm": baseline_n.double().where(has_baseline_n, torch.nan),
+        "divisor_nm": divisor_n.double().where(has_baseline_n, torch.nan),
+        "stratum_nm": zeros_n - 1 if stratum_n is None else stratum_n,
+        "level_nm": zeros_n,
+        "members_nm": zeros_n if members_n is None else members_n.long(),
+        "averaged_nm": zeros_n if averaged_n is None else averaged_n.where(has_baseline_n, 0).long(),
         "reason_nm": reason_n,
-        "about_nm": nothing_n - 1,
+        "about_nm": zeros_n - 1,
     }
-    return Comparison(**{name: column_n[:, None] for name, column_n in columns.items()})
+    return Comparison(**{name: column_n[:, None] for name, column_n in table_columns.items()})
 
 
 def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
@@ -172,14 +172,14 @@ def weighted(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"]) -> 
 
 
 def weights_of(reward_nm: Float[Tensor, "n m"], weight_m: Float[Tensor, " m"] | None) -> Float[Tensor, " m"]:
-    """Return the weight of each reward in float64; 1 if none are given."""
+    """Return the weights of the rewards in float64; without weights, 1 for each reward."""
     weight_m = torch.ones(reward_nm.shape[1]) if weight_m is None else weight_m
     check_counts(weight_m, "weights", reward_nm.T, "rewards", advice="one weight to each reward")
     return weight_m.double().to(reward_nm.device)
 
 
 def as_columns(outcome_no: Float[Tensor, " n *o"]) -> Float[Tensor, "n o"]:
-    """Return outcomes as columns; a vector becomes one column."""
+    """Return outcomes as a table; a vector becomes a table of one column."""
     return outcome_no[:, None] if outcome_no.dim() == 1 else outcome_no
 
 
@@ -196,44 +196,45 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     tensor([0, 1, 0])
     """
     stratum_n = group_index(group_n)
-    known_n = torch.ones_like(stratum_n, dtype=torch.bool)
+    is_known_n = torch.ones_like(stratum_n, dtype=torch.bool)
     for column, outcome_n in enumerate(as_columns(outcome_no).T):
-        known_n = known_n & ~outcome_n.isnan()
-        values, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        dense_n = group_index(stratum_n) if column else stratum_n  # keeps the ids of many outcomes small
-        stratum_n = dense_n * len(values) + outcome_id_n
-    return torch.where(known_n, stratum_n, -1)
+        is_known_n = is_known_n & ~outcome_n.isnan()
+        distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
+        # The strata are numbered anew for each outcome, so that their numbers stay small.
+        dense_stratum_n = group_index(stratum_n) if column else stratum_n
+        stratum_n = dense_stratum_n * len(distinct_outcomes) + outcome_id_n
+    return torch.where(is_known_n, stratum_n, -1)
 
 
 @dataclass(frozen=True)
 class Moments:
     """The count, mean and sum of squared deviations of a value in each stratum, and the stratum of each completion."""
 
-    stratum_n: Int[Tensor, " n"]  # also set for completions without a value; -1 means no stratum
-    member_n: Bool[Tensor, " n"]  # the value is present and in a stratum
-    deviation_n: Float[Tensor, " n"]  # value minus the stratum's mean; exactly 0 in a constant stratum and at non-members
+    stratum_n: Int[Tensor, " n"]  # the number of each completion's stratum; -1: in no stratum
+    member_n: Bool[Tensor, " n"]  # True if the completion has a value and a stratum
+    deviation_n: Float[Tensor, " n"]  # value minus the stratum's mean; exactly 0 in a constant stratum and without a value
     count_s: Float[Tensor, " s"]
     mean_s: Float[Tensor, " s"]
-    square_s: Float[Tensor, " s"]  # sum of squared deviations; an empty stratum has count 0, mean NaN, square 0
+    square_s: Float[Tensor, " s"]  # sum of squared deviations; an empty stratum has count 0, mean NaN and sum 0
 
     def count_n(self) -> Float[Tensor, " n"]:
-        """The number of members of each completion's stratum; 0 if it has no stratum."""
+        """Return the number of members of each completion's stratum; 0 for a completion without a stratum."""
         return self.look_up(self.count_s, 0.0)
 
     def mean_n(self) -> Float[Tensor, " n"]:
-        """The mean of each completion's stratum, itself included; NaN if the stratum has no member."""
+        """Return the mean of each completion's stratum, with the completion itself; NaN if the stratum has no member."""
         return self.look_up(self.mean_s, torch.nan)
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
-        """The standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 if that is undefined."""
+        """Return the standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 if it is undefined."""
         count_s, square_s = self.count_s, self.square_s
         if stand_in_n is not None:
-            joins_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
-            gap_i, stratum_i = (stand_in_n.double() - self.mean_n())[joins_n], self.stratum_n[joins_n]
+            joins_stratum_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
+            gap_i, stratum_i = (stand_in_n.double() - self.mean_n())[joins_stratum_n], self.stratum_n[joins_stratum_n]
             count_s = count_s.index_add(0, stratum_i, torch.ones_like(gap_i))
             square_s = square_s.index_add(0, stratum_i, gap_i.square())
-        free_s = count_s - ddof
-        std_s = torch.where(free_s > 0, square_s / free_s.clamp(min=1.0), 0.0).sqrt()
+        degrees_s = count_s - ddof
+        std_s = torch.where(degrees_s > 0, square_s / degrees_s.clamp(min=1.0), 0.0).sqrt()
         return self.look_up(std_s, 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
@@ -241,23 +242,23 @@ class Moments:
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
-        """Return a stratum's number for each completion; `nowhere` for completions in no stratum (-1)."""
+        """Give each completion the number of its stratum; `nowhere` is the number for completions without a stratum."""
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
-        """The variance inside the other strata, sum of squares over sum of (count - 1); NaN without two members."""
-        free_s = (self.count_s - 1).clamp(min=0.0)
-        free_s, square_s = free_s.sum() - free_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return torch.where(free_s > 0, square_s / free_s.clamp(min=1.0), torch.nan)
+        """Return for each stratum the variance within all others, sum of squares over sum of (count - 1); NaN without any."""
+        degrees_s = (self.count_s - 1).clamp(min=0.0)
+        degrees_s, square_s = degrees_s.sum() - degrees_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
+        return torch.where(degrees_s > 0, square_s / degrees_s.clamp(min=1.0), torch.nan)
 
 
 def moments(
     value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"], *, weight_n: Float[Tensor, " n"] | None = None
 ) -> Moments:
-    """Compute the moments of `value_n` in strata numbered as by `group_index` and `refine` (-1: in none); NaN values are left out.
+    """Compute count, mean and squared deviations of a value in each stratum; NaN values are left out.
 
-    Values are shifted by their stratum's minimum before they are summed, so a constant stratum has deviation exactly 0. Each is
-    counted `weight_n` times; None: once.
+    `stratum_n` is numbered as by `group_index` and `refine`; -1 is no stratum. Values are shifted by their stratum's minimum
+    before they are summed, so a constant stratum has deviation exactly 0. Each is counted `weight_n` times; None: once.
 
     Raises:
         AlignmentError: sizes differ; a number below -1, which is an id of something and no stratum.
@@ -270,25 +271,26 @@ def moments(
     """
     check_counts(value_n, "rewards", stratum_n, "group ids", advice="one id to each completion")
     check_rewards(value_n)
-    lowest, highest = (int(end) for end in stratum_n.aminmax()) if len(stratum_n) else (-1, -1)
-    if lowest < -1:
+    lowest_stratum, highest_stratum = (int(end) for end in stratum_n.aminmax()) if len(stratum_n) else (-1, -1)
+    if lowest_stratum < -1:
         raise AlignmentError(
-            f"There is a stratum {lowest}; strata are numbered from 0 and -1 is none, so give ids of your own to group_index first."
+            f"stratum_n holds {lowest_stratum}; strata are numbered from 0, and -1 means no stratum. Pass group_index(ids) instead "
+            f"of ids of your own."
         )
-    placed_n = stratum_n >= 0
-    if highest > 16 * len(stratum_n):  # large stratum numbers would make a nearly empty table
-        stratum_n, highest = group_index(stratum_n).where(placed_n, -1), len(stratum_n)
-    member_n, slot_n = placed_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
+    in_stratum_n = stratum_n >= 0
+    if highest_stratum > 16 * len(stratum_n):  # large numbers would make a nearly empty table
+        stratum_n, highest_stratum = group_index(stratum_n).where(in_stratum_n, -1), len(stratum_n)
+    member_n, table_row_n = in_stratum_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
     weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
     value_n = value_n.double().where(member_n, torch.inf)
-    nothing_s = torch.zeros(max(highest, 0) + 1, dtype=torch.float64, device=value_n.device)
-    count_s = nothing_s.index_add(0, slot_n, weight_n)
-    low_s = nothing_s.scatter_reduce(0, slot_n, value_n, "amin", include_self=False)
-    above_n = (value_n - low_s[slot_n]).masked_fill_(~member_n, 0.0)
-    mean_above_s = nothing_s.index_add(0, slot_n, weight_n * above_n) / count_s.where(count_s > 0, 1.0)
-    deviation_n = (above_n - mean_above_s[slot_n]).masked_fill_(~member_n, 0.0)
-    mean_s = (low_s + mean_above_s).masked_fill_(count_s <= 0, torch.nan)
-    square_s = nothing_s.index_add(0, slot_n, weight_n * deviation_n.square())
+    zeros_s = torch.zeros(max(highest_stratum, 0) + 1, dtype=torch.float64, device=value_n.device)
+    count_s = zeros_s.index_add(0, table_row_n, weight_n)
+    minimum_s = zeros_s.scatter_reduce(0, table_row_n, value_n, "amin", include_self=False)
+    above_n = (value_n - minimum_s[table_row_n]).masked_fill_(~member_n, 0.0)
+    mean_above_s = zeros_s.index_add(0, table_row_n, weight_n * above_n) / count_s.where(count_s > 0, 1.0)
+    deviation_n = (above_n - mean_above_s[table_row_n]).masked_fill_(~member_n, 0.0)
+    mean_s = (minimum_s + mean_above_s).masked_fill_(count_s <= 0, torch.nan)
+    square_s = zeros_s.index_add(0, table_row_n, weight_n * deviation_n.square())
     return Moments(stratum_n, member_n, deviation_n, count_s, mean_s, square_s)
 
 
@@ -304,7 +306,7 @@ def compare_in_strata(
     stand_in_n: Float[Tensor, " n"] | None = None,
     voter_n: Int[Tensor, " n"] | None = None,
 ) -> Explained:
-    r"""Subtract the stratum mean, divide by its standard deviation or mean if asked, and return the comparison too.
+    r"""Subtract the stratum mean, divide by the stratum's standard deviation or mean if asked, and return the comparison too.
 
     `centred` is the same for the advantages alone.
 
@@ -343,34 +345,34 @@ def compare_in_strata(
         ([0.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333], [0.5, 0.5, 0.5, 0.5])
     """
     check_known("scale", scale, ("none", "std", "mean"))
-    groups, worth_n = moments(value_n, stratum_n), value_n.double()
+    strata, worth_n = moments(value_n, stratum_n), value_n.double()
     stand_in_n = torch.full_like(worth_n, torch.nan) if stand_in_n is None else stand_in_n.double()
     if voter_n is None:
-        count_n, mean_n, advantage_n = groups.count_n(), groups.mean_n(), groups.deviation_n
+        count_n, mean_n, advantage_n = strata.count_n(), strata.mean_n(), strata.deviation_n
         if leave_one_out:
             advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
     elif scale != "none":
         raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
     else:
-        count_n, mean_n, advantage_n = _votes(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
-    instead_n = ~groups.member_n & ~stand_in_n.isnan() & (count_n > 0)
-    advantage_n = torch.where(instead_n, stand_in_n - mean_n, advantage_n)
+        count_n, mean_n, advantage_n = _compare_votes(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
+    uses_stand_in_n = ~strata.member_n & ~stand_in_n.isnan() & (count_n > 0)
+    advantage_n = torch.where(uses_stand_in_n, stand_in_n - mean_n, advantage_n)
     worth_n = torch.where(worth_n.isnan(), stand_in_n, worth_n)
     baseline_n, divisor_n = worth_n - advantage_n, torch.ones_like(advantage_n)
     if scale != "none":
-        spread_n = (mean_n if scale == "mean" else groups.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
-        divided_n = (advantage_n != 0) | ((spread_n > 0) & ~groups.constant_n())
-        divisor_n = torch.where(divided_n, torch.where(spread_n > 0, spread_n, torch.nan), divisor_n)
-        advantage_n = torch.where(spread_n > 0, advantage_n / torch.where(spread_n > 0, spread_n, 1.0), 0.0)
-    is_used_n = (groups.member_n & (count_n >= max(min_stratum, 2))) | instead_n
-    advantage_n = torch.where(is_used_n, advantage_n, 0.0)
+        scale_n = (mean_n if scale == "mean" else strata.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
+        is_divided_n = (advantage_n != 0) | ((scale_n > 0) & ~strata.constant_n())
+        divisor_n = torch.where(is_divided_n, torch.where(scale_n > 0, scale_n, torch.nan), divisor_n)
+        advantage_n = torch.where(scale_n > 0, advantage_n / torch.where(scale_n > 0, scale_n, 1.0), 0.0)
+    is_compared_n = (strata.member_n & (count_n >= max(min_stratum, 2))) | uses_stand_in_n
+    advantage_n = torch.where(is_compared_n, advantage_n, 0.0)
     return Explained(
         advantage_n,
-        comparison_of(
+        build_comparison(
             advantage_n, worth_n, baseline_n, divisor_n,
-            alone_n=~is_used_n, equal_n=groups.member_n & groups.constant_n(),
-            stratum_n=stratum_n.long().where(groups.member_n | instead_n, -1), members_n=count_n,
-            averaged_n=count_n - groups.member_n.double() if leave_one_out else count_n,
+            alone_n=~is_compared_n, equal_n=strata.member_n & strata.constant_n(),
+            stratum_n=stratum_n.long().where(strata.member_n | uses_stand_in_n, -1), members_n=count_n,
+            averaged_n=count_n - strata.member_n.double() if leave_one_out else count_n,
         ),
     )  # fmt: skip
 
@@ -378,22 +380,22 @@ def compare_in_strata(
 centred = explains(compare_in_strata)
 
 
-def _votes(
+def _compare_votes(
     value_n: Tensor, stratum_n: Tensor, voter_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Count the voters of each row's stratum, average their means, and subtract the mean that a row is compared with."""
-    ballot_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    by_voter = moments(value_n, ballot_n)  # vote_u has one mean per voter
+    """Compare each row with the mean of its stratum's voters; return the number of voters, that mean and the advantage."""
+    voter_stratum_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
+    by_voter = moments(value_n, voter_stratum_n)  # the mean of a voter's rows is the vote
     stratum_u = torch.full((len(by_voter.count_s),), -1, dtype=torch.long, device=value_n.device)
-    placed_n = by_voter.stratum_n >= 0
-    stratum_u[by_voter.stratum_n[placed_n]] = stratum_n[placed_n].long()
-    vote_u = centred(by_voter.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    in_stratum_n = by_voter.stratum_n >= 0
+    stratum_u[by_voter.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
+    advantage_u = centred(by_voter.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
     by_stratum = moments(by_voter.mean_s, stratum_u)
     count_n, mean_n = by_voter.look_up(by_stratum.count_n(), 0.0), by_voter.look_up(by_stratum.mean_n(), torch.nan)
-    return count_n, mean_n, by_voter.deviation_n + by_voter.look_up(vote_u, 0.0)
+    return count_n, mean_n, by_voter.deviation_n + by_voter.look_up(advantage_u, 0.0)
 
 
-def standardised(
+def standardise(
     value_n: Float[Tensor, " n"],
     *,
     weight_n: Float[Tensor, " n"] | None = None,
@@ -402,7 +404,9 @@ def standardised(
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    """Standardise values over the batch with weights; return results, mean and divisor; a constant batch gives 0.
+    """Standardise values over the whole batch, with weights; return the results, the mean and the divisor.
+
+    A constant batch gives 0.
 
     A[i] = (v[i] - mean v if shift else v[i]) / (std + eps, sqrt(var + eps) or sqrt(max(var, eps)) by `eps_at`)
     """
@@ -410,16 +414,16 @@ def standardised(
     member_n = ~value_n.isnan() & (weight_n > 0)
     value_n = torch.where(member_n, value_n.double(), torch.nan)
     weight_n = torch.where(member_n, weight_n.double(), 0.0)
-    everyone_n = torch.zeros(len(value_n), dtype=torch.long, device=value_n.device)
-    mean_n = moments(value_n, everyone_n, weight_n=weight_n).mean_n()
+    stratum_n = torch.zeros(len(value_n), dtype=torch.long, device=value_n.device)
+    mean_n = moments(value_n, stratum_n, weight_n=weight_n).mean_n()
     deviation_n = (value_n - mean_n).nan_to_num(nan=0.0)
-    divisor = _divisor(float((weight_n * deviation_n.square()).sum()), float(weight_n.sum()), ddof, eps, eps_at)
-    shifted_n = deviation_n if shift else value_n.nan_to_num(nan=0.0)
+    divisor = _find_divisor(float((weight_n * deviation_n.square()).sum()), float(weight_n.sum()), ddof, eps, eps_at)
+    numerator_n = deviation_n if shift else value_n.nan_to_num(nan=0.0)
     mean = float(mean_n[0]) if shift and len(mean_n) else 0.0
-    return shifted_n / divisor if divisor > 0 else torch.zeros_like(value_n), mean, divisor
+    return numerator_n / divisor if divisor > 0 else torch.zeros_like(value_n), mean, divisor
 
 
-def standardised_tokens(
+def standardise_tokens(
     value_nt: Float[Tensor, "n t"],
     mask_nt: Bool[Tensor, "n t"],
     *,
@@ -428,9 +432,9 @@ def standardised_tokens(
     eps_at: EpsAt = "variance",
     in_place: bool = False,
 ) -> Float[Tensor, "n t"]:
-    """Standardise the values of all tokens of the mask together, in float64; every other token gets exactly 0."""
-    mean, square, total = _token_moments(value_nt, mask_nt)
-    divisor = _divisor(square, total, ddof, eps, eps_at)
+    """Standardise the values of all tokens in the mask together; every other token gets exactly 0."""
+    mean, square_sum, token_count = _measure_tokens(value_nt, mask_nt)
+    divisor = _find_divisor(square_sum, token_count, ddof, eps, eps_at)
     whitened_nt = value_nt if in_place else value_nt.clone()
     if divisor == 0:
         return whitened_nt.zero_()
@@ -439,29 +443,29 @@ def standardised_tokens(
     return whitened_nt
 
 
-def _token_moments(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int]:
-    """Compute mean, sum of squared deviations and number of the values inside the mask."""
-    mean, square, total = 0.0, 0.0, 0
-    zero = value_nt.new_zeros(())
-    # A few rows at a time, so that the float64 copies stay in the cache.
+def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int]:
+    """Compute the mean, the sum of squared deviations and the number of the values inside the mask."""
+    mean, square_sum, count = 0.0, 0.0, 0
+    zero_value = value_nt.new_zeros(())
+    # A few rows at a time, so that their float64 copies stay in the cache.
     for value, mask in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
-        count = int(torch.count_nonzero(mask))
-        if count == 0:
+        new_count = int(torch.count_nonzero(mask))
+        if new_count == 0:
             continue
-        if total == 0:  # deviations from the first value are exactly 0 in a constant batch
+        if count == 0:  # relative to its first value, a constant batch is exactly 0
             mean = float(value.flatten()[mask.flatten().int().argmax()])
-        above = torch.where(mask, value, zero).double().sub_(mean).masked_fill_(~mask, 0.0).flatten()
-        sum_above = float(above.sum())
-        square += float(above.dot(above)) - sum_above**2 / (total + count)
-        mean, total = mean + sum_above / (total + count), total + count
-    return mean, max(square, 0.0), total
+        above_mean = torch.where(mask, value, zero_value).double().sub_(mean).masked_fill_(~mask, 0.0).flatten()
+        sum_above = float(above_mean.sum())
+        square_sum += float(above_mean.dot(above_mean)) - sum_above**2 / (count + new_count)
+        mean, count = mean + sum_above / (count + new_count), count + new_count
+    return mean, max(square_sum, 0.0), count
 
 
-def _divisor(square: float, total: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
-    """Return the divisor of deviations; 0 if there is no deviation or no degree of freedom."""
-    if square <= 0 or total <= max(ddof, 1):
+def _find_divisor(square_sum: float, total_weight: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
+    """Return the number that deviations are divided by; 0 if all are 0 or too few values are left for `ddof`."""
+    if square_sum <= 0 or total_weight <= max(ddof, 1):
         return 0.0
-    variance = square / (total - ddof)
+    variance = square_sum / (total_weight - ddof)
     if eps_at == "std":
         return variance**0.5 + eps
     return (max(variance, eps) if eps_at == "floor" else variance + eps) ** 0.5

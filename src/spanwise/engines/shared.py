@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from spanwise.credit.spread import completed
+from spanwise.credit.spread import fill_missing
 from spanwise.disk import whole_folder
 from spanwise.errors import DataError, refuse
 from spanwise.layout import Layout

@@ -13,7 +13,7 @@ from oracles import slow_gigpo
 from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import anchor_groups, gigpo
 from spanwise.credit.registry import METHODS
-from spanwise.credit.trajectories.rollouts import step_returns, timeline
+from spanwise.credit.trajectories.rollouts import build_timeline, step_returns
 from spanwise.errors import AlignmentError, RecipeError
 
 
@@ -128,7 +128,7 @@ CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
     ("error", "says", "call"),
     [
         (AlignmentError, "Rows 0 and 1", lambda: step_returns(STEP_REWARD, TRAJECTORY, torch.tensor([0, 0, 2, 0, 1, 2]))),
-        (AlignmentError, "6 .* for 5", lambda: timeline(TRAJECTORY, STEP[:5])),
+        (AlignmentError, "6 .* for 5", lambda: build_timeline(TRAJECTORY, STEP[:5])),
         (AlignmentError, "reward_s", lambda: step_returns(STEP_REWARD[:5], TRAJECTORY, STEP)),
         (AlignmentError, "group_s", lambda: gigpo(STEP_REWARD, TASK[:5], TRAJECTORY, STEP, STATE)),
         (AlignmentError, "5 anchor states", lambda: gigpo(*WORKED[:4], STATE[:5])),
@@ -136,8 +136,8 @@ CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
         (AlignmentError, "Trajectory 1", lambda: gagpo(*CROSSED)),
         (RecipeError, "row 1 is a list", lambda: anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])),
         (RecipeError, "row 0 is a int", lambda: anchor_groups(TASK, [1, 2, 3, 4, 5, 6], similarity=0.9)),
-        (RecipeError, "=0.0", lambda: anchor_groups(TASK, STATE, similarity=0.0)),
-        (RecipeError, "=1.0", lambda: anchor_groups(TASK, STATE, similarity=1.0)),
+        (RecipeError, "is 0.0", lambda: anchor_groups(TASK, STATE, similarity=0.0)),
+        (RecipeError, "is 1.0", lambda: anchor_groups(TASK, STATE, similarity=1.0)),
         (RecipeError, "'mean'", lambda: gigpo(*WORKED, reward="mean")),
         (RecipeError, "'mean_norm'", lambda: gigpo(*WORKED, scale="mean_norm")),
         (RecipeError, "'mean_norm'", lambda: gagpo(*WORKED, scale="mean_norm")),

@@ -11,7 +11,7 @@ from scipy.stats import fisher_exact, hypergeom
 from credit_batches import all_of
 from helpers import NAN, assert_close, double
 from oracles import sigmoid, slow_ktae, slow_oar
-from spanwise.credit.methods._refinements import _tables, ktae, oar
+from spanwise.credit.methods._refinements import _tabulate_evidence, ktae, oar
 
 # Four correct completions hold token 1 (4 times in 8 tokens), of four wrong ones only the first does (4 times in 8 tokens).
 IDS = torch.tensor([[1, 2], [1, 3], [1, 4], [1, 5], [1, 1], [1, 1], [6, 7], [8, 9]])
@@ -29,7 +29,7 @@ def ktae_example():
 
 
 def test_ktae_worked_numbers():
-    fisher, gain = _tables(4, 4, True)
+    fisher, gain = _tabulate_evidence(4, 4, True)
     assert fisher[4, 1].item() == pytest.approx(0.751477, abs=1e-6)  # exp(-2 * .142857)
     assert gain[4, 1].item() == pytest.approx(0.548795, abs=1e-6)
     inputs = ktae_example()
@@ -45,8 +45,8 @@ def test_ktae_worked_numbers():
 
 @pytest.mark.parametrize(("right", "wrong"), [(4, 4), (1, 7), (5, 3), (8, 8), (3, 1), (3, 7), (2, 12)])
 def test_fisher_and_information_gain(right, wrong):
-    two_sided, gain = _tables(right, wrong, True)
-    point, _ = _tables(right, wrong, False)
+    two_sided, gain = _tabulate_evidence(right, wrong, True)
+    point, _ = _tabulate_evidence(right, wrong, False)
 
     def entropy(*counts):
         return -sum(c / sum(counts) * math.log2(c / sum(counts)) for c in counts if c)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.commands.shared.task import model_and_task, run_above
-from spanwise.credit.spread import completed
+from spanwise.credit.spread import fill_missing
 from spanwise.engines.sample import end_ids, prompt_ids
 from spanwise.fidelity.rerolls import Roller
 from spanwise.layout import any_index
@@ -84,7 +84,7 @@ def evaluate(
 def _rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
     """Compute each objective's reward of the completions, with `if_missing` for blocks that are left out."""
     scores = score_all(objectives, text, columns=columns)
-    worth_nm = completed(scores, objectives)
+    worth_nm = fill_missing(scores, objectives)
     # An element of the gold list that a completion lacks is wrong; an element too many does not count.
     for m, objective in enumerate(objectives):
         in_gold_n = gold_there(objective, columns) if any_index(objective.name) != objective.name else None

@@ -1,1 +1,1 @@
-"""Methods that no primary source confirms (see the `source` of each)."""
+"""Methods whose formula neither the full paper nor code confirms; see the `source` of each."""

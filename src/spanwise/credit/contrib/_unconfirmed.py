@@ -1,4 +1,4 @@
-"""Methods that no primary source confirms: HA-DW, GRPO-Verif and GAGPO; see the `source` of each."""
+"""Methods whose formula neither the full paper nor code confirms: HA-DW, GRPO-Verif and GAGPO; see the `source` of each."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from spanwise.credit.methods._gigpo import Anchors, anchor_groups
 from spanwise.credit.methods._group_relative import grpo
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import Explained, call_explained, centred, explains, group_index, moments
-from spanwise.credit.trajectories.rollouts import timeline
+from spanwise.credit.trajectories.rollouts import build_timeline
 from spanwise.errors import RecipeError, check_known
 from spanwise.registry import register
 
 
 class HistoryWeight:
-    r"""HA-DW with its memory: call it once per batch with the options of `ha_dw`, and save its state with the run.
+    r"""Apply HA-DW to one batch after another: it moves the expected success rate (the anchor) after each batch.
+
+    Call it once per batch with the options of `ha_dw`, and save its state with the run.
 
     Equation
         anchor after a batch of mean reward y:  (1 - eta_t) anchor + eta_t y,  eta_t = eta * std of the last `window` anchors
@@ -45,7 +47,7 @@ class HistoryWeight:
 
     @property
     def anchor(self) -> float:
-        """The success rate that the next batch is compared with; None before the first batch."""
+        """The success rate that the next batch is compared with; there is none before the first batch."""
         return self._anchors[-1]
 
     def explained(
@@ -62,7 +64,7 @@ class HistoryWeight:
         eps: float = 1e-6,
         min_stratum: int = 2,
     ) -> Explained:
-        """Apply `ha_dw` to one batch, then move the anchor, unless all rewards are absent.
+        """Apply `ha_dw` to one batch, then move the anchor towards its mean reward, if it has a reward.
 
         Args:
             reward_n, group_n, lambda_scale, ddof, eps, min_stratum: see `ha_dw`.
@@ -72,25 +74,28 @@ class HistoryWeight:
             history: number of batches of the moving average; None: the exponential form.
         """
         if window < 2 or (history is not None and history < 1):
-            raise RecipeError(f"window is {window} and history {history}; use at least 2 anchors and 1 batch.")
+            raise RecipeError(
+                f"window is {window} and history is {history}; use a window of 2 or more, a history of 1 or more."
+            )
         self._anchors = self._anchors or [float(anchor)]
         options = {"lambda_scale": lambda_scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
-        weighted = call_explained(ha_dw, reward_n, group_n, anchor=self.anchor, **options)
-        present_i = reward_n[~reward_n.isnan()].double()
-        if len(present_i):
-            self._move(float(present_i.mean()), eta, window, history)
-        return weighted
+        explained = call_explained(ha_dw, reward_n, group_n, anchor=self.anchor, **options)
+        present_reward_i = reward_n[~reward_n.isnan()].double()
+        if len(present_reward_i):
+            self._move(float(present_reward_i.mean()), eta, window, history)
+        return explained
 
     __call__ = explains(explained)
 
-    def _move(self, rate: float, eta: float, window: int, history: int | None) -> None:
+    def _move(self, mean_reward: float, eta: float, window: int, history: int | None) -> None:
+        """Move the anchor after a batch, by the equation of the class."""
         if history is not None:
-            self._rates = [*self._rates, rate][-history:]
+            self._rates = [*self._rates, mean_reward][-history:]
             self._anchors = [sum(self._rates) / len(self._rates)]
             return
-        anchors = torch.tensor(self._anchors[-window:], dtype=torch.float64)
-        eta *= float(anchors.std()) if len(anchors) >= window else 1.0
-        self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * rate][-window:]
+        last_anchors = torch.tensor(self._anchors[-window:], dtype=torch.float64)
+        eta *= float(last_anchors.std()) if len(last_anchors) >= window else 1.0
+        self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * mean_reward][-window:]
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return what a resumed run needs, as plain numbers; empty before the first batch."""
@@ -103,7 +108,9 @@ class HistoryWeight:
             RecipeError: the state is of something else.
         """
         if state and (set(state) != {"anchors", "rates"} or not state["anchors"]):
-            raise RecipeError(f"The state of a HistoryWeight holds 'anchors' and 'rates'; got {', '.join(sorted(state))}.")
+            raise RecipeError(
+                f"The saved state of ha_dw must hold 'anchors' and 'rates', and this one holds {', '.join(sorted(state))}."
+            )
         self._anchors, self._rates = ([float(x) for x in state.get(name, ())] for name in ("anchors", "rates"))
 
 
@@ -111,11 +118,11 @@ class HistoryWeight:
     "ha_dw",
     kind="completion",
     paper="Your Group-Relative Advantage Is Biased, arXiv 2601.08521",
-    source="notes; neither the full paper nor code was read",
+    source="others' accounts of the paper; neither its full text nor code was read",
     preset=Preset(whole=True, per="completion", calibrated=False),
     exceptions={
-        "shift": "the mean reward is compared with a rate of success",
-        "monotone": "the weight falls as the mean of the group rises",
+        "shift": "the weight depends on the mean reward itself, as a rate of success",
+        "monotone": "more reward raises the mean of the group, which lowers the weight",
     },
     memory=HistoryWeight,
     only_with={"eta": ("history", (None,)), "window": ("history", (None,))},
@@ -131,7 +138,7 @@ def ha_dw(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Weight GRPO so that hard prompts gain from success and easy ones lose from failure more than the other way round.
+    r"""Weight the advantages of GRPO: a success counts more on a hard prompt, a failure counts more on an easy one.
 
     Equation
         diff = mean_g r - anchor;   D = -sign(A) sign(diff);   A'[i] = A[i] lambda_scale exp(D |diff|)
@@ -156,10 +163,10 @@ def ha_dw(
         "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521), after a note on it.
     """
     adv_n, comparison = call_explained(grpo, reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
-    diff_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
-    leaning_n = (-adv_n.sign() * diff_n).exp()  # NaN if the group has no rate of success
-    comparison = comparison.rescaled(divisor=torch.where(adv_n == 0, 1.0, 1 / (lambda_scale * leaning_n))[:, None])
-    adv_n = (adv_n * lambda_scale * leaning_n).nan_to_num(nan=0.0)
+    above_anchor_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
+    weight_factor_n = (-adv_n.sign() * above_anchor_n).exp()  # a group without any reward gets NaN
+    comparison = comparison.rescaled(divisor=torch.where(adv_n == 0, 1.0, 1 / (lambda_scale * weight_factor_n))[:, None])
+    adv_n = (adv_n * lambda_scale * weight_factor_n).nan_to_num(nan=0.0)
     return Explained(adv_n, comparison.fitting(adv_n[:, None]))
 
 
@@ -167,7 +174,7 @@ def ha_dw(
     "grpo_verif",
     kind="block",
     paper="GRPO-Verif, arXiv 2511.15137",
-    source="notes; neither the full paper nor code was read",
+    source="others' accounts of the paper; neither its full text nor code was read",
     preset=Preset(),
 )
 @explains
@@ -181,7 +188,7 @@ def grpo_verif(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Standardise the rewards of solution and verification over the group; the verification weighs less.
+    r"""Standardise the rewards of a solution and of its verification over the group; the verification weighs less.
 
     Equation
         A[i, 0] = (r[i, 0] - mean_g r[:, 0]) / (std_g r[:, 0] + eps)
@@ -229,7 +236,7 @@ def grpo_verif(
     "gagpo",
     kind="step",
     paper="Generalized Advantage Grouped Policy Optimization, arXiv 2605.13217",
-    source="notes and worked numbers; neither the full paper nor code was read",
+    source="others' accounts of the paper with worked numbers; neither its full text nor code was read",
     preset=Preset(per="completion", calibrated=False),
     only_with={"ddof": ("scale", ("std",)), "eps": ("scale", ("std",)), "min_stratum": ("scale", ("std",))},
 )
@@ -248,7 +255,7 @@ def gagpo(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Float[Tensor, " s"]:
-    r"""Carry credit backwards through a trajectory with the mean return of each state as its value, without a critic.
+    r"""Compute GAE over the steps of a trajectory without a critic: the value of a state is its mean return in the group.
 
     Equation
         R[t] = sum over k >= t of gamma^(k-t) r[k],   V(u) = mean of R over the steps of the prompt that start in state u
@@ -287,15 +294,15 @@ def gagpo(
         `scale`, off by default. Its ratio per action belongs to the loss.
     """
     check_known("scale", scale, ("none", "std"))
-    line = timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    line.groups(group_s)  # refuses trajectories that cross prompts
-    return_s = line.backward_sum(reward_s, decay=gamma)
+    timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
+    timeline.groups(group_s)  # this refuses a trajectory with rows of two prompts
+    return_s = timeline.backward_sum(reward_s, decay=gamma)
     state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
-    # An unknown state is a stratum of its own.
-    alone_s = len(state_s) + torch.arange(len(state_s), device=state_s.device)
-    value_s = moments(return_s, torch.where(state_s < 0, alone_s, state_s)).mean_n()
-    later_s = torch.where(line.next_s >= 0, gamma * value_s[line.next_s], 0.0)
-    advantage_s = line.backward_sum((reward_s.double() + later_s) - value_s, decay=gamma * lam)
+    # Each unknown state gets a stratum of its own, so that it is compared with no other.
+    own_stratum_s = len(state_s) + torch.arange(len(state_s), device=state_s.device)
+    value_s = moments(return_s, torch.where(state_s < 0, own_stratum_s, state_s)).mean_n()
+    next_value_s = torch.where(timeline.next_s >= 0, gamma * value_s[timeline.next_s], 0.0)
+    advantage_s = timeline.backward_sum((reward_s.double() + next_value_s) - value_s, decay=gamma * lam)
     if scale == "none":
         return advantage_s.nan_to_num(nan=0.0)
     return centred(advantage_s, group_index(group_s), scale=scale, ddof=ddof, eps=eps, min_stratum=min_stratum)

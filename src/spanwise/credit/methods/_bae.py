@@ -1,4 +1,4 @@
-"""Every block its own reward: Blockwise Advantage Estimation with a baseline for each, and DCPO, standardised over the group."""
+"""Methods that give each block its own advantage: Blockwise Advantage Estimation and DCPO."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.baselines import advantage_columns
+from spanwise.credit.baselines import compare_columns
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import Explained, explains
 from spanwise.objective import BaselineName, ScaleName
@@ -48,7 +48,7 @@ def bae(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Explained:
-    r"""Give each block its own advantage: its reward minus what completions with the same outcomes so far earn there.
+    r"""Give each block its own advantage: its reward minus the mean reward of completions with the same outcomes before it.
 
     Equation
         A[i, k] = r[i, k] - b_k[i],  b_k the mean of r[:, k] over the completions that share with i:
@@ -89,11 +89,11 @@ def bae(
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231). The paper's stratum mean includes the
         completion itself, as here by default. The preset adds a price on malformed tags; `bae_paper` is without it.
     """
-    columns = reward_nk.shape[1]
+    column_count = reward_nk.shape[1]
     outcome_no = reward_nk[:, :1] if outcome_no is None else outcome_no
-    given_k = [(), *[range(outcome_no.shape[1])] * (columns - 1)] if given_k is None else given_k
-    by_column = {
-        "baseline": ["group", *[baseline] * (columns - 1)] if isinstance(baseline, str) else baseline,
+    given_k = [(), *[range(outcome_no.shape[1])] * (column_count - 1)] if given_k is None else given_k
+    options_by_column = {
+        "baseline": ["group", *[baseline] * (column_count - 1)] if isinstance(baseline, str) else baseline,
         "outcome_no": [outcome_no[:, list(given)] if len(given) else None for given in given_k],
         "by_outcome_n2": None if by_outcome_nk2 is None else by_outcome_nk2.unbind(dim=1),
         "judged": judged_k,
@@ -102,14 +102,14 @@ def bae(
         "if_missing": if_missing_k,
     }
     options = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "ddof": ddof, "eps": eps, "voter_n": voter_n}
-    return advantage_columns(reward_nk, group_n, by_column, **options)
+    return compare_columns(reward_nk, group_n, options_by_column, **options)
 
 
 @register(
     "dcpo",
     kind="block",
     paper="DCPO, arXiv 2603.09117",
-    source="the authors' code; the paper through notes",
+    source="the authors' code, and others' accounts of the paper",
     preset=Preset(),
 )
 @explains
@@ -122,7 +122,7 @@ def dcpo(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Standardise the reward of each block over the group, whatever the outcome of the blocks before it.
+    r"""Standardise the reward of each block over the group; the outcomes of the blocks before it do not matter.
 
     Equation
         A[i, k] = (r[i, k] - mean_g r[:, k]) / (std_g r[:, k] + eps)
@@ -140,8 +140,8 @@ def dcpo(
         min_stratum: smaller groups get 0.
 
     Edge cases:
-        A group of one and a block whose reward is constant in the group give exactly 0. What
-        is missing gets at most sqrt(G - 1) in size, however close to each other the others are.
+        A group of one and a block whose reward is constant in the group give exactly 0. What is missing gets at most
+        sqrt(G - 1) in size, however close to each other the others are.
 
     Example:
         >>> import torch
@@ -156,5 +156,5 @@ def dcpo(
     Reference:
         "DCPO" (arXiv 2603.09117) and its code, which takes the tokens before the confidence for the first block.
     """
-    by_column = {"scale": ["std"] * reward_nk.shape[1], "if_missing": if_missing_k}
-    return advantage_columns(reward_nk, group_n, by_column, ddof=ddof, eps=eps, min_stratum=min_stratum)
+    options_by_column = {"scale": ["std"] * reward_nk.shape[1], "if_missing": if_missing_k}
+    return compare_columns(reward_nk, group_n, options_by_column, ddof=ddof, eps=eps, min_stratum=min_stratum)

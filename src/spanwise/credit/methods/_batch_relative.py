@@ -1,4 +1,4 @@
-"""Standardised over the whole batch: GDPO, REINFORCE++ and REINFORCE++-baseline."""
+"""Methods that standardise over the whole batch: GDPO, REINFORCE++ and REINFORCE++-baseline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.baselines import advantage_columns
+from spanwise.credit.baselines import compare_columns
 from spanwise.credit.recursion import lambda_advantage
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import (
@@ -19,8 +19,8 @@ from spanwise.credit.strata import (
     explains,
     group_index,
     moments,
-    standardised,
-    standardised_tokens,
+    standardise,
+    standardise_tokens,
     weighted,
     weights_of,
 )
@@ -32,7 +32,7 @@ from spanwise.types import Zero
     "gdpo",
     kind="completion",
     paper="GDPO, arXiv 2601.05242",
-    source="the code of four implementations, the authors' among them; the paper through notes",
+    source="the code of four implementations, the authors' among them, and others' accounts of the paper",
     preset=Preset(whole=True, per="completion"),
     exceptions={"split": "standardised over the batch"},
 )
@@ -49,7 +49,7 @@ def gdpo(
     conflict: float | None = None,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Compare a completion with its group in each reward separately, and add the standardised results.
+    r"""Standardise each reward over the group, add up the rewards of a completion, and standardise the sums over the batch.
 
     Equation
         S[i] = sum_m w_m (r[i, m] - mean_g r[:, m]) / (std_g r[:, m] + eps)
@@ -86,28 +86,30 @@ def gdpo(
         Liu et al. 2026, "GDPO" (arXiv 2601.05242), after four implementations of it; `multi_objective_aggregation=
         "normalize_then_sum"` in TRL. `conflict` is GD2PO (arXiv 2606.16771) as the authors' code has it.
     """
-    weight_m, scaling = weights_of(reward_nm, weight_m), {"scale": "std", "ddof": ddof, "eps": eps}
-    adv_nm, explained = advantage_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
-    part_nm = adv_nm * weight_m
-    summed_n, size_n = part_nm.sum(dim=1), part_nm.abs().sum(dim=1)
-    summed_n = torch.where(summed_n.abs() > 1e-12 * size_n, summed_n, 0.0)  # no rounding error if rewards cancel
-    summed_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, summed_n)
-    conflict = conflict if len(weight_m) > 1 else None  # one reward contradicts nothing
+    weight_m = weights_of(reward_nm, weight_m)
+    scaling: dict[str, Any] = {"scale": "std", "ddof": ddof, "eps": eps}
+    adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
+    weighted_adv_nm = adv_nm * weight_m
+    adv_sum_n, abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
+    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * abs_sum_n, adv_sum_n, 0.0)  # rewards that cancel give exactly 0
+    adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
+    conflict = conflict if len(weight_m) > 1 else None  # a single reward has no other to contradict
     if conflict is not None:
-        disagrees_n = (part_nm > 1e-8).any(dim=1) & (part_nm < -1e-8).any(dim=1)
-        nearly_cancels_n = summed_n.abs() < conflict * (size_n + 1e-6)  # at the bound too, as in the authors' code
-        kept_n = ~(disagrees_n & nearly_cancels_n)
-        share_n = moments(kept_n.double().where(~summed_n.isnan(), torch.nan), group_index(group_n)).mean_n()
-        summed_n = torch.where(kept_n, summed_n * share_n, torch.nan)
+        disagrees_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
+        nearly_cancels_n = adv_sum_n.abs() < conflict * (abs_sum_n + 1e-6)
+        is_kept_n = ~(disagrees_n & nearly_cancels_n)
+        kept_share_n = moments(is_kept_n.double().where(~adv_sum_n.isnan(), torch.nan), group_index(group_n)).mean_n()
+        adv_sum_n = torch.where(is_kept_n, adv_sum_n * kept_share_n, torch.nan)
     weight_n = None if length_n is None else length_n.double()
     shift = length_n is not None or conflict is not None
     options: dict[str, Any] = {"shift": shift, "ddof": ddof, "eps": eps, "eps_at": eps_at}
-    adv_n, _, divisor = standardised(summed_n, weight_n=weight_n, **options)
-    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # a sum of one reward is the weighted reward
-        explained = replace(explained, worth_nm=weight_m * explained.worth_nm, baseline_nm=weight_m * explained.baseline_nm)
-        return Explained(adv_n, explained.rescaled(divisor=divisor).fitting(adv_n[:, None]))
-    total_n = weighted(reward_nm.double(), weight_m).sum(dim=1)
-    sum_comparison = compare_in_strata(total_n, group_index(group_n), min_stratum=min_stratum).comparison
+    adv_n, _, divisor = standardise(adv_sum_n, weight_n=weight_n, **options)
+    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # the baseline of a single reward explains the advantage
+        worth_nm, baseline_nm = weight_m * comparison.worth_nm, weight_m * comparison.baseline_nm
+        comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
+        return Explained(adv_n, comparison.rescaled(divisor=divisor).fitting(adv_n[:, None]))
+    reward_sum_n = weighted(reward_nm.double(), weight_m).sum(dim=1)
+    sum_comparison = compare_in_strata(reward_sum_n, group_index(group_n), min_stratum=min_stratum).comparison
     return Explained(adv_n, sum_comparison.unexplained(adv_n[:, None]))
 
 
@@ -130,7 +132,7 @@ def reinforce_plus_plus(
     eps: float = 1e-8,
     eps_at: EpsAt = "variance",
 ) -> Float[Tensor, "n t"]:
-    r"""Compare the return of a token with the returns of all trainable tokens of the batch.
+    r"""Standardise the return of each token over all trainable tokens of the batch.
 
     Equation
         G[k] = r[k] + gamma G[k+1] over the trainable tokens k of a completion
@@ -166,9 +168,9 @@ def reinforce_plus_plus(
     return_nt = lambda_advantage(reward_nt, None, mask_nt, gamma=gamma, lam=1.0)
     if not whiten:
         return return_nt
-    if not bool(reward_nt.sum().isfinite()):  # a finite sum proves quickly that no reward is absent
+    if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         mask_nt = mask_nt & ~(reward_nt.isnan() & mask_nt).any(dim=1, keepdim=True)
-    return standardised_tokens(return_nt, mask_nt, ddof=ddof, eps=eps, eps_at=eps_at, in_place=True)
+    return standardise_tokens(return_nt, mask_nt, ddof=ddof, eps=eps, eps_at=eps_at, in_place=True)
 
 
 @register(
@@ -179,7 +181,7 @@ def reinforce_plus_plus(
     preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "split": "standardised over the tokens of the batch",
-        "constant": "the mean over tokens is subtracted from every group, unless zero_constant_groups",
+        "constant": "the mean over tokens is subtracted from every group, unless zero_constant_groups is set",
     },
 )
 @explains
@@ -194,7 +196,7 @@ def reinforce_plus_plus_baseline(
     zero_constant_groups: bool = False,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Compare a completion with its group, in units of the batch, in which each completion counts as often as it has tokens.
+    r"""Subtract the group's mean, then standardise over the batch, where a completion counts as often as it has tokens.
 
     Equation
         c[i] = r[i] - mean_g r
@@ -226,20 +228,21 @@ def reinforce_plus_plus_baseline(
         Hu 2025, "REINFORCE++" (arXiv 2501.03262), as verl and OpenRLHF (`reinforce_baseline`) have it.
     """
     stratum_n = group_index(group_n)
-    groups = moments(reward_n, stratum_n)
-    is_member_n = groups.member_n & (groups.count_n() >= max(min_stratum, 2))
+    group_moments = moments(reward_n, stratum_n)
+    is_member_n = group_moments.member_n & (group_moments.count_n() >= max(min_stratum, 2))
     if zero_constant_groups:
-        is_member_n &= groups.std_n(ddof=0) > 0
+        is_member_n &= group_moments.std_n(ddof=0) > 0
     centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
     options: dict[str, Any] = {"weight_n": length_n.double(), "ddof": ddof, "eps": eps, "eps_at": eps_at}
-    adv_n, mean, divisor = standardised(torch.where(is_member_n, centred_n, torch.nan), **options)
-    counts_n1 = (is_member_n & (length_n > 0))[:, None] & (divisor > 0)
-    scaled = replace(comparison.rescaled(divisor=divisor, shift=mean), averaged_nm=torch.zeros_like(comparison.averaged_nm))
-    nothing = comparison.unexplained(adv_n[:, None])
-    reason_n1 = torch.where((length_n > 0)[:, None], int(Zero.NO_SCALE), int(Zero.EMPTY))
-    nothing = replace(
-        nothing, reason_nm=torch.where(nothing.reason_nm == int(Zero.AT_BASELINE), reason_n1, nothing.reason_nm)
-    )
-    return Explained(
-        adv_n, scaled.fitting(adv_n[:, None]).where(counts_n1, comparison.where(centred_n[:, None] == 0, nothing))
-    )
+    adv_n, batch_mean, divisor = standardise(torch.where(is_member_n, centred_n, torch.nan), **options)
+    adv_n1, has_tokens_n1 = adv_n[:, None], (length_n > 0)[:, None]
+    scaled_comparison = comparison.rescaled(divisor=divisor, shift=batch_mean).fitting(adv_n1)
+    scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
+    unscaled_comparison = comparison.unexplained(adv_n1)
+    zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))
+    is_at_baseline_n1 = unscaled_comparison.reason_nm == int(Zero.AT_BASELINE)
+    reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, unscaled_comparison.reason_nm)
+    unscaled_comparison = replace(unscaled_comparison, reason_nm=reason_nm)
+    is_scaled_n1 = is_member_n[:, None] & has_tokens_n1 & (divisor > 0)
+    unscaled_comparison = comparison.where(centred_n[:, None] == 0, unscaled_comparison)
+    return Explained(adv_n, scaled_comparison.where(is_scaled_n1, unscaled_comparison))

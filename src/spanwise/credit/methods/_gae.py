@@ -1,4 +1,4 @@
-"""GAE over the trainable tokens, with the critic's target, and SAE: lambda decays only where a new segment opens."""
+"""Methods that read a critic's values: GAE, and SAE, where lambda decays only at the start of a new segment."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from spanwise.credit.recursion import lambda_advantage
 from spanwise.credit.registry import METHODS, Preset
-from spanwise.credit.strata import check_mask, check_shapes, first_of, standardised_tokens
+from spanwise.credit.strata import check_mask, check_shapes, first_of, standardise_tokens
 from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 
 _ROWS = 64
-#: The side of the cut on which an unlikely token lies, see `sae`.
+#: The options for an unlikely token at a cut: it starts the next segment, or ends the segment before, see `sae`.
 BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 
 
@@ -43,7 +43,7 @@ def gae(
     ddof: int = 1,
     eps: float = 1e-8,
 ) -> Float[Tensor, "n t"]:
-    r"""Mix one-step surprises of the critic with exponential weights, over the trainable tokens only.
+    r"""Add up the critic's errors at a token and at all later ones, each weighted by lambda to the power of its distance.
 
     Equation
         A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam A[k+1], k over the trainable tokens
@@ -91,14 +91,14 @@ def gae(
         Yue et al. 2025, "VAPO" (arXiv 2504.05118) for the length-adaptive lambda; Kazemnejad et al. 2024, "VinePPO"
         (arXiv 2410.01679) and Guo et al. 2025, "Segment Policy Optimization" (arXiv 2505.23564) for spans.
     """
-    mixing: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
-    advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, **mixing, bootstrap_n=bootstrap_n)
+    lambda_options: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
+    advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, **lambda_options, bootstrap_n=bootstrap_n)
     if not whiten:
         return advantage_nt
     absent_n = (reward_nt.isnan() & mask_nt).any(dim=1)
     if bootstrap_n is not None:
         absent_n |= bootstrap_n.isnan()
-    return standardised_tokens(advantage_nt, mask_nt & ~absent_n[:, None], ddof=ddof, eps=eps, in_place=True)
+    return standardise_tokens(advantage_nt, mask_nt & ~absent_n[:, None], ddof=ddof, eps=eps, in_place=True)
 
 
 def value_target(
@@ -110,7 +110,7 @@ def value_target(
     lam: float | Float[Tensor, " n"] = 1.0,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute the target of the critic: its value plus the GAE with a lambda of its own.
+    r"""Compute the target that the critic is fitted to: its value plus the GAE, with a lambda of the critic's own.
 
     Equation
         target[k] = V[k] + A_lam[k]; the return itself at lam = 1
@@ -141,7 +141,7 @@ def value_target(
     "sae",
     kind="token",
     paper="Segmental Advantage Estimation, arXiv 2601.07320",
-    source="notes and reviews; the paper's full text was not read and there is no public code",
+    source="others' accounts and reviews of the paper; its full text was not read, and there is no public code",
     preset=Preset(per="completion", calibrated=False),
     only_with={"lam": ("length_adaptive_alpha", (None,))},
 )
@@ -158,7 +158,7 @@ def sae(
     boundary: Literal["start", "end"] = "start",
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""Trust the critic only where the policy was surprised: bootstrap from the first token of each segment.
+    r"""Compute GAE over segments instead of tokens: lambda counts only at unlikely tokens, where a new segment starts.
 
     Equation
         A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam_k A[k+1], k over the trainable tokens
@@ -199,54 +199,47 @@ def sae(
     check_shapes(reward_nt=reward_nt, logp_nt=logp_nt)
     check_mask(mask_nt)
     boundary_nt = SaeSegments(threshold, boundary)._boundaries(logp_nt, mask_nt)
-    mixing: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
-    return lambda_advantage(reward_nt, value_nt, mask_nt, **mixing, boundary_nt=boundary_nt, bootstrap_n=bootstrap_n)
+    lambda_options: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
+    return lambda_advantage(reward_nt, value_nt, mask_nt, **lambda_options, boundary_nt=boundary_nt, bootstrap_n=bootstrap_n)
 
 
 @dataclass(frozen=True)
 class SaeSegments:
-    """Segments as SAE cuts them: at tokens that are less probable than a threshold.
-
-    Attributes:
-        threshold: tokens less probable than this are boundaries.
-        boundary: whether such a token starts a segment or ends one.
-
-    Raises:
-        RecipeError: a threshold below 0, another boundary.
-    """
+    """The rule by which SAE cuts a completion into segments: at tokens that are less probable than a threshold."""
 
     threshold: float = 0.2
-    boundary: Literal["start", "end"] = "start"
+    boundary: Literal["start", "end"] = "start"  # whether an improbable token starts a segment or ends one
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:
-            raise RecipeError(f"threshold is {self.threshold}; it is a probability, and 0 makes no boundary at all.")
+            raise RecipeError(
+                f"threshold is {self.threshold}; it is a probability, so write 0 (no boundary at all) or more."
+            )
         check_known("boundary", self.boundary, BOUNDARIES)
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
-        """Return the segments of a method under its options; None if it has no segments.
+        """Return the rule that a method cuts segments by, under its options; None for a method without segments.
 
         >>> SaeSegments.of("gae", {}), SaeSegments.of("sae", {"threshold": 0.5})
         (None, SaeSegments(threshold=0.5, boundary='start'))
         """
-        defaults = METHODS[method].options if method is not None and method in METHODS else {}
-        if not {"threshold", "boundary"} <= set(defaults):
+        default_options = METHODS[method].options if method is not None and method in METHODS else {}
+        if not {"threshold", "boundary"} <= set(default_options):
             return None
-        settings = {**defaults, **(options or {})}
-        return SaeSegments(float(settings["threshold"]), settings["boundary"])
+        chosen_options = {**default_options, **(options or {})}
+        return SaeSegments(float(chosen_options["threshold"]), chosen_options["boundary"])
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """Mark the tokens that `sae` bootstraps from; ignore marks at masked tokens (and at the first, under "start")."""
-        if bool(logp_nt.sum().isnan()) and (
-            bad_entry := first_of(logp_nt.isnan() & mask_nt)
-        ):  # a quick check of all values first
+        """Mark the tokens at which lambda counts; marks at masked tokens (and under "start" at the first) have no effect."""
+        # The sum is NaN if any number is, and takes less time than a search.
+        if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
             i, t = bad_entry
             raise RewardError(
-                f"The log-probability of completion {i} is nan at trainable token {t}; give that of every sampled token."
+                f"The log-probability of completion {i} is nan at trainable token {t}; give a number for every sampled token."
             )
         unlikely_nt = logp_nt < (math.log(self.threshold) if self.threshold > 0 else -math.inf)
-        return unlikely_nt if self.boundary == "start" else _after(unlikely_nt, mask_nt)
+        return unlikely_nt if self.boundary == "start" else _move_to_next(unlikely_nt, mask_nt)
 
     def opens(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
         """Mark the trainable tokens that open a segment; the first token of a completion always does.
@@ -259,12 +252,12 @@ class SaeSegments:
         return mask_nt & (self._boundaries(logp_nt, mask_nt) | (mask_nt.cumsum(dim=1) == 1))
 
 
-def _after(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-    """Move each flag to the next trainable token of its completion."""
+def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
+    """Move the flag of each trainable token to the next trainable token of its completion."""
     next_flag_nt = torch.zeros_like(flag_nt)
-    place_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
+    doubled_position_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
     for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
-        # The latest trainable token so far, with its flag as the lowest bit; -2 (no flag) if there is none yet.
-        latest = torch.where(mask_nt[rows], place_t + flag_nt[rows], -2).cummax(dim=1).values
-        next_flag_nt[rows, 1:] = (latest[:, :-1] & 1).bool()
+        # Twice the position of the latest trainable token, plus 1 if it is flagged; -2 if there is none yet.
+        latest_trainable = torch.where(mask_nt[rows], doubled_position_t + flag_nt[rows], -2).cummax(dim=1).values
+        next_flag_nt[rows, 1:] = (latest_trainable[:, :-1] & 1).bool()
     return next_flag_nt

@@ -1,4 +1,4 @@
-"""GiGPO: the episode against its group, and each step against the steps taken from the same state."""
+"""GiGPO: compare each episode with those of its prompt, and each step with the steps taken from the same state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import centred, check_counts, group_index, moments
-from spanwise.credit.trajectories.rollouts import OutcomeName, timeline
+from spanwise.credit.trajectories.rollouts import OutcomeName, build_timeline
 from spanwise.errors import RecipeError, check_known
 from spanwise.registry import register
 
@@ -46,7 +46,7 @@ def gigpo(
     eps: float = 1e-6,
     min_stratum: int = 2,
 ) -> Float[Tensor, " s"]:
-    r"""Compare the episode with the episodes of its prompt, and each step with the steps taken from the same state.
+    r"""Compare each episode with those of its prompt, and each step with the steps taken from the same state.
 
     Equation
         A[t] = episode_weight * A_E(j) + step_weight * A_S[t]
@@ -92,56 +92,59 @@ def gigpo(
     check_known("scale", scale, ("none", "std"))
     check_known("unit for episode moments", over, ("rows", "trajectories"))
     check_known("rule for singletons", singleton, ("zero", "raw"))
-    line = timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    reward_j, group_j = line.outcome(reward_s, reward), line.groups(group_s)
+    timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
+    reward_j, group_j = timeline.outcome(reward_s, reward), timeline.groups(group_s)
     options = {"scale": scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
     if over == "rows":
-        episode_s = _episode(reward_j[line.index_s], group_s, singleton, options)
+        episode_adv_s = _compare_episodes(reward_j[timeline.index_s], group_s, singleton, options)
     else:
-        episode_s = _episode(reward_j, group_j, singleton, options)[line.index_s]
-    return_s = line.backward_sum(reward_s, decay=gamma)
-    within_s = centred(return_s, anchor_groups(group_s, anchor_s, similarity=similarity), **options)
-    return episode_weight * episode_s + step_weight * within_s
+        episode_adv_s = _compare_episodes(reward_j, group_j, singleton, options)[timeline.index_s]
+    return_s = timeline.backward_sum(reward_s, decay=gamma)
+    step_adv_s = centred(return_s, anchor_groups(group_s, anchor_s, similarity=similarity), **options)
+    return episode_weight * episode_adv_s + step_weight * step_adv_s
 
 
-def _episode(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
-    group_n = group_index(group_n)  # ids may be negative
+def _compare_episodes(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
+    """Compare rewards with those of their group; with `singleton` "raw" an episode without others gets its own reward."""
+    group_n = group_index(group_n)  # a caller's ids may be negative
     advantage_n = centred(reward_n, group_n, **options)
     if singleton == "zero":
         return advantage_n
-    groups = moments(reward_n, group_n)
-    undivided_n = reward_n / (1.0 + options["eps"]) if options["scale"] == "std" else reward_n
-    return torch.where(groups.member_n & (groups.count_n() == 1), undivided_n, advantage_n)
+    group_moments = moments(reward_n, group_n)
+    raw_advantage_n = reward_n / (1.0 + options["eps"]) if options["scale"] == "std" else reward_n
+    return torch.where(group_moments.member_n & (group_moments.count_n() == 1), raw_advantage_n, advantage_n)
 
 
 def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
-    """Number the states of each prompt; -1 is an unknown state (None). With a `similarity` texts need not be equal."""
+    """Give equal states of one prompt the same number; an unknown state (None) gets -1. `similarity` groups similar texts."""
     check_counts(anchor_s, "anchor states", group_s, "prompt ids", advice="one of each to every row")
     if similarity is not None and not 0.0 < similarity < 1.0:
-        raise RecipeError(f"similarity={similarity} must lie between 0 and 1; use None to compare states exactly.")
+        raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)
-    pairs: list[Any] = list(zip(group_s.tolist(), states, strict=True))
-    # Each text joins the first state whose first text it resembles, so here the order of rows matters.
-    firsts: dict[int, list[SequenceMatcher]] = {}
-    numbers: dict[tuple[int, Any], int] = {}  # the number of every text seen so far
-    for row, (prompt, state) in enumerate(pairs):
+    keys: list[Any] = list(zip(group_s.tolist(), states, strict=True))
+    # A text gets the number of the first earlier text that it resembles, so the order of rows matters here.
+    matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
+    number_of_text: dict[tuple[int, Any], int] = {}
+    for row, (prompt, state) in enumerate(keys):
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
-            advice = "which cannot be compared by equality; turn it into a string or a tuple"
+            advice = "and states are compared by equality; turn it into a string or a tuple"
             advice = advice if similarity is None else "and only texts have a similarity; use similarity=None"
             raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}, {advice}.")
-        if similarity is not None and state is not None and (prompt, state) not in numbers:
-            numbers[prompt, state] = _nearest(str(state), firsts.setdefault(prompt, []), similarity)
-    names = pairs if similarity is None else [(prompt, numbers.get((prompt, state), -1)) for prompt, state in pairs]
-    known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)
-    return torch.where(known_s, group_index(names).to(group_s.device), -1)
+        if similarity is not None and state is not None and (prompt, state) not in number_of_text:
+            matchers = matchers_by_prompt.setdefault(prompt, [])
+            number_of_text[prompt, state] = _find_text(str(state), matchers, similarity)
+    if similarity is not None:
+        keys = [(prompt, number_of_text.get((prompt, state), -1)) for prompt, state in keys]
+    is_known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)
+    return torch.where(is_known_s, group_index(keys).to(group_s.device), -1)
 
 
-def _nearest(state: str, firsts: list[SequenceMatcher], similarity: float) -> int:
-    """Return the number of the first known text that the given text resembles, or a new number."""
-    for number, matcher in enumerate(firsts):
+def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -> int:
+    """Return the number of the first earlier text that a text resembles, or a new number if it resembles none."""
+    for number, matcher in enumerate(matchers):
         matcher.set_seq1(state)
-        # Two cheap upper bounds of the ratio come first.
+        # Two upper bounds of the ratio are tested first, because they cost less than the ratio.
         if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= similarity and matcher.ratio() >= similarity:
             return number
-    firsts.append(SequenceMatcher(None, "", state))
-    return len(firsts) - 1
+    matchers.append(SequenceMatcher(None, "", state))
+    return len(matchers) - 1

@@ -1,4 +1,4 @@
-"""One number per completion against its group: GRPO, Dr. GRPO, RLOO, MaxRL, OPO and RLCR."""
+"""Methods that compare one number per completion with its group: GRPO, DrGRPO, RLOO, MaxRL, OPO and RLCR."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from spanwise.credit.registry import Preset
 from spanwise.credit.strata import (
     Explained,
+    build_comparison,
     check_rewards,
     compare_in_strata,
-    comparison_of,
     explains,
     first_of,
     group_index,
@@ -136,7 +136,7 @@ def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_strat
     "maxrl",
     kind="completion",
     paper="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
-    source="the code of SkyRL and prime-rl; the paper through notes",
+    source="the code of SkyRL and prime-rl, and others' accounts of the paper",
     preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "negative": "the mean reward is a divisor, and 0 means failure",
@@ -177,8 +177,8 @@ def maxrl(
     if bad_row := first_of(reward_n < 0):
         (i,) = bad_row
         raise RewardError(
-            f"The reward of completion {i} is {float(reward_n[i]):g}; maxrl divides by the group's mean and takes rewards of 0 "
-            f"(failure) and more only. Use rewards in [0, 1] or another method, such as rloo."
+            f"The reward of completion {i} is {float(reward_n[i]):g}. maxrl divides by the mean reward of the group, so rewards "
+            f"must be 0 (failure) or more. Use rewards from 0 to 1, or another method, such as rloo."
         )
     return compare_in_strata(reward_n, group_index(group_n), scale="mean", eps=eps, min_stratum=min_stratum)
 
@@ -198,7 +198,7 @@ def opo(
     length_n: Int[Tensor, " n"] | Float[Tensor, " n"],
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Compare a completion with the mean of its group in which each completion counts as often as it has tokens.
+    r"""Compare a completion with the mean of its group, where a completion counts as often as it has tokens.
 
     Equation
         A[i] = r[i] - (sum_g L r) / (sum_g L)
@@ -221,20 +221,21 @@ def opo(
         Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline" (arXiv 2505.23585), as verl has it.
     """
     stratum_n = group_index(group_n)
-    compared, worth_n = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
+    plain_comparison, worth_n = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
     baseline_n = moments(reward_n, stratum_n, weight_n=length_n.double()).mean_n()
-    alone_n, equal_n = ((compared.reason_nm == int(reason))[:, 0] for reason in (Zero.SINGLETON, Zero.ALL_EQUAL))
-    advantage_n = torch.where(alone_n, 0.0, worth_n - baseline_n).nan_to_num(nan=0.0)
-    return Explained(advantage_n, comparison_of(
-        advantage_n, worth_n, baseline_n, torch.ones_like(worth_n), alone_n=alone_n, equal_n=equal_n,
-        stratum_n=compared.stratum_nm[:, 0], members_n=compared.members_nm[:, 0],
+    reason_n = plain_comparison.reason_nm[:, 0]
+    is_alone_n, is_all_equal_n = reason_n == int(Zero.SINGLETON), reason_n == int(Zero.ALL_EQUAL)
+    advantage_n = torch.where(is_alone_n, 0.0, worth_n - baseline_n).nan_to_num(nan=0.0)
+    return Explained(advantage_n, build_comparison(
+        advantage_n, worth_n, baseline_n, torch.ones_like(worth_n), alone_n=is_alone_n, equal_n=is_all_equal_n,
+        stratum_n=plain_comparison.stratum_nm[:, 0], members_n=plain_comparison.members_nm[:, 0],
     ))  # fmt: skip
 
 
 _RLCR: Mapping[str, Any] = {
     "kind": "completion",
     "paper": "Beyond Binary Rewards, arXiv 2507.16806",
-    "source": "the authors' code; the paper through notes",
+    "source": "the authors' code, and others' accounts of the paper",
 }
 
 
@@ -276,6 +277,6 @@ def rlcr(
         a recipe the one number is spread over each block's tokens by itself (`per: block`), as `bae` spreads its own, so that
         the two differ in the credit alone; `per: completion` weighs all tokens alike.
     """
-    check_rewards(reward_nm, column="reward")  # two infinite rewards would cancel to NaN, an absent reward
-    total_n = weighted(reward_nm.double(), weights_of(reward_nm, weight_m)).sum(dim=1)
-    return compare_in_strata(total_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)
+    check_rewards(reward_nm, column="reward")  # two infinite rewards would cancel to NaN in the sum
+    reward_sum_n = weighted(reward_nm.double(), weights_of(reward_nm, weight_m)).sum(dim=1)
+    return compare_in_strata(reward_sum_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)

@@ -1,4 +1,4 @@
-"""KTAE: tokens that go with correct completions of their prompt get more; OAR: tokens that matter for the answer."""
+"""Refinements: KTAE pays tokens that occur in correct completions more, OAR those that matter for the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spanwise.registry import register
     "ktae",
     kind="refinement",
     paper="KTAE, arXiv 2505.16826",
-    source="the authors' code; the paper through notes",
+    source="the authors' code, and others' accounts of the paper",
     only_with={"top": ("form", ("code",))},
 )
 def ktae(
@@ -38,7 +38,7 @@ def ktae(
     b: float = 0.5,
     floor: float = 1e-5,
 ) -> Float[Tensor, "n t"]:
-    r"""Add to any method's advantages how strongly each token's presence goes with correctness inside the prompt's group.
+    r"""Add to each token's advantage how strongly completions with that token tend to be correct, inside its group.
 
     Equation
         over the completions of a group, with T correct and F wrong ones, for each token id w:
@@ -81,73 +81,69 @@ def ktae(
     check_rewards(correct_n)
     check_known("form of KTAE", form, ("paper", "code"))
     reshaped_nt = torch.where(mask_nt, adv_nt, 0.0)
-    dense_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
-    for g in dense_n[dense_n >= 0].unique():
-        row_i = (dense_n == g).nonzero().squeeze(1)
-        mask_it, right_i = mask_nt[row_i], correct_n[row_i] > 0
-        if bool(right_i.all()) or not bool(right_i.any()) or not bool(mask_it.any()):
+    group_index_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
+    for g in group_index_n[group_index_n >= 0].unique():
+        row_i = (group_index_n == g).nonzero().squeeze(1)
+        mask_it, is_right_i = mask_nt[row_i], correct_n[row_i] > 0
+        if bool(is_right_i.all()) or not bool(is_right_i.any()) or not bool(mask_it.any()):
             continue
         id_w, word_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
-        member_u, words = mask_it.nonzero()[:, 0], len(id_w)
-        holds_wi = torch.zeros(words, len(right_i), dtype=torch.bool, device=ids_nt.device)
-        holds_wi[word_u, member_u] = True
-        right_w, wrong_w = holds_wi[:, right_i].sum(dim=1), holds_wi[:, ~right_i].sum(dim=1)
-        right, wrong, right_u = int(right_i.sum()), int((~right_i).sum()), right_i[member_u]
-        fisher, gain = _tables(right, wrong, form == "code")
-        evidence_w = (h1 * fisher + h2 * gain).to(ids_nt.device)[right_w, wrong_w] / (1.0 if form == "paper" else h1 + h2)
-        right_tf_w, wrong_tf_w = (_frequency(word_u, side_u, words, k1, b) for side_u in (right_u, ~right_u))
-        direction_w = _direction(right_w.double() / right, wrong_w.double() / wrong, right_tf_w, wrong_tf_w, h3, floor)
+        row_u = mask_it.nonzero()[:, 0]
+        holds_wi = torch.zeros(len(id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
+        holds_wi[word_u, row_u] = True
+        right_w, wrong_w = holds_wi[:, is_right_i].sum(dim=1), holds_wi[:, ~is_right_i].sum(dim=1)
+        right, wrong, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_u]
+        fisher_ab, gain_ab = _tabulate_evidence(right, wrong, form == "code")
+        term_size, divisor = (1.0, 1.0) if form == "paper" else (2 * top, h1 + h2)
+        evidence_w = (h1 * fisher_ab + h2 * gain_ab).to(ids_nt.device)[right_w, wrong_w] / divisor
+        right_tf_w, wrong_tf_w = (_count_frequency(word_u, side_u, len(id_w), k1, b) for side_u in (is_right_u, ~is_right_u))
+        tf_gap_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
+        direction_w = (right_w.double() / right).sqrt().asin() - (wrong_w.double() / wrong).sqrt().asin() + h3 * tf_gap_w
         term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
-        term_it[mask_it] = (1.0 if form == "paper" else 2 * top) * (torch.sigmoid((evidence_w * direction_w)[word_u]) - 0.5)
+        term_it[mask_it] = term_size * (torch.sigmoid((evidence_w * direction_w)[word_u]) - 0.5)
         reshaped_nt[row_i] = (reshaped_nt[row_i] + term_it).to(adv_nt.dtype)
     return reshaped_nt
 
 
-def _frequency(word_u: Tensor, side_u: Tensor, words: int, k1: float, b: float) -> Float[Tensor, " w"]:
-    """Compute the term frequency of each word among the tokens of one side, the right or the wrong completions."""
-    share_w = torch.bincount(word_u[side_u], minlength=words).double() / side_u.sum().clamp(min=1)
-    length = float(side_u.sum()) / (len(side_u) / 2)
-    return share_w * (k1 + 1) / (share_w + k1 * (1 - b + b * length)).clamp(min=1e-300)
-
-
-def _direction(
-    right_w: Tensor, wrong_w: Tensor, right_tf_w: Tensor, wrong_tf_w: Tensor, h3: float, floor: float
-) -> Float[Tensor, " w"]:
-    """Compute D of each word from its term frequency and the share of completions that hold it, on both sides."""
-    ratio_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
-    return right_w.sqrt().asin() - wrong_w.sqrt().asin() + h3 * ratio_w
+def _count_frequency(word_u: Tensor, on_side_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
+    """Compute the term frequency of each word among the tokens that `on_side_u` marks, of right or of wrong completions."""
+    share_of_word_w = torch.bincount(word_u[on_side_u], minlength=word_count).double() / on_side_u.sum().clamp(min=1)
+    length_ratio = float(on_side_u.sum()) / (len(on_side_u) / 2)
+    return share_of_word_w * (k1 + 1) / (share_of_word_w + k1 * (1 - b + b * length_ratio)).clamp(min=1e-300)
 
 
 @lru_cache(maxsize=256)
-def _tables(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
-    """Compute exp(-2 p) of Fisher's test and the information gain, by the counts `a` of right and `b` of wrong completions."""
+def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
+    """Compute Fisher's exp(-2 p) and the information gain of a token that `a` right and `b` wrong completions hold."""
     a_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
     b_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     probability_ab = (_log_choose(right, a_ab) + _log_choose(wrong, b_ab) - _log_choose(right + wrong, a_ab + b_ab)).exp()
-    p_ab = probability_ab
-    if two_sided:  # sum all tables with the same margins that are at most as probable, up to rounding
-        p_ab = torch.zeros_like(probability_ab)
+    p_value_ab = probability_ab
+    if two_sided:  # the p-value adds all tables with the same margins that are at most as probable
+        p_value_ab = torch.zeros_like(probability_ab)
         for a in range(right + 1):
-            b = (a_ab + b_ab).long() - a  # wrong holders, in the table with `a` right holders and as many holders in all
-            other_ab = torch.where((b >= 0) & (b <= wrong), probability_ab[a][b.clamp(0, wrong)], 0.0)
-            p_ab += torch.where(other_ab <= probability_ab * (1 + 1e-7), other_ab, 0.0)
-    fisher_ab = torch.where(p_ab > 1 - 1e-9, 0.0, (-2 * p_ab).exp())
-    total = right + wrong
-    holders_entropy = (a_ab + b_ab) / total * (_entropy(a_ab, b_ab))
-    others_entropy = (total - a_ab - b_ab) / total * _entropy(right - a_ab, wrong - b_ab)
-    prior = _entropy(torch.tensor(float(right)).double(), torch.tensor(float(wrong)).double())
-    return fisher_ab, (prior - holders_entropy - others_entropy).clamp(min=0.0)
+            matching_b_ab = (a_ab + b_ab).long() - a  # the table with this `a` must have as many holders
+            is_table_ab = (matching_b_ab >= 0) & (matching_b_ab <= wrong)
+            other_probability_ab = torch.where(is_table_ab, probability_ab[a][matching_b_ab.clamp(0, wrong)], 0.0)
+            p_value_ab += torch.where(other_probability_ab <= probability_ab * (1 + 1e-7), other_probability_ab, 0.0)
+    fisher_ab = torch.where(p_value_ab > 1 - 1e-9, 0.0, (-2 * p_value_ab).exp())
+    completion_count = right + wrong
+    holders_entropy_ab = (a_ab + b_ab) / completion_count * _compute_entropy(a_ab, b_ab)
+    others_entropy_ab = (completion_count - a_ab - b_ab) / completion_count * _compute_entropy(right - a_ab, wrong - b_ab)
+    prior_entropy = _compute_entropy(torch.tensor(float(right)).double(), torch.tensor(float(wrong)).double())
+    return fisher_ab, (prior_entropy - holders_entropy_ab - others_entropy_ab).clamp(min=0.0)
 
 
 def _log_choose(n: int, k: Tensor) -> Tensor:
-    n_all = torch.full_like(k, n)
-    return (n_all + 1).lgamma() - (k + 1).lgamma() - (n_all - k + 1).lgamma()
+    """Compute the logarithm of "n choose k" for each entry of k."""
+    tensor_of_n = torch.full_like(k, n)
+    return (tensor_of_n + 1).lgamma() - (k + 1).lgamma() - (tensor_of_n - k + 1).lgamma()
 
 
-def _entropy(x: Tensor, y: Tensor) -> Tensor:
-    """Compute the entropy of two counts, in bits; 0 if both are 0."""
-    share = x / (x + y).clamp(min=1.0), y / (x + y).clamp(min=1.0)
-    return -(torch.xlogy(share[0], share[0]) + torch.xlogy(share[1], share[1])) / math.log(2)
+def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:
+    """Compute the entropy of a choice between x and y items, in bits; 0 if both are 0."""
+    x_share, y_share = x / (x + y).clamp(min=1.0), y / (x + y).clamp(min=1.0)
+    return -(torch.xlogy(x_share, x_share) + torch.xlogy(y_share, y_share)) / math.log(2)
 
 
 @register(
@@ -208,19 +204,22 @@ def oar(
             continue
         if not bool((importance_u >= 0).all()):
             raise RewardError(f"An importance of completion {i} is {float(importance_u.amin()):g}; it must be 0 or more.")
-        weight_u = _weights(importance_u, quantile, beta, floor, eps)
+        weight_u = _weigh_tokens(importance_u, quantile, beta, floor, eps)
         if sum_to_length:
             weight_u = weight_u / weight_u.mean()
         reshaped_nt[i, mask_t] = (adv_nt[i, mask_t] * weight_u).to(adv_nt.dtype)
     return reshaped_nt
 
 
-def _weights(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:
+def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:
+    """Turn the importance of a completion's tokens into their weights."""
     level_u = importance_u.log1p()
-    low, high = level_u.aminmax()
-    level_u = (level_u - low) / (high - low if high > low else 1.0)
-    rank = quantile * (len(level_u) - 1)  # linear between neighbours as in torch.quantile, which refuses long inputs
-    ordered_u, below = level_u.sort().values, int(rank)
-    edge = torch.lerp(ordered_u[below], ordered_u[min(below + 1, len(level_u) - 1)], rank - below)
-    shrunk_u, grown_u = (level_u / (edge + eps)).clamp(min=floor), 1 + beta * (level_u - edge) / (1 - edge + eps)
-    return torch.where(level_u < edge, shrunk_u, grown_u)
+    lowest, highest = level_u.aminmax()
+    level_u = (level_u - lowest) / (highest - lowest if highest > lowest else 1.0)
+    rank = quantile * (len(level_u) - 1)  # torch.quantile interpolates alike, but refuses long inputs
+    sorted_u, rank_below = level_u.sort().values, int(rank)
+    next_rank = min(rank_below + 1, len(level_u) - 1)
+    split_level = torch.lerp(sorted_u[rank_below], sorted_u[next_rank], rank - rank_below)
+    shrunk_weight_u = (level_u / (split_level + eps)).clamp(min=floor)
+    grown_weight_u = 1 + beta * (level_u - split_level) / (1 - split_level + eps)
+    return torch.where(level_u < split_level, shrunk_weight_u, grown_weight_u)

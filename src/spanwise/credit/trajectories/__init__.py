@@ -1,1 +1,1 @@
-"""Steps of multi-turn trajectories: anchors, returns, one vote per trajectory, merged rows."""
+"""Credit for trajectories of several turns, and their turns as rows or as merged sequences."""

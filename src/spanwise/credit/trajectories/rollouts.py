@@ -1,4 +1,4 @@
-"""Credit for rows that are turns: each rollout has one vote, and each turn is paid on its own tokens.
+"""Compute credit for rows that are turns: each rollout has one vote, and each turn is paid on its own tokens.
 
 A reward is a fact of the rollout, which all its turns share, or of one turn; see `Objective.scope`.
 """
@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit.assign import assign, sum_reasons
+from spanwise.credit.assign import assign, explain_sum
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
-from spanwise.credit.spread import completed, paid_blocks, summed
+from spanwise.credit.spread import fill_missing, paid_blocks, sum_rewards
 from spanwise.credit.strata import check_counts, check_rewards, check_shapes, compare_in_strata, first_of, group_index
 from spanwise.errors import AlignmentError, RecipeError, check_known
 from spanwise.objective import Objective, ScopeName
@@ -28,95 +28,95 @@ OutcomeName = Literal["last", "sum"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The place of each row in its trajectory."""
+    """The trajectory of each row, and the order of the rows in it."""
 
-    index_s: Int[Tensor, " s"]  # dense trajectory number, in the order of `trajectory_s.unique()`
-    next_s: Int[Tensor, " s"]  # row of the trajectory's next step; -1 at its last step
-    left_s: Int[Tensor, " s"]  # how many steps of the trajectory are left
-    names: Sequence[Hashable]  # what error messages call each row's trajectory
+    index_s: Int[Tensor, " s"]  # the number of each row's trajectory, in the order of `trajectory_s.unique()`
+    next_s: Int[Tensor, " s"]  # the row of the trajectory's next step; -1 at its last step
+    left_s: Int[Tensor, " s"]  # how many steps of the trajectory come after the row
+    names: Sequence[Hashable]  # the name of each row's trajectory in error messages
 
     @property
     def last_j(self) -> Int[Tensor, " j"]:
-        """Return the row of each trajectory's last step."""
+        """The row of each trajectory's last step."""
         return self.last_with(self.left_s == 0)
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
         order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         order = order[self.index_s[order].argsort(stable=True)]
-        size_j = self.index_s.bincount()
-        return order[size_j.cumsum(dim=0) - size_j]
+        step_count_j = self.index_s.bincount()
+        return order[step_count_j.cumsum(dim=0) - step_count_j]
 
     def backward_sum(self, value_s: Float[Tensor, " s"], *, decay: float) -> Float[Tensor, " s"]:
-        """Sum the values from each step to the end in float64, weighted by decay^distance; NaN spreads backwards."""
+        """Sum the values from each step to the trajectory's end, weighted by decay^distance; a NaN makes all sums before it NaN."""
         total_s = value_s.double().clone()
-        by_left_s, count_w = self.left_s.argsort(stable=True), self.left_s.bincount()
-        for rows in by_left_s.split(count_w.tolist())[1:]:
-            # This rounds twice, as a plain loop does, so a repeated step gives exactly 0.
-            later = decay * total_s[self.next_s[rows]]
-            total_s[rows] = total_s[rows] + later
+        order_by_left, row_counts = self.left_s.argsort(stable=True), self.left_s.bincount()
+        for row_indices in order_by_left.split(row_counts.tolist())[1:]:
+            # The product is rounded before the sum, as in a plain loop, so that a step that is met twice gives exactly 0.
+            discounted_total = decay * total_s[self.next_s[row_indices]]
+            total_s[row_indices] = total_s[row_indices] + discounted_total
         return total_s
 
-    def added(self, value_s: Tensor) -> Tensor:
-        """Sum the whole numbers or flags of each trajectory, for one column or several."""
+    def add_up(self, value_s: Tensor) -> Tensor:
+        """Add up the whole numbers or flags of each trajectory's rows, for one column or several."""
         total_j = torch.zeros((len(self.index_s.unique()), *value_s.shape[1:]), dtype=torch.long, device=value_s.device)
         return total_j.index_add(0, self.index_s, value_s.long())
 
     def outcome(self, reward_s: Float[Tensor, " s"], reward: OutcomeName) -> Float[Tensor, " j"]:
         """Return the reward of each trajectory's last step, or the sum over its steps."""
         check_known("trajectory reward", reward, ("last", "sum"))
-        return reward_s[self.last_j].double() if reward == "last" else self.totals(reward_s)
+        return reward_s[self.last_j].double() if reward == "last" else self.sum_exactly(reward_s)
 
-    def totals(self, value_s: Tensor) -> Float[Tensor, " j"]:
-        """Sum exactly, so that equal totals stay equal in any order and constant groups stay constant."""
-        parts: list[list[float]] = [[] for _ in self.last_j]
+    def sum_exactly(self, value_s: Tensor) -> Float[Tensor, " j"]:
+        """Add up the numbers of each trajectory's rows without rounding errors, so that equal totals are equal in any order."""
+        values_j: list[list[float]] = [[] for _ in self.last_j]
         for j, value in zip(self.index_s.tolist(), value_s.tolist(), strict=True):
-            parts[j].append(value)
-        return torch.tensor([math.fsum(values) for values in parts], dtype=torch.float64, device=value_s.device)
+            values_j[j].append(value)
+        return torch.tensor([math.fsum(values) for values in values_j], dtype=torch.float64, device=value_s.device)
 
     def groups(self, group_s: Int[Tensor, " s"] | Sequence[Hashable]) -> Int[Tensor, " j"]:
-        """Return the dense group of each trajectory."""
-        index_s, names = group_index(group_s), _plain(group_s)
-        last_s = self.last_j[self.index_s]
-        if row_at := first_of(index_s != index_s[last_s]):
-            (row,) = row_at
+        """Return the number of each trajectory's group; refuse a trajectory with rows of two groups."""
+        group_index_s, last_row_s = group_index(group_s), self.last_j[self.index_s]
+        if bad_rows := first_of(group_index_s != group_index_s[last_row_s]):
+            row, group_ids = bad_rows[0], _as_list(group_s)
             raise AlignmentError(
-                f"Trajectory {self.names[row]!r} has rows of prompt {names[row]!r} and of prompt {names[int(last_s[row])]!r}; "
-                f"give the trajectories of different prompts different ids."
+                f"Trajectory {self.names[row]!r} has rows of prompt {group_ids[row]!r} and of prompt "
+                f"{group_ids[int(last_row_s[row])]!r}; give the trajectories of different prompts different ids."
             )
-        return index_s[self.last_j]
+        return group_index_s[self.last_j]
 
 
-def timeline(
+def build_timeline(
     trajectory_s: Int[Tensor, " s"] | Sequence[Hashable],
     step_s: Int[Tensor, " s"],
     **rows: Float[Tensor, " s"] | Int[Tensor, " s"],
 ) -> Timeline:
-    """Order the rows of each trajectory by step number, with gaps allowed; refuse infinite rewards and uneven `rows`."""
+    """Order the rows of each trajectory by step number, where gaps are allowed; check the sizes of `rows` and their rewards."""
     if rows and isinstance(trajectory_s, Tensor):
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
     check_counts(trajectory_s, "trajectory ids", step_s, "step numbers", advice="one of each to every row")
-    index_s, names = group_index(trajectory_s), _plain(trajectory_s)
+    index_s, trajectory_ids = group_index(trajectory_s), _as_list(trajectory_s)
     order = step_s.argsort(stable=True)
     order = order[index_s[order].argsort(stable=True)]
-    index_o, step_o = index_s[order], step_s[order]
-    follows_o = index_o[1:] == index_o[:-1]
-    if repeated_step := first_of(follows_o & (step_o[1:] == step_o[:-1])):
-        row, later_row = sorted(order[repeated_step[0] : repeated_step[0] + 2].tolist())
+    ordered_index_o, ordered_step_o = index_s[order], step_s[order]
+    same_trajectory_o = ordered_index_o[1:] == ordered_index_o[:-1]
+    if repeated_step := first_of(same_trajectory_o & (ordered_step_o[1:] == ordered_step_o[:-1])):
+        earlier_row, later_row = sorted(order[repeated_step[0] : repeated_step[0] + 2].tolist())
         raise AlignmentError(
-            f"Rows {row} and {later_row} are both step {int(step_s[row])} of trajectory {names[row]!r}; number the steps of a "
-            f"trajectory differently, and give the trajectories of different prompts different ids."
+            f"Rows {earlier_row} and {later_row} are both step {int(step_s[earlier_row])} of trajectory "
+            f"{trajectory_ids[earlier_row]!r}; give each step of a trajectory its own number, and the trajectories of different "
+            f"prompts different ids."
         )
     next_s = torch.full_like(order, -1)
-    next_s[order[:-1][follows_o]] = order[1:][follows_o]
-    end_j = index_s.bincount().cumsum(dim=0)
-    left_s = torch.empty_like(order)
-    left_s[order] = end_j[index_o] - 1 - torch.arange(len(order), device=order.device)
-    return Timeline(index_s, next_s, left_s, names)
+    next_s[order[:-1][same_trajectory_o]] = order[1:][same_trajectory_o]
+    end_position_j = index_s.bincount().cumsum(dim=0)
+    steps_left_s = torch.empty_like(order)
+    steps_left_s[order] = end_position_j[ordered_index_o] - 1 - torch.arange(len(order), device=order.device)
+    return Timeline(index_s, next_s, steps_left_s, trajectory_ids)
 
 
-def _plain(ids: Tensor | Sequence[Hashable]) -> Sequence[Hashable]:
+def _as_list(ids: Tensor | Sequence[Hashable]) -> Sequence[Hashable]:
     return ids.tolist() if isinstance(ids, Tensor) else ids
 
 
@@ -172,130 +172,136 @@ def assign_turns(
         (tensor([ 0.5000,  0.5000, -0.5000], dtype=torch.float64), tensor([2, 2, 1]))
     """
     entry = find(method) if isinstance(method, str) else method
-    line = timeline(trajectory_s, step_s)
-    group_j = line.groups(group_s)
-    length_jk, present_sk = line.added(length_sk), length_sk > 0
-    data = dict(inputs or {})
-    cut_s = data.get("truncated_n")
-    cut_j = None if cut_s is None else line.added(cut_s) > 0
-    rule: dict[str, Any] = {"block_names": block_names, "method": entry, **options}
+    timeline, present_sk = build_timeline(trajectory_s, step_s), length_sk > 0
+    group_j, length_jk = timeline.groups(group_s), timeline.add_up(length_sk)
+    inputs, options = dict(inputs or {}), {"block_names": block_names, "method": entry, **options}
+    truncated_s = inputs.get("truncated_n")
+    truncated_j = None if truncated_s is None else timeline.add_up(truncated_s) > 0
     if entry.kind == "token":
-        _refuse_split(line, entry)
-        credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=data, **rule)
+        _refuse_split(timeline, entry)
+        credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
     elif entry.kind == "step":
-        data |= {"trajectory_s": line.index_s, "step_s": step_s}
-        at_turns = _step_scores(scores, line, objectives)
-        credit = assign(at_turns, group_s, present_sk, objectives=objectives, inputs=data, **rule)
-        # The rollout's advantage is the reason if a step gets 0.
-        at_rollouts = _rollout_scores(scores, line, objectives, add_turns=True)
-        whole = compare_in_strata(summed(at_rollouts, objectives), group_j).comparison
-        whole = sum_reasons(whole, at_rollouts, objectives, group_j, grouped=True, truncated_n=cut_j).take(line.index_s)
-        adv_nm, comparison = credit.explained
-        comparison = replace(comparison, reason_nm=whole.reason_nm, about_nm=whole.about_nm)
+        inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
+        turn_scores = _score_steps(scores, timeline, objectives)
+        credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
+        # If a step gets 0, the comparison of its whole rollout gives the reason.
+        rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
+        rollout_comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
+        rollout_comparison = explain_sum(
+            rollout_comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=truncated_j
+        )
+        rollout_comparison, (adv_nm, comparison) = rollout_comparison.take(timeline.index_s), credit.explained
+        comparison = replace(comparison, reason_nm=rollout_comparison.reason_nm, about_nm=rollout_comparison.about_nm)
         credit = replace(credit, comparison=comparison.fitting(adv_nm))
     else:
-        turn_m = torch.tensor([o.scope == "turn" and entry.kind == "block" for o in objectives])
-        at_rollouts = _rollout_scores(scores, line, objectives, add_turns=entry.kind == "completion")
-        data = {"length_n": length_jk.sum(dim=1), "truncated_n": cut_j}
-        credit = assign(at_rollouts, group_j, length_jk > 0, objectives=_weighing(objectives, ~turn_m), inputs=data, **rule)
-        credit, filled_s = credit.take(line.index_s), length_sk.sum(dim=1) > 0
-        last_s = torch.zeros_like(filled_s).index_fill(0, line.last_with(filled_s), True) & filled_s  # the decision to stop
+        is_turn_m = torch.tensor([o.scope == "turn" and entry.kind == "block" for o in objectives])
+        rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=entry.kind == "completion")
+        inputs = {"length_n": length_jk.sum(dim=1), "truncated_n": truncated_j}
+        rollout_objectives = _weigh_some(objectives, ~is_turn_m)
+        credit = assign(rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=inputs, **options)
+        credit, has_tokens_s = credit.take(timeline.index_s), length_sk.sum(dim=1) > 0
+        is_last_s = torch.zeros_like(has_tokens_s).index_fill(0, timeline.last_with(has_tokens_s), True) & has_tokens_s
         credit = replace(
             credit,
             block_nk=torch.where(present_sk, credit.block_nk, 0.0),
-            stop_n=torch.where(last_s, credit.stop_n, 0.0),
-            count_m=torch.full(turn_m.shape, len(group_j)),
+            stop_n=torch.where(is_last_s, credit.stop_n, 0.0),
+            count_m=torch.full(is_turn_m.shape, len(group_j)),
         )
-        if bool(turn_m.any()):
-            shared = at_rollouts.take(line.index_s)  # an objective of a turn may be given an outcome of the rollout
-            masks = {name: turn_m.view(-1, *(1 for _ in table.shape[2:])) for name, table in _tables(scores).items()}
-            own_tables = {name: torch.where(m, getattr(scores, name), getattr(shared, name)) for name, m in masks.items()}
-            at_turns = replace(shared, **own_tables)
-            data = {"voter_n": line.index_s, "truncated_n": cut_s}
-            turn_credit = assign(
-                at_turns, group_s, present_sk, objectives=_weighing(objectives, turn_m), inputs=data, **rule
-            )
-            counts = torch.where(turn_m, len(group_s), len(group_j))
-            credit = replace(_added(credit, turn_credit, turn_m), count_m=counts)
+        if bool(is_turn_m.any()):
+            turn_scores = rollout_scores.take(timeline.index_s)  # a turn's objective may depend on a rollout's outcome
+            tables: dict[str, Any] = {}
+            for name, table in _objective_tables(scores).items():
+                is_turn_column = is_turn_m.view(-1, *(1 for _ in table.shape[2:]))
+                tables[name] = torch.where(is_turn_column, table, getattr(turn_scores, name))
+            turn_scores, turn_objectives = replace(turn_scores, **tables), _weigh_some(objectives, is_turn_m)
+            inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
+            turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=inputs, **options)
+            count_m = torch.where(is_turn_m, len(group_s), len(group_j))
+            credit = replace(_add_credits(credit, turn_credit, is_turn_m), count_m=count_m)
     mean_length = length_jk.sum(dim=1).double().mean()
-    return replace(credit, length_nk=length_jk[line.index_s], mean_length_n=mean_length.expand(len(group_s)))
+    return replace(credit, length_nk=length_jk[timeline.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
 
-def _refuse_split(line: Timeline, entry: Method) -> None:
-    """Refuse a method over tokens if a rollout is more than one row."""
-    split_s = line.left_s > 0
-    if bool(split_s.any()):
-        rows = torch.nonzero(line.index_s == line.index_s[split_s][0]).squeeze(1).tolist()
+def _refuse_split(timeline: Timeline, entry: Method) -> None:
+    """Refuse a method that credits tokens if a rollout has more than one row."""
+    has_next_s = timeline.left_s > 0
+    if bool(has_next_s.any()):
+        row_indices = torch.nonzero(timeline.index_s == timeline.index_s[has_next_s][0]).squeeze(1).tolist()
         raise RecipeError(
-            f"Method '{entry.name}' runs over the tokens of a rollout from its end, and rows {rows[:6]} are turns of one; "
-            f"each would end where its turn ends. Merge the turns of a rollout into one row, or use an outcome method or 'gigpo'."
+            f"Method '{entry.name}' needs all tokens of a rollout in one row, and rows {row_indices[:6]} are turns of one rollout. "
+            f"Merge the turns of a rollout into one row, or use a method that credits completions or steps, such as 'gigpo'."
         )
 
 
-def _added(rollouts: Credit, turns: Credit, turn_m: Bool[Tensor, " m"]) -> Credit:
-    """Add the credit of rollouts' objectives to that of turns' objectives, `turn_m`."""
-    columns = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
-    picked: dict[str, Any] = {name: torch.where(turn_m, getattr(turns, name), getattr(rollouts, name)) for name in columns}
+def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"]) -> Credit:
+    """Add the credit of the objectives that are facts of rollouts to that of the objectives that are facts of turns."""
+    table_names = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
+    tables: dict[str, Any] = {
+        name: torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name)) for name in table_names
+    }
     return replace(
         rollouts,
         block_nk=rollouts.block_nk + turns.block_nk,
         stop_n=rollouts.stop_n + turns.stop_n,
-        comparison=turns.explained[1].where(turn_m, rollouts.explained[1]),
-        **picked,
+        comparison=turns.explained[1].where(is_turn_m, rollouts.explained[1]),
+        **tables,
     )
 
 
-def _weighing(objectives: Sequence[Objective], kept_m: Tensor) -> list[Objective]:
-    """Return the objectives, with weight 0 for each that `kept_m` leaves out."""
-    return [o if keeps else replace(o, weight=0.0) for o, keeps in zip(objectives, kept_m.tolist(), strict=True)]
+def _weigh_some(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
+    """Return the objectives, with weight 0 for each whose `has_weight_m` is False."""
+    pairs = zip(objectives, has_weight_m.tolist(), strict=True)
+    return [objective if has_weight else replace(objective, weight=0.0) for objective, has_weight in pairs]
 
 
-def _rollout_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
-    """Return one row per rollout: the last turn that has the reward, or with `add_turns` the sum of turns' rewards."""
-    rows_jm = torch.stack([line.last_with(~gone_s) for gone_s in _not_here(scores).T], dim=1)
-    columns = torch.arange(len(objectives), device=rows_jm.device)
-    last_tables: dict[str, Any] = {name: table[rows_jm, columns] for name, table in _tables(scores).items()}
-    whole_sm = completed(scores, objectives)
+def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
+    """Return the scores of rollouts: the reward of the last turn that has it, or with `add_turns` the sum over turns."""
+    is_elsewhere_sm, reward_sm = _mark_elsewhere(scores), fill_missing(scores, objectives)
+    row_jm = torch.stack([timeline.last_with(~is_elsewhere_s) for is_elsewhere_s in is_elsewhere_sm.T], dim=1)
+    column_m = torch.arange(len(objectives), device=row_jm.device)
+    tables: dict[str, Any] = {name: table[row_jm, column_m] for name, table in _objective_tables(scores).items()}
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
-            value_s = whole_sm[:, m]
-            here_s = ~(_not_here(scores)[:, m] & value_s.isnan())
-            total_j, here_j = line.totals(torch.where(here_s, value_s, 0.0)), line.added(here_s) > 0
-            last_tables["reward_nm"][:, m] = torch.where(here_j, total_j, last_tables["reward_nm"][:, m])
-            # The sum would hide the failure of one turn.
-            failed_j = scores.status_nm[line.last_with(here_s & value_s.isnan()), m]
-            status_j = torch.where(total_j.isnan(), failed_j, int(Status.OK))
-            last_tables["status_nm"][:, m] = torch.where(here_j, status_j, last_tables["status_nm"][:, m])
+            reward_s = reward_sm[:, m]
+            has_reward_s = ~(is_elsewhere_sm[:, m] & reward_s.isnan())
+            total_j = timeline.sum_exactly(torch.where(has_reward_s, reward_s, 0.0))
+            has_reward_j = timeline.add_up(has_reward_s) > 0
+            tables["reward_nm"][:, m] = torch.where(has_reward_j, total_j, tables["reward_nm"][:, m])
+            # If a turn's check failed, the sum is NaN, and the rollout gets the status of that turn.
+            failed_status_j = scores.status_nm[timeline.last_with(has_reward_s & reward_s.isnan()), m]
+            status_j = torch.where(total_j.isnan(), failed_status_j, int(Status.OK))
+            tables["status_nm"][:, m] = torch.where(has_reward_j, status_j, tables["status_nm"][:, m])
     outcome_jo = None
     if scores.outcome_no is not None:
-        outcome_jo = torch.stack([column[line.last_with(~column.isnan())] for column in scores.outcome_no.T], dim=1)
-    return Scores(scores.names, **last_tables, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
+        outcome_jo = torch.stack([column[timeline.last_with(~column.isnan())] for column in scores.outcome_no.T], dim=1)
+    return Scores(scores.names, **tables, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
 
 
-def _step_scores(scores: Scores, line: Timeline, objectives: Sequence[Objective]) -> Scores:
-    """Return one row per turn whose rewards add up over a rollout; a rollout's reward stands at its end."""
-    value_sm, status_sm, gone_sm = completed(scores, objectives), scores.status_nm.clone(), _not_here(scores)
-    last_s = line.left_s == 0
+def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
+    """Return the scores of turns for a method that adds them up over a rollout: a rollout's reward stands at its last turn."""
+    reward_sm, status_sm = fill_missing(scores, objectives), scores.status_nm.clone()
+    is_elsewhere_sm, is_last_s = _mark_elsewhere(scores), timeline.left_s == 0
     for m, objective in enumerate(objectives):
-        stand_s = value_sm[:, m].clone()
+        filled_reward_s = reward_sm[:, m].clone()
         if objective.scope == "rollout":
-            row_s = line.last_with(~gone_sm[:, m])[line.index_s]
-            value_sm[:, m], status_sm[:, m] = torch.where(last_s, stand_s[row_s], 0.0), status_sm[row_s, m]
-        else:  # if no turn has the reward, it is absent at the last turn
-            is_silent_s = gone_sm[:, m] & (stand_s.isnan() | (objective.scope is None))
-            some_s = (line.added(~is_silent_s) > 0)[line.index_s]
-            value_sm[:, m] = torch.where(is_silent_s & (some_s | ~last_s), 0.0, stand_s)
-    return replace(scores, reward_nm=value_sm, status_nm=torch.where(value_sm.isnan(), status_sm, int(Status.OK)))
+            reward_row_s = timeline.last_with(~is_elsewhere_sm[:, m])[timeline.index_s]
+            reward_sm[:, m] = torch.where(is_last_s, filled_reward_s[reward_row_s], 0.0)
+            status_sm[:, m] = status_sm[reward_row_s, m]
+        else:  # a reward that no turn has is absent at the last turn
+            lacks_reward_s = is_elsewhere_sm[:, m] & (filled_reward_s.isnan() | (objective.scope is None))
+            rollout_has_reward_s = (timeline.add_up(~lacks_reward_s) > 0)[timeline.index_s]
+            reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_s), 0.0, filled_reward_s)
+    return replace(scores, reward_nm=reward_sm, status_nm=torch.where(reward_sm.isnan(), status_sm, int(Status.OK)))
 
 
-def _tables(scores: Scores) -> dict[str, Tensor]:
-    """Return the tables with one column per objective."""
-    names = ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
-    return {name: getattr(scores, name) for name in names if getattr(scores, name) is not None}
+def _objective_tables(scores: Scores) -> dict[str, Tensor]:
+    """Return the tables of the scores that have one column per objective."""
+    table_names = ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
+    return {name: getattr(scores, name) for name in table_names if getattr(scores, name) is not None}
 
 
-def _not_here(scores: Scores) -> Bool[Tensor, "s m"]:
-    """Mark the turns that cannot hold a reward, though another turn of the rollout may."""
+def _mark_elsewhere(scores: Scores) -> Bool[Tensor, "s m"]:
+    """Mark the rewards that a turn does not have, though another turn of its rollout may have them."""
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNSCORED))
 
 
@@ -308,14 +314,14 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Restore a reward that was set aside because its turn has no paid block, if another turn of the rollout has one."""
+    """Restore a reward that was dropped because its turn has no paid block, if another turn of the rollout has one."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
-    line, device = timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device
+    timeline, device = build_timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device
     is_rollout_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
-    paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & is_rollout_m
-    # The outcome may be recorded at a last turn that only says goodbye, after the turn that wrote the block.
-    is_restored_sm = ~scores.unused_nm.isnan() & (line.added(paid_sm) > 0)[line.index_s]
+    is_paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & is_rollout_m
+    # The reward may be recorded at the last turn, which only says goodbye, while an earlier turn wrote the paid block.
+    is_restored_sm = ~scores.unused_nm.isnan() & (timeline.add_up(is_paid_sm) > 0)[timeline.index_s]
     return replace(
         scores,
         reward_nm=torch.where(is_restored_sm, scores.unused_nm, scores.reward_nm),
@@ -349,4 +355,4 @@ def step_returns(
     Reference:
         Feng et al. 2025, "Group-in-Group Policy Optimization" (arXiv 2505.10978), equation 5.
     """
-    return timeline(trajectory_s, step_s, reward_s=reward_s).backward_sum(reward_s, decay=gamma)
+    return build_timeline(trajectory_s, step_s, reward_s=reward_s).backward_sum(reward_s, decay=gamma)

@@ -1,7 +1,7 @@
-"""A trajectory as turns, in any layout: one row per turn, merged sequences, or a graph with branches.
+"""`Trajectory`: the turns of a rollout, as one row per turn, as merged sequences, or as a graph with branches.
 
-A turn without a parent has its whole context as prompt, and is a row. The prompt of a turn with a parent is only the text between
-the two. Training on rows reads O(T^2) tokens of a trajectory of T tokens, because each prompt repeats all earlier tokens; training
+A turn without a parent is a row: its prompt is its whole context. The prompt of a turn with a parent is only the text between the
+two. Training on rows reads O(T^2) tokens of a trajectory of T tokens, because each prompt repeats all earlier tokens; training
 on branches reads O(T), with the same contexts and so the same gradients.
 """
 
@@ -19,18 +19,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from spanwise.credit.strata import check_rewards, check_shapes, first_of, group_index
-from spanwise.credit.trajectories.rollouts import timeline
+from spanwise.credit.trajectories.rollouts import build_timeline
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
-#: The reward of each objective, or the status that says why there is none; an objective that is left out is `UNSCORED`.
+#: Objective -> its reward, or the status that says why it has none; an objective that is left out is `UNSCORED`.
 Rewards = Mapping[str, "float | Status"]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The tokens that the model wrote in one turn, and its prompt.
+    """One turn of a trajectory: the tokens that the model wrote, and the prompt before them.
 
     Attributes:
         prompt_ids: what it saw: everything, or with a parent what came after the parent's response.
@@ -66,14 +66,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Branch:
-    """The turns of one trajectory that are trained as one sequence; turns that an earlier branch trains are part of the prompt."""
+    """The turns of a trajectory that are trained as one sequence; turns that an earlier branch trains are part of the prompt."""
 
-    turns: tuple[int, ...]  # positions of the turns; each is the parent of the next
-    prompt_ids: tuple[int, ...]  # every token before the first turn's response
-    response_ids: tuple[int, ...]  # the responses, and the observations between them
-    mask: tuple[int, ...]  # 1 at each token that the model sampled
+    turns: tuple[int, ...]  # positions of the turns in the trajectory; each turn is the parent of the next
+    prompt_ids: tuple[int, ...]  # all tokens before the response of the first turn
+    response_ids: tuple[int, ...]  # the responses of the turns, and the observations between them
+    mask: tuple[int, ...]  # 1 at each response token that the model sampled
     turn: tuple[int, ...]  # the turn of each response token; -1 at observations
-    per_token: Mapping[str, tuple[float, ...]]  # 0 at observations, NaN in turns without the entry
+    per_token: Mapping[str, tuple[float, ...]]  # numbers by name: 0 at observations, NaN in turns that have none
 
 
 @dataclass(frozen=True)
@@ -111,18 +111,20 @@ class Trajectory:
         object.__setattr__(self, "turns", tuple(self.turns))
         _check_rewards(self.rewards, f"Trajectory {self.id!r}")
         for t, turn in enumerate(self.turns):
-            turn_name, size = f"Turn {t} of trajectory {self.id!r}", len(turn.response_ids)
+            turn_name, response_length = f"Turn {t} of trajectory {self.id!r}", len(turn.response_ids)
             for name, values in {"mask": turn.mask, **turn.per_token}.items():
-                if len(values) != size:
+                if len(values) != response_length:
                     raise AlignmentError(
-                        f"{turn_name} has {size} response tokens and {len(values)} entries of '{name}'; give one to each."
+                        f"{turn_name} has {response_length} response tokens and {len(values)} entries of '{name}'; give one to "
+                        f"each token."
                     )
             if turn.parent is not None and not 0 <= turn.parent < t:
-                raise AlignmentError(f"{turn_name} goes on from turn {turn.parent}, which does not come before it.")
+                raise AlignmentError(f"{turn_name} has turn {turn.parent} as its parent; a parent must be an earlier turn.")
             _check_rewards(turn.rewards, turn_name)
-            if twice := [name for name in turn.rewards if name in self.rewards]:
+            if doubled_names := [name for name in turn.rewards if name in self.rewards]:
                 raise RewardError(
-                    f"{turn_name} has a reward '{twice[0]}', and so has the trajectory as a whole; give the two different names."
+                    f"{turn_name} has a reward '{doubled_names[0]}', and so has the trajectory as a whole; give the two different "
+                    f"names."
                 )
 
     @staticmethod
@@ -154,53 +156,52 @@ class Trajectory:
             >>> [t.turns == (early, late) for t in Trajectory.of_rows([late, early], ["a", "a"], [7, 2], [0, 0])]
             [True]
         """
-        sizes = {"trajectory ids": len(trajectory), "step numbers": len(step), "groups": len(group)}
-        for name, size in sizes.items():
-            if size != len(rows):
-                raise AlignmentError(f"There are {len(rows)} rows and {size} {name}; give one to each row.")
+        for name, values in (("trajectory ids", trajectory), ("step numbers", step), ("groups", group)):
+            if len(values) != len(rows):
+                raise AlignmentError(f"There are {len(rows)} rows and {len(values)} {name}; give one to each row.")
         for row, turn in enumerate(rows):
             if turn.parent is not None:
                 raise AlignmentError(
-                    f"Row {row} has a parent, but a row holds its whole context; take `rows()` of its trajectory."
+                    f"Row {row} has a parent, but the prompt of a row is its whole context; take `rows()` of its trajectory."
                 )
-        line = timeline(trajectory, torch.tensor(step))
-        line.groups(group)  # refuses a trajectory of two prompts
-        ordered: dict[Hashable, list[int]] = {name: [] for name in trajectory}
-        for row in line.left_s.argsort(descending=True).tolist():
-            ordered[trajectory[row]].append(row)
+        timeline = build_timeline(trajectory, torch.tensor(step))
+        timeline.groups(group)  # this refuses a trajectory with rows of two prompts
+        rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
+        for row in timeline.left_s.argsort(descending=True).tolist():
+            rows_of[trajectory[row]].append(row)
         return [
-            Trajectory(name, group[ordered_rows[0]], tuple(rows[row] for row in ordered_rows), (rewards or {}).get(name, {}))
-            for name, ordered_rows in ordered.items()
+            Trajectory(name, group[ordered[0]], tuple(rows[row] for row in ordered), (rewards or {}).get(name, {}))
+            for name, ordered in rows_of.items()
         ]
 
     def context(self, t: int) -> tuple[int, ...]:
-        """Return everything that the model saw before turn t.
+        """Return the ids of all tokens that the model saw before it wrote turn t.
 
         >>> Trajectory("a", 0, (Turn([1], [2], [1]), Turn([3], [4], [1], parent=0))).context(1)
         (1, 2, 3)
         """
-        turns = (self.turns[p] for p in self._path(t)[:-1])
-        return (*(i for turn in turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
+        earlier_turns = (self.turns[p] for p in self._find_path(t)[:-1])
+        return (*(i for turn in earlier_turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
-    def _path(self, t: int, taken: Collection[int] = ()) -> list[int]:
-        """Return the turns that lead to turn t and turn t itself, without the turns up to the last taken turn."""
+    def _find_path(self, t: int, used_turns: Collection[int] = ()) -> list[int]:
+        """Return turn t after its parent, the parent after its own, and so on; start after the last turn in `used_turns`."""
         path: list[int] = []
         turn_index: int | None = t
-        while turn_index is not None and turn_index not in taken:
+        while turn_index is not None and turn_index not in used_turns:
             path.append(turn_index)
             turn_index = self.turns[turn_index].parent
         return path[::-1]
 
     def rows(self) -> Trajectory:
         """Give every turn its whole context as prompt: the inverse of `merged`."""
-        turns = (replace(turn, prompt_ids=self.context(t), parent=None) for t, turn in enumerate(self.turns))
-        return replace(self, turns=tuple(turns))
+        whole_turns = (replace(turn, prompt_ids=self.context(t), parent=None) for t, turn in enumerate(self.turns))
+        return replace(self, turns=tuple(whole_turns))
 
     def merged(self, vocabulary: Vocabulary | None = None) -> Trajectory:
-        """Let every turn continue the earlier turn whose context and response begin the turn's prompt.
+        """Give every turn a parent: the earlier turn whose context and response are the start of its prompt.
 
-        Of several that fit it is the one with the most tokens, the latest of equals. What the prompt adds is an observation, and is
-        not trained. Rewards, per-token numbers and extras stay with their turns.
+        If several fit, the parent is the one with the most tokens, the latest of equals. The rest of the prompt is an observation,
+        and is not trained. Rewards, per-token numbers and extras stay with their turns.
 
         Args:
             vocabulary: the bytes of every id. With it, a prompt that repeats what came before as the same text in other tokens is
@@ -210,66 +211,67 @@ class Trajectory:
             AlignmentError: a prompt was tokenised again; the message shows the first token that differs.
         """
         turns: list[Turn] = []
-        contexts: list[tuple[int, ...]] = []  # context and response of each turn
+        contexts: list[tuple[int, ...]] = []  # each holds the response of its turn as well
         for t, turn in enumerate(self.turns):
-            prompt = tuple(turn.prompt_ids) if turn.parent is None else contexts[turn.parent] + tuple(turn.prompt_ids)
+            whole_prompt = tuple(turn.prompt_ids) if turn.parent is None else contexts[turn.parent] + tuple(turn.prompt_ids)
             if turn.parent is None:
-                by_length = sorted(range(t), key=lambda p: (len(contexts[p]), p), reverse=True)
-                parent = next((p for p in by_length if prompt[: len(contexts[p])] == contexts[p]), None)
+                longest_first = sorted(range(t), key=lambda p: (len(contexts[p]), p), reverse=True)
+                parent = next((p for p in longest_first if whole_prompt[: len(contexts[p])] == contexts[p]), None)
                 if parent is not None:
-                    turn = replace(turn, prompt_ids=prompt[len(contexts[parent]) :], parent=parent)
+                    turn = replace(turn, prompt_ids=whole_prompt[len(contexts[parent]) :], parent=parent)
                 elif vocabulary is not None:
-                    self._refuse_other_tokens(t, prompt, contexts, vocabulary)
+                    self._refuse_other_tokens(t, whole_prompt, contexts, vocabulary)
             turns.append(turn)
-            contexts.append(prompt + tuple(turn.response_ids))
+            contexts.append(whole_prompt + tuple(turn.response_ids))
         return replace(self, turns=tuple(turns))
 
     def _refuse_other_tokens(
-        self, t: int, prompt: tuple[int, ...], whole: Sequence[tuple[int, ...]], vocabulary: Vocabulary
+        self, t: int, prompt: tuple[int, ...], contexts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
     ) -> None:
-        text, *texts = (vocabulary.join(np.array(ids, dtype=np.int64))[0] for ids in (prompt, *whole))
-        for p, before in reversed(list(enumerate(texts))):
-            if not before or not text.startswith(before):
+        """Refuse a prompt that begins with the text of an earlier turn's context, but with other tokens."""
+        prompt_text, *context_texts = (vocabulary.join(np.array(ids, dtype=np.int64))[0] for ids in (prompt, *contexts))
+        for p, context_text in reversed(list(enumerate(context_texts))):
+            if not context_text or not prompt_text.startswith(context_text):
                 continue
-            size = min(len(prompt), len(whole[p]))
-            at = next((i for i in range(size) if prompt[i] != whole[p][i]), size)
-            words = [_shown(ids, at, vocabulary) for ids in (prompt, whole[p])]
+            context, common_length = contexts[p], min(len(prompt), len(contexts[p]))
+            position = next((i for i in range(common_length) if prompt[i] != context[i]), common_length)
+            prompt_token, context_token = (_describe_token(ids, position, vocabulary) for ids in (prompt, context))
             raise AlignmentError(
-                f"Turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens, so they cannot be "
-                f"one sequence: token {at} was {words[1]}, in its prompt it is {words[0]}. Pass sampled tokens on as ids, "
-                f"not as text to tokenise again. Or merge without a vocabulary: then the turn starts its own sequence."
+                f"The prompt of turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens, so "
+                f"the two cannot be one sequence: token {position} was {context_token}, and in the prompt it is {prompt_token}. "
+                f"Pass sampled tokens on as ids, not as text to tokenise again. Or merge without a vocabulary: then the turn "
+                f"starts its own sequence."
             )
 
     def branches(self) -> list[Branch]:
-        """Return the sequences to train on: a path to each last turn, without what an earlier path holds."""
+        """Return the sequences to train on: a path of turns to each turn without a child, from the first turn not yet used."""
         parents = {turn.parent for turn in self.turns}
         used_turns: set[int] = set()
         branches = []
         for leaf in (t for t in range(len(self.turns)) if t not in parents):
-            path = self._path(leaf, used_turns)
+            path = self._find_path(leaf, used_turns)
             used_turns.update(path)
-            branches.append(self._branch(path))
+            branches.append(self._build_branch(path))
         return branches
 
-    def _branch(self, path: Sequence[int]) -> Branch:
-        response: list[int] = []
-        mask: list[int] = []
-        of_turn: list[int] = []
+    def _build_branch(self, path: Sequence[int]) -> Branch:
+        """Join the responses of a path's turns, with the observations between them, into one sequence."""
+        ids, mask, turn_of_token = list[int](), list[int](), list[int]()
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
-            prompt, size = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
-            response += [*prompt, *turn.response_ids]
-            mask += [0] * len(prompt) + [int(bool(flag)) for flag in turn.mask]
-            of_turn += [-1] * len(prompt) + [t] * size
+            observation, response_length = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
+            ids += [*observation, *turn.response_ids]
+            mask += [0] * len(observation) + [int(bool(flag)) for flag in turn.mask]
+            turn_of_token += [-1] * len(observation) + [t] * response_length
             for name, values in per_token.items():
-                values += [0.0] * len(prompt) + list(turn.per_token.get(name, [math.nan] * size))
-        numbers = {name: tuple(values) for name, values in per_token.items()}
-        return Branch(tuple(path), self.context(path[0]), tuple(response), tuple(mask), tuple(of_turn), numbers)
+                values += [0.0] * len(observation) + list(turn.per_token.get(name, [math.nan] * response_length))
+        per_token_tuples = {name: tuple(values) for name, values in per_token.items()}
+        return Branch(tuple(path), self.context(path[0]), tuple(ids), tuple(mask), tuple(turn_of_token), per_token_tuples)
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count the sequences and tokens of a forward pass, as rows and as branches, to log the saving of a merge.
+    """Count the sequences and tokens to train on, as rows and as branches, to show what a merge saves.
 
     Example:
         >>> rows = Trajectory("a", 0, (Turn([1, 2], [3, 4], [1, 1]), Turn([1, 2, 3, 4, 9], [5], [1])))
@@ -294,21 +296,22 @@ def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
 
 
 def _check_rewards(rewards: Rewards, who: str) -> None:
+    """Refuse a reward that is neither a finite number nor a status."""
     for name, value in rewards.items():
         if not isinstance(value, Status) and not math.isfinite(value):
             raise RewardError(
-                f"{who} has {value} as reward '{name}'; give a finite number, or the Status that says why there is none."
+                f"{who} has {value} as reward '{name}'; give a finite number, or the Status that says why it has no number."
             )
 
 
-def _shown(ids: Sequence[int], at: int, vocabulary: Vocabulary) -> str:
-    """Format a token with its text."""
-    return f"{ids[at]} ({vocabulary.pieces[ids[at]]!r})" if at < len(ids) else "not there"
+def _describe_token(ids: Sequence[int], position: int, vocabulary: Vocabulary) -> str:
+    """Format a token's id with its text, or say that the ids end before it."""
+    return f"{ids[position]} ({vocabulary.pieces[ids[position]]!r})" if position < len(ids) else "not there"
 
 
 @dataclass(frozen=True)
 class Turns:
-    """The places of the turns of N sequences.
+    """The positions of the tokens of each turn in N sequences.
 
     Attributes:
         row_s: the sequence of each turn; ascending.
@@ -330,41 +333,41 @@ class Turns:
     width: int
 
     def take(self, value_nt: Shaped[Tensor, "n t *v"], *, fill: Any = 0) -> Shaped[Tensor, "s u *v"]:
-        """Gather the values at the tokens of each turn, with `fill` at padding."""
-        filled_su = (self.place_su >= 0).reshape(*self.place_su.shape, *(1 for _ in value_nt.shape[2:]))
+        """Gather the values at the tokens of each turn, one row per turn, with `fill` at padding."""
+        is_token_su = (self.place_su >= 0).reshape(*self.place_su.shape, *(1 for _ in value_nt.shape[2:]))
         value_su = value_nt[self.row_s[:, None], self.place_su.clamp(min=0)]
-        return torch.where(filled_su, value_su, torch.tensor(fill, dtype=value_nt.dtype, device=value_nt.device))
+        return torch.where(is_token_su, value_su, torch.tensor(fill, dtype=value_nt.dtype, device=value_nt.device))
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, rows: int) -> Shaped[Tensor, "n t"]:
-        """Scatter the values at the tokens of each turn to `rows` sequences, with 0 elsewhere.
+        """Scatter one row of values per turn back to `rows` sequences, with 0 at all other tokens.
 
         Raises:
             AlignmentError: the values are of other turns.
         """
         check_shapes(value_su=value_su, place_su=self.place_su)
         value_nt = torch.zeros((rows, self.width), dtype=value_su.dtype, device=value_su.device)
-        filled_su = self.place_su >= 0
+        is_token_su = self.place_su >= 0
         row_su = self.row_s[:, None].expand_as(self.place_su)
-        value_nt[row_su[filled_su], self.place_su[filled_su]] = value_su[filled_su]
+        value_nt[row_su[is_token_su], self.place_su[is_token_su]] = value_su[is_token_su]
         return value_nt
 
     def repeat(self, values: Sequence[Any]) -> list[Any]:
-        """Repeat one value per sequence for each of its turns."""
+        """Return a list with one value per turn, from a list with one value per sequence."""
         return [values[row] for row in self.row_s.tolist()]
 
 
 def runs(mask_nt: Bool[Tensor, "n t"]) -> Int[Tensor, "n t"]:
-    """Number the runs of a mask from 0 in each row; -1 outside the mask.
+    """Number the runs of True in each row of a mask, from 0; tokens outside the mask get -1.
 
     >>> runs(torch.tensor([[True, True, False, True]])).tolist()
     [[0, 0, -1, 1]]
     """
-    before_nt = torch.nn.functional.pad(mask_nt, (1, 0))[:, :-1]
-    return torch.where(mask_nt, (mask_nt & ~before_nt).cumsum(dim=1) - 1, -1)
+    shifted_mask_nt = torch.nn.functional.pad(mask_nt, (1, 0))[:, :-1]
+    return torch.where(mask_nt, (mask_nt & ~shifted_mask_nt).cumsum(dim=1) - 1, -1)
 
 
 def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None = None) -> Turns:
-    """Find the turns of sequences: each run of sampled tokens, or the tokens of one turn id.
+    """Find the turns of sequences: the runs of sampled tokens, or the tokens with the same turn id.
 
     Args:
         mask_nt: the tokens that the model sampled and that are trained.
@@ -389,23 +392,25 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     turn_nt = runs(mask_nt) if turn_nt is None else turn_nt
     check_shapes(turn_nt=turn_nt, mask_nt=mask_nt)
     if bad_token := first_of(mask_nt & (turn_nt < 0)):
-        row, place = bad_token
-        raise AlignmentError(f"Token {place} of sequence {row} was sampled and belongs to no turn; give it a turn id.")
-    row_i, place_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
-    key_i = torch.stack([row_i, turn_nt[row_i, place_i].long()], dim=1)
-    keys, turn_i = torch.unique(key_i, dim=0, return_inverse=True)  # sorted by sequence, then by turn id
-    keep_s = torch.zeros(len(keys), dtype=torch.bool, device=mask_nt.device)
-    keep_s[turn_i[mask_nt[row_i, place_i]]] = True
-    row_s, order = keys[keep_s, 0], turn_i.argsort(stable=True)  # places stay ascending inside a turn
-    place_i = place_i[order][keep_s[turn_i[order]]]
-    parts = place_i.split(turn_i.bincount(minlength=len(keys))[keep_s].tolist())
-    place_su = pad_sequence([*parts], batch_first=True, padding_value=-1) if len(row_s) else place_i.new_empty(0, 0)
+        sequence, position = bad_token
+        raise AlignmentError(f"Token {position} of sequence {sequence} was sampled and has no turn id; give it one.")
+    row_i, position_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
+    row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
+    turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)  # sorted by sequence, then by turn id
+    is_sampled_s = torch.zeros(len(turns), dtype=torch.bool, device=mask_nt.device)
+    is_sampled_s[turn_i[mask_nt[row_i, position_i]]] = True
+    row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # which keeps positions ascending inside a turn
+    position_i = position_i[order][is_sampled_s[turn_i[order]]]
+    position_pieces = position_i.split(turn_i.bincount(minlength=len(turns))[is_sampled_s].tolist())
+    position_su = position_i.new_empty(0, 0)
+    if len(row_s):
+        position_su = pad_sequence([*position_pieces], batch_first=True, padding_value=-1)
     step_s = torch.arange(len(row_s), device=mask_nt.device) - torch.searchsorted(row_s, row_s)
-    return Turns(row_s, step_s, place_su, mask_nt.shape[1])
+    return Turns(row_s, step_s, position_su, mask_nt.shape[1])
 
 
 def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]) -> Float[Tensor, " s"]:
-    r"""Sum the token rewards of each step row.
+    r"""Add up the rewards on the tokens of each step, that is, of each row.
 
     Equation
         r[s] = sum over t >= the first trainable token of row s of r[s, t]
@@ -426,8 +431,8 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
     check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")
     mask_bool_st = mask_st.bool()
-    counts_st = (mask_bool_st.cumsum(dim=1) > 0) & (mask_bool_st | ~reward_st.isnan())
-    return torch.where(counts_st, reward_st.double(), 0.0).sum(dim=1)
+    is_counted_st = (mask_bool_st.cumsum(dim=1) > 0) & (mask_bool_st | ~reward_st.isnan())
+    return torch.where(is_counted_st, reward_st.double(), 0.0).sum(dim=1)
 
 
 def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -> list[Int[Tensor, " b"]]:
@@ -446,6 +451,7 @@ def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -
         [tensor([0, 1, 2, 3]), tensor([4, 5])]
     """
     if prompts_per_batch < 1:
-        raise RecipeError(f"prompts_per_batch={prompts_per_batch} must be at least 1.")
-    batch_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch  # numbered as they first appear
+        raise RecipeError(f"prompts_per_batch is {prompts_per_batch}; it must be at least 1.")
+    # `group_index` numbers the groups of a list, unlike those of a tensor, in the order in which they first appear.
+    batch_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch
     return list(batch_s.argsort(stable=True).split(batch_s.bincount().tolist()))

@@ -18,7 +18,7 @@ from verl.experimental.reward_loop.reward_manager.base import (  # pyright: igno
 from verl.trainer.ppo.reward import load_reward_manager  # pyright: ignore[reportMissingImports]
 
 from spanwise.batch import Batch, Steps
-from spanwise.credit.spread import completed
+from spanwise.credit.spread import fill_missing
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, scheme_in

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.credit.spread import completed
+from spanwise.credit.spread import fill_missing
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.mode import Mode, setting
 from spanwise.modes.laser.score import own_opinion
