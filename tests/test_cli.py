@@ -230,7 +230,7 @@ def test_methods(cache):
     listed = spanwise("methods", cache=cache).stdout
     assert "arXiv 2602.10231" in listed
     assert "gigpo" in listed
-    assert "the paper's full text was not read" in spanwise("methods", "sae", cache=cache).stdout
+    assert "its full text was not read" in spanwise("methods", "sae", cache=cache).stdout
     preset = yaml.safe_load(spanwise("methods", "rlcr", cache=cache).stdout)
     assert (preset["method"], preset["per"], preset["options"]) == ("rlcr", "block", {})
     assert [objective["pays"] for objective in preset["objectives"]] == [

@@ -287,7 +287,11 @@ PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given
         ("Pass it as longest=", "dr_grpo", {"longest": None}),
         ("Did you mean 'bae'", "bea", {}),
         ("gives a completion one number", "rlcr", {"objectives": PAIR}),
-        ("is given the outcome 'correct', but", "bae", {"objectives": [PAIR[0], Objective("format", "confidence", given="correct")]}),
+        (
+            "given the outcome 'correct', but",
+            "bae",
+            {"objectives": [PAIR[0], Objective("format", "confidence", given="correct")]},
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(says, name, changes):

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
-#: The text of a completion by block and tag, as in `text["solution"]["answer"]`. An absent block is None, and so is a tag that
-#: does not open and close in its block.
+#: The text of a completion by block and tag, as in `text["solution"]["answer"]`.
+#: The text of a block that is absent is None, as is that of a tag that does not both open and close in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
 #: The number of rows of a wide table that are processed at a time, so that they stay in the cache.

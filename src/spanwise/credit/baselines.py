@@ -168,7 +168,8 @@ def advantage(
         coarsest_n = whole_batch_n if baseline == "batch" else group_n
         levels = [(coarsest_n, outcomes) for outcomes in range(most_outcomes, fewest_outcomes - 1, -1)]
     last_level = len(levels) - 1
-    levels += [(group_n, 0), (whole_batch_n, 0)]  # for stand-ins that are still uncompared
+    # A stand-in is compared with its group, or with the batch, if its stratum has no reward.
+    levels += [(group_n, 0), (whole_batch_n, 0)]
     for level, (coarsest_n, outcomes) in enumerate(levels):
         if result is not None and not bool(uncompared_n.any()):
             break
@@ -335,10 +336,10 @@ def _estimate_for_outcome(
     least_variance = 1e-12 * float(sum(mean_squares)) + 1e-24
     noise_s = by_prompt.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
-    others_n = by_prompt.count_n() - by_prompt.member_n.double()
+    other_count_n = by_prompt.count_n() - by_prompt.member_n.double()
     prompt_sum_n = (by_prompt.mean_n() * by_prompt.count_n()).nan_to_num()
-    ml_n = torch.where(others_n > 0, (prompt_sum_n - above_n.nan_to_num()) / others_n.clamp(min=1.0), torch.nan)
-    ml_variance_n = noise_s[stratum_n] / others_n.clamp(min=1.0)
+    ml_n = torch.where(other_count_n > 0, (prompt_sum_n - above_n.nan_to_num()) / other_count_n.clamp(min=1.0), torch.nan)
+    ml_variance_n = noise_s[stratum_n] / other_count_n.clamp(min=1.0)
 
     elsewhere_count_n = by_prompt.count_s.sum() - by_prompt.count_n()
     batch_sum = (by_prompt.mean_s * by_prompt.count_s).nansum()
@@ -379,14 +380,14 @@ def excess_variance_elsewhere(
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """
     has_mean_s = ~mean_s.isnan()
-    others_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
+    other_count_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
     centred_s = torch.where(has_mean_s, mean_s - mean_s.nanmean(), 0.0)
     inverse_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
     sum_s, square_sum_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
-    variance_s = (square_sum_s - sum_s.square() / others_s.clamp(min=1.0)) / (others_s - 1).clamp(min=1.0)
-    sampling_noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / others_s.clamp(min=1.0)
-    excess_s = (variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / others_s.clamp(min=1.0))
-    return torch.where(others_s >= 2, excess_s, torch.nan)
+    variance_s = (square_sum_s - sum_s.square() / other_count_s.clamp(min=1.0)) / (other_count_s - 1).clamp(min=1.0)
+    sampling_noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / other_count_s.clamp(min=1.0)
+    excess_s = (variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / other_count_s.clamp(min=1.0))
+    return torch.where(other_count_s >= 2, excess_s, torch.nan)
 
 
 def average_by_precision(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:

@@ -18,7 +18,7 @@ from spanwise.credit.spread import allocate
 from spanwise.credit.strata import check_mask, check_rewards, check_shapes, first_of
 from spanwise.errors import RecipeError, RewardError, check_known
 
-#: The recursion works on at most 1024 rows and 2^18 numbers (one megabyte of float32) at a time.
+#: The recursion works on at most 1024 rows and 2^18 numbers at a time, which is one megabyte of float32.
 _ROWS, _BLOCK = 1024, 1 << 18
 
 
@@ -54,8 +54,8 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         is_absent_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # The loop works out Q[k] = gamma (V[k] + lam[k] A[k]) backwards, because A[k] = r[k] - V[k] + Q[k+1] and
-    # Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1]. At a masked token Q[t] = r[t] + Q[t+1].
+    # The loop computes Q[k] = gamma (V[k] + lam[k] A[k]) from the last token to the first; A[k] = r[k] - V[k] + Q[k+1].
+    # It uses Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1], and Q[t] = r[t] + Q[t+1] at a masked token.
     next_q_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
         is_absent_n |= bootstrap_n.isnan()

@@ -16,8 +16,8 @@ from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
 
-#: The properties that `spanwise.testing.check_estimator` tests in every method of a suitable kind. A method that breaks one by
-#: design says so at registration: `exceptions={"shift": "the reward is divided by the mean reward"}`.
+#: The properties that `spanwise.testing.check_estimator` tests in every method of a suitable kind.
+#: A method that breaks a property by design names it at registration: `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
     "result": "one finite number for every completion, block, token or step, in the promised dtype",
     "pure": "it leaves its inputs unchanged, and a second call gives the same numbers",
@@ -333,8 +333,7 @@ def preset_objectives(
             options={} if has_confidence else {"first": first_block},
         )
         objectives.append(second_objective)
-    # A tag may be empty here, because other objectives judge its text. If one number pays all blocks, a block that is left out
-    # counts as malformed (`if_missing`); otherwise its own objective judges that.
+    # A tag may be empty here, because other objectives judge its text.
     if preset.format and layout.segmenters == ("tags",):
         tag_options: dict[str, Any] = {"weight": preset.format, "baseline": first_baseline, "options": {"empty": True}}
         format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in layout.names]

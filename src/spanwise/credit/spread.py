@@ -20,6 +20,7 @@ from spanwise.types import Credit, Scores, Spans, Status
 #: What a critic predicts: one return for all objectives together ("shared"), or the future reward of each ("objective").
 ValuesName = Literal["shared", "objective"]
 
+#: The number of rows that are processed at a time, so that they stay in the cache.
 _ROWS = 16
 _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}
 
@@ -270,7 +271,7 @@ def spread(
     share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
     share_nk = pad(share_nk, (1, 0)).to(dtype)  # tokens of no block (-1) get the first column, which is 0
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
-    row_pieces = (table.split(_ROWS) for table in (share_nk, spans.block_nt, advantage_nt))  # they stay in the cache
+    row_pieces = (table.split(_ROWS) for table in (share_nk, spans.block_nt, advantage_nt))
     for share_rows_nk, block_nt, out_nt in zip(*row_pieces, strict=True):
         torch.gather(share_rows_nk, 1, (block_nt + 1).long(), out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)

@@ -246,7 +246,7 @@ class Moments:
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
-        """Return for each stratum the variance within all others, sum of squares over sum of (count - 1); NaN without any."""
+        """Return for each stratum the variance within all others: sum of squares over sum of (count - 1), NaN if that is 0."""
         degrees_s = (self.count_s - 1).clamp(min=0.0)
         degrees_s, square_s = degrees_s.sum() - degrees_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
         return torch.where(degrees_s > 0, square_s / degrees_s.clamp(min=1.0), torch.nan)
@@ -447,12 +447,12 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
     """Compute the mean, the sum of squared deviations and the number of the values inside the mask."""
     mean, square_sum, count = 0.0, 0.0, 0
     zero_value = value_nt.new_zeros(())
-    # A few rows at a time, so that their float64 copies stay in the cache.
+    # The float64 copies of a few rows at a time stay in the cache.
     for value, mask in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
         new_count = int(torch.count_nonzero(mask))
         if new_count == 0:
             continue
-        if count == 0:  # relative to its first value, a constant batch is exactly 0
+        if count == 0:  # a constant batch differs from its first value by exactly 0
             mean = float(value.flatten()[mask.flatten().int().argmax()])
         above_mean = torch.where(mask, value, zero_value).double().sub_(mean).masked_fill_(~mask, 0.0).flatten()
         sum_above = float(above_mean.sum())

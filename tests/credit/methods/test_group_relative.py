@@ -86,7 +86,7 @@ BAD, ALIKE = torch.tensor([0.5, -0.25]), torch.tensor([0, 0])
         (AlignmentError, "3 weights for 1", lambda: rlcr(BAD[:, None], ALIKE, weight_m=torch.ones(3))),
         (AlignmentError, "2 rewards for 3", lambda: rloo(BAD, torch.zeros(3, dtype=torch.long))),
         (RecipeError, "window is 1", lambda: HistoryWeight()(BAD, ALIKE, window=1)),
-        (RecipeError, "history 0", lambda: HistoryWeight()(BAD, ALIKE, history=0)),
+        (RecipeError, "history is 0", lambda: HistoryWeight()(BAD, ALIKE, history=0)),
     ],
 )
 def test_what_is_refused(unchecked_shapes, error, says, call):

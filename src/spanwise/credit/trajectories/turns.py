@@ -396,10 +396,12 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
         raise AlignmentError(f"Token {position} of sequence {sequence} was sampled and has no turn id; give it one.")
     row_i, position_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
-    turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)  # sorted by sequence, then by turn id
+    turns, turn_i = torch.unique(
+        row_and_turn_i, dim=0, return_inverse=True
+    )  # `unique` sorts them by sequence, then by turn id
     is_sampled_s = torch.zeros(len(turns), dtype=torch.bool, device=mask_nt.device)
     is_sampled_s[turn_i[mask_nt[row_i, position_i]]] = True
-    row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # which keeps positions ascending inside a turn
+    row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # positions stay ascending inside a turn
     position_i = position_i[order][is_sampled_s[turn_i[order]]]
     position_pieces = position_i.split(turn_i.bincount(minlength=len(turns))[is_sampled_s].tolist())
     position_su = position_i.new_empty(0, 0)
