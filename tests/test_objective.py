@@ -49,7 +49,7 @@ def test_a_changed_copy_is_checked_too():
         "brier", pays="a", given=("correct", "complete"), baseline="outcome", back_off=False, name="q", weight=3.0
     )
     assert replace(objective, weight=3.0) != objective
-    with pytest.raises(RecipeError, match="no outcome to condition on"):
+    with pytest.raises(RecipeError, match="no outcome in 'given'"):
         replace(objective, given=())
     with pytest.raises(AttributeError):
         objective.weight = 1.0
@@ -86,7 +86,7 @@ def test_a_function_is_called_as_recipes_write_it():
         ({"options": ["tag"]}, r"has options: \['tag'\]; write 'options: \{name: value\}'"),
         ({"baseline": "grup"}, r"no baseline 'grup'. Did you mean 'group'"),
         ({"scale": "sd"}, r"no scale 'sd'. Did you mean 'std'"),
-        ({"baseline": "outcome"}, r"baseline 'outcome' and no outcome to condition on; add 'given: correct'"),
+        ({"baseline": "outcome"}, r"baseline 'outcome' and no outcome in 'given'; add 'given: correct'"),
         ({"baseline": "blended", "given": []}, r"baseline 'blended' and no outcome"),
     ],
 )

@@ -183,7 +183,7 @@ class Objective:
         check_known("scale", self.scale or "none", ("none", "std"))
         if self.baseline in ("outcome", "blended") and not self.given:
             raise RecipeError(
-                f"Objective '{self.name}' has baseline '{self.baseline}' and no outcome to condition on; "
+                f"Objective '{self.name}' has baseline '{self.baseline}' and no outcome in 'given'; "
                 f"add 'given: correct' (the name of an earlier objective) or use 'baseline: group'."
             )
         if self.scope == "turn" and (self.baseline == "blended" or self.scale == "std"):

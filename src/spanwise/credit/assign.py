@@ -245,11 +245,12 @@ def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Ma
 def _check_sizes(
     scores: Scores, group_n: Tensor, present_nk: Tensor, objectives: Sequence[Objective], block_names: Sequence[str]
 ) -> None:
+    """Refuse tables whose sizes do not fit, and a reward that is not finite although its status is OK."""
     n, m, k = len(group_n), len(objectives), len(block_names)
     if scores.reward_nm.shape != (n, m) or present_nk.shape != (n, k):
         raise AlignmentError(
-            f"{n} group ids, {m} objectives and {k} blocks, but rewards are {tuple(scores.reward_nm.shape)} and block presence "
-            f"is {tuple(present_nk.shape)}."
+            f"There are {n} group ids, {m} objectives and {k} blocks, so the rewards must be {(n, m)} and present_nk {(n, k)}; "
+            f"they are {tuple(scores.reward_nm.shape)} and {tuple(present_nk.shape)}."
         )
     if bad_entry := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):
         i, j = bad_entry

@@ -255,14 +255,14 @@ def spread(
     if credit.block_nk.shape != spans.start_nk.shape:
         raise AlignmentError(
             f"The credit is for {tuple(credit.block_nk.shape)} completions and blocks, and the spans are for "
-            f"{tuple(spans.start_nk.shape)}."
+            f"{tuple(spans.start_nk.shape)}; pass the credit and the spans of the same completions."
         )
     start_nk, end_nk, width = spans.start_nk, spans.end_nk, spans.block_nt.shape[1]
     if bad_entry := first_of((end_nk != start_nk) & ((end_nk < start_nk) | (end_nk > width) | (start_nk < 0))):
         n, k = bad_entry
         raise AlignmentError(
             f"Block '{spans.names[k]}' of completion {n} is [{int(start_nk[n, k])}, {int(end_nk[n, k])}), which is no interval of "
-            f"the completion's {width} tokens."
+            f"the completion's {width} tokens; give a start and an end among them."
         )
     if bad_entry := first_of(~(credit.block_nk.isfinite().all(dim=1) & credit.stop_n.isfinite())):
         raise RewardError(f"The credit of completion {bad_entry[0]} is not finite; give an absent reward the credit 0.")
@@ -293,7 +293,7 @@ def spread_tokens(
     if len(adv_nt) != len(spans.block_nt) or (missing_width < 0 and bool((adv_nt[:, missing_width:] != 0).any())):
         raise AlignmentError(
             f"The advantages are for {tuple(adv_nt.shape)} completions and tokens, and the spans are for "
-            f"{tuple(spans.block_nt.shape)}."
+            f"{tuple(spans.block_nt.shape)}; pass those of the same completions."
         )
     divisor_nk = _find_divisor(spans.length_nk, per)
     divisor_nt = torch.gather(divisor_nk, 1, spans.block_nt.long().clamp(min=0)) if divisor_nk.shape[1] > 1 else divisor_nk

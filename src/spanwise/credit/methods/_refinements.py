@@ -195,7 +195,7 @@ def oar(
     check_shapes(adv_nt=adv_nt, importance_nt=importance_nt, mask_nt=mask_nt)
     check_mask(mask_nt)
     if not 0 <= quantile <= 1:
-        raise RecipeError(f"quantile is {quantile:g}; it is the share of tokens that shrink, between 0 and 1.")
+        raise RecipeError(f"quantile is {quantile:g}; it is the share of tokens whose advantage shrinks, so write 0 to 1.")
     reshaped_nt = torch.zeros_like(adv_nt)
     for i in range(len(adv_nt)):
         mask_t = mask_nt[i]
@@ -203,7 +203,9 @@ def oar(
         if not len(importance_u):
             continue
         if not bool((importance_u >= 0).all()):
-            raise RewardError(f"An importance of completion {i} is {float(importance_u.amin()):g}; it must be 0 or more.")
+            raise RewardError(
+                f"Completion {i} has an importance of {float(importance_u.amin()):g}; an importance must be 0 or more."
+            )
         weight_u = _weigh_tokens(importance_u, quantile, beta, floor, eps)
         if sum_to_length:
             weight_u = weight_u / weight_u.mean()
