@@ -37,7 +37,7 @@ class Metric:
     """A logged number, or one for each part if its name holds a part in brackets: `<part>`, or `[part/]`, which may be left out."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # computes part -> number from a batch; None: its logger does so
+    of: Callable[[Any], Mapping[str, float]] | None = None  # computes the number of each part; None: the logger does so
     lasting: Alarm | None = None  # the alarm for a value in several training batches in a row
     overall: Alarm | None = None  # the alarm for the mean over a run's batches, unless `lasting` held
     at_end: Alarm | None = None  # the alarm for the mean over the last batches of a run

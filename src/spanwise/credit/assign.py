@@ -143,7 +143,7 @@ def assign(
             ]
             block_nk = torch.stack(block_means, dim=1)
             has_credit_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
-            adv_nm = has_credit_n.double()[:, None]  # only 0 or 1, because tokens have no single advantage
+            adv_nm = has_credit_n.double()[:, None]  # it is 0 or 1, because tokens have no common advantage
         else:
             advantage_n, comparison = run_method(inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
