@@ -91,7 +91,7 @@ SENTENCES = {
         node_with(parent=0, sampled=True, token_ids=[1, 2], mask=[0, 1], loss_weights={"rl": [1.0]}),
         "Line 1 of '{}' has 2 tokens and 1 values of 'loss_weights' 'rl' in node 1",
     ),
-    "later parent": (node_with(parent=1), "Line 1 of '{}' has node 1 go on from node 1"),
+    "later parent": (node_with(parent=1), "Line 1 of '{}' has node 1 with the parent 1"),
     "logprobs": (node_with(parent=0, token_ids=[1], mask=[1], logprobs=[None]), "Line 1 of '{}' has null in 'logprobs'"),
     "weight": (trace_with(rewards={"r": {"score": 1, "weight": "x"}}), "Line 1 of '{}' has 'x' as 'weight' of the reward 'r'"),
     "rewards": (trace_with(rewards=[1]), "Line 1 of '{}' has [1] as 'rewards'"),
