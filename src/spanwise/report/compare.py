@@ -50,7 +50,7 @@ def compare_report(
     arms = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
     seeds_of_arm = max((interval.count for interval in comparison.cells.values()), default=0)
-    clear_count = sum(d.verdict == "clear" for d in comparison.differences)
+    clear_count, pair_count = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
     is_uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
     points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
     curve_panels: list[Panel] = []
@@ -86,9 +86,7 @@ def compare_report(
             Headline("arms", len(arms)),
             Headline("seeds per arm", seeds_of_arm),
             Headline(
-                "differences beyond the noise",
-                f"{clear_count} of {len(comparison.differences)}",
-                "all pairs of a figure considered (Holm)",
+                "differences beyond the noise", f"{clear_count} of {pair_count}", "all pairs of a figure considered (Holm)"
             ),
             *_best_arm_headlines(comparison),
         ],
@@ -161,10 +159,8 @@ def compare_finding(comparison: ArmComparison) -> str:
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {why}."
         for why, cells in by_sentence(comparison.wrong).items()
     ]
-    return (
-        " ".join(filter(None, [*alarms, *(_figure_finding(comparison, name) for name in figure_names)]))
-        or "Nothing was compared."
-    )
+    findings = [_figure_finding(comparison, name) for name in figure_names]
+    return " ".join(filter(None, [*alarms, *findings])) or "Nothing was compared."
 
 
 def _figure_finding(comparison: ArmComparison, name: str) -> str:
