@@ -19,7 +19,7 @@ from spanwise.commands.shared.task import run_or_model
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity import SaeSegments, monte_carlo_advantage, rerolls, token_fidelity
-from spanwise.fidelity.rerolls import Roller, collect_tokens, fitted_critics, picked, values
+from spanwise.fidelity.rerolls import Roller, choose_tokens, collect_tokens, fitted_critics, values
 from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import ValueModel
@@ -160,7 +160,7 @@ def test_picked_tokens_stand_for_all_of_their_kind():
     g = torch.Generator().manual_seed(0)
     p_nt, mask_nt = torch.rand(40, 60, generator=g).sqrt(), torch.rand(40, 60, generator=g) < 0.8
     p_nt[:, ::3] = 0.99
-    weight_nt = picked(p_nt.log(), mask_nt, most=5, seed=3)
+    weight_nt = choose_tokens(p_nt.log(), mask_nt, most=5, seed=3)
     for kind_nt in (p_nt < 0.2, (p_nt >= 0.2) & (p_nt < 0.97), p_nt >= 0.97):
         here_nt = kind_nt & mask_nt
         assert torch.allclose(torch.where(here_nt, weight_nt, 0.0).sum(dim=1), here_nt.sum(dim=1).double())
@@ -170,9 +170,9 @@ def test_picked_tokens_stand_for_all_of_their_kind():
         )
     assert not bool(weight_nt[~mask_nt].any())
     poisoned = torch.where(mask_nt, p_nt.log(), torch.nan)
-    assert torch.equal(picked(poisoned, mask_nt, most=5, seed=3), weight_nt)
-    assert torch.equal(picked(p_nt.log(), mask_nt, most=60), mask_nt.double())
-    assert not torch.equal(picked(p_nt.log(), mask_nt, most=5, seed=4), weight_nt)
+    assert torch.equal(choose_tokens(poisoned, mask_nt, most=5, seed=3), weight_nt)
+    assert torch.equal(choose_tokens(p_nt.log(), mask_nt, most=60), mask_nt.double())
+    assert not torch.equal(choose_tokens(p_nt.log(), mask_nt, most=5, seed=4), weight_nt)
 
 
 def test_nothing_is_sampled_after_the_first_block(tabular):
@@ -190,7 +190,7 @@ def test_nothing_is_sampled_after_the_first_block(tabular):
     assert int(blocks.mask_nt.sum(dim=1).max()) == 6
     # Where both blocks are made of the same tags, no tag says that the first is over.
     twice = roller(tabular, Layout({"first": ["answer"], "second": ["answer"]}))
-    with twice._stopping():
+    with twice._ending_at_later_blocks():
         assert model.generation_config.eos_token_id == [tabular[1].eos_token_id]
 
 
@@ -271,7 +271,7 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, tmp_path, monkeypatch, 
     critic = ValueModel.of_policy(tabular[0], ("correct",), CriticConfig())
     torch.nn.init.normal_(critic.model.score.weight)
     critic.save(run / "critic", tabular[1])
-    for reference, words in (("token", "over each token"), ("segment", "it favours the SAE of these segments")):
+    for reference, words in (("token", "over each token"), ("segment", "it favours SAE with these segments")):
         fidelity(run, critics="own", reference=reference, **sizes)
         said = " ".join(capsys.readouterr().out.split())
         assert words in said

@@ -12,12 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit import advantage
-from spanwise.credit.strata import moments, refine
+from spanwise.credit.strata import check_shapes, moments, refine
 from spanwise.errors import AlignmentError, DataError, check_known
 
-#: The scores that a policy maximises by stating its true belief.
+#: The scores that are highest on average if a policy states its true belief.
 ScoreName = Literal["brier", "log_score"]
-#: The baselines compared by default: name -> options of `spanwise.credit.advantage`.
+#: The baselines that are compared by default, with their options of `spanwise.credit.advantage`.
 BASELINES: Mapping[str, Mapping[str, Any]] = {
     "none": {"baseline": "none"},
     "batch": {"baseline": "batch"},
@@ -27,7 +27,7 @@ BASELINES: Mapping[str, Mapping[str, Any]] = {
     "blended": {"baseline": "blended"},
 }
 
-#: The figures of every baseline and group size, see `measure_fidelity`.
+#: The names of the figures of a baseline, as `measure_fidelity` defines them.
 FIGURES = (
     "rmse", "rmse_wrong", "rmse_right", "rmse_alone", "correlation", "ceiling", "rmse_scaled", "gradient_noise",
 )  # fmt: skip
@@ -43,10 +43,10 @@ def proper_score(
         log_score  c log q' + (1 - c) log(1 - q'), q' = q clipped to [clip, 1 - clip]
 
     Args:
-        confidence: q in [0, 1], any shape; NaN where none was stated (its score is NaN).
+        confidence: q in [0, 1], any shape; NaN if none was stated, which gives the score NaN.
         outcome: c, 0 or 1.
-        rule: which score.
-        clip: least confidence that counts; of log_score.
+        rule: brier or log_score.
+        clip: the lowest confidence that log_score tells apart.
 
     Raises:
         RecipeError: there is no such rule.
@@ -60,8 +60,8 @@ def proper_score(
     check_known("score of a confidence", rule, ("brier", "log_score"))
     if rule == "brier":
         return -(confidence - outcome).square()
-    clipped = confidence.clamp(clip, 1 - clip)
-    return outcome * clipped.log() + (1 - outcome) * (1 - clipped).log()
+    clipped_confidence = confidence.clamp(clip, 1 - clip)
+    return outcome * clipped_confidence.log() + (1 - outcome) * (1 - clipped_confidence).log()
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Rerolls:
     """S completions of each of X prompts, and M fresh last blocks from each of the D distinct prefixes among them.
 
     Attributes:
-        confidence_xs: the stated confidence; NaN where none is stated.
-        outcome_xs: 1 where the first block is right, 0 where it is wrong; NaN where nobody can tell.
-        prefix_xs: which prefix (everything before the last block) the completion has; -1 where it has no last block.
-        again_dm: the confidences of the fresh last blocks; NaN where none is stated.
+        confidence_xs: the stated confidence; NaN if none is stated.
+        outcome_xs: 1 if the first block is right, 0 if it is wrong; NaN if nobody can tell.
+        prefix_xs: the index of the completion's prefix, all that comes before the last block; -1 without a last block.
+        again_dm: the confidences of the fresh last blocks; NaN if none is stated.
 
     Raises:
         AlignmentError: arrays of different shapes, or a prefix without fresh blocks.
@@ -89,18 +89,11 @@ class Rerolls:
     again_dm: Float[Tensor, "d m"]
 
     def __post_init__(self) -> None:
-        check_shapes("Confidences, outcomes and prefixes", self.confidence_xs, self.outcome_xs, self.prefix_xs)
+        check_shapes(confidence_xs=self.confidence_xs, outcome_xs=self.outcome_xs, prefix_xs=self.prefix_xs)
         if self.prefix_xs.numel() and int(self.prefix_xs.max()) >= len(self.again_dm):
             raise AlignmentError(
                 f"A completion has prefix {int(self.prefix_xs.max())}, but only {len(self.again_dm)} prefixes were re-rolled."
             )
-
-
-def check_shapes(what: str, *tables: Tensor | None) -> None:
-    """Refuse tables of different shapes; None is skipped."""
-    sizes = {tuple(table.shape) for table in tables if table is not None}
-    if len(sizes) > 1:
-        raise AlignmentError(f"{what} have the shapes {', '.join(map(str, sorted(sizes)))}.")
 
 
 @dataclass(frozen=True)
@@ -108,10 +101,10 @@ class Fidelity:
     """Figures of every baseline and group size.
 
     Attributes:
-        baselines, group_sizes: what the first two axes stand for; the third is `FIGURES`.
+        baselines, group_sizes: the names along the first two axes; the third axis has the names `FIGURES`.
         value_bgf: the figures.
         draw_rbgf: the figures of R bootstrap draws of prompts, the same draws for every baseline and group size.
-        share: of the completions that could be used: they state a confidence, and so do two of their re-rolls.
+        share: how many of the completions could be used: those that state a confidence, as two of their re-rolls do.
 
     Example:
         >>> value_bgf = torch.zeros(2, 1, len(FIGURES), dtype=torch.float64)
@@ -131,18 +124,18 @@ class Fidelity:
         self, baseline: str, group_size: int, figure: str, *, minus: str | None = None, level: float = 0.95
     ) -> tuple[float, float, float]:
         """Return one figure, or its difference to another baseline's, with its percentile interval over prompts."""
-        g, f = place_of("group size", self.group_sizes, group_size), place_of("figure", FIGURES, figure)
-        with_value = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, g, f]
-        figure_r = with_value[:, place_of("baseline", self.baselines, baseline)]
+        g, f = index_of("group size", self.group_sizes, group_size), index_of("figure", FIGURES, figure)
+        figure_rb = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, g, f]
+        figure_r = figure_rb[:, index_of("baseline", self.baselines, baseline)]
         if minus is not None:
-            figure_r = figure_r - with_value[:, place_of("baseline", self.baselines, minus)]
-        bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-        low, high = figure_r[1:].nanquantile(bounds).tolist()
+            figure_r = figure_r - figure_rb[:, index_of("baseline", self.baselines, minus)]
+        quantiles = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+        low, high = figure_r[1:].nanquantile(quantiles).tolist()
         return float(figure_r[0]), low, high
 
 
-def place_of(kind: str, known: Sequence[Any], name: Any) -> int:
-    """Return the index of a name; raise a RecipeError with the known names for an unknown name."""
+def index_of(kind: str, known: Sequence[Any], name: Any) -> int:
+    """Return the index of a name; refuse an unknown name with the sentence of `check_known`."""
     check_known(kind, str(name), names := [str(entry) for entry in known])
     return names.index(str(name))
 
@@ -174,14 +167,14 @@ def measure_fidelity(
     by prompt and then by completion, without replacement, the same for all baselines.
 
     Args:
-        rerolls: what was sampled.
+        rerolls: completions and their re-rolls.
         baselines: name -> options of `spanwise.credit.advantage`.
         group_sizes: completions of a prompt in a batch, at least 2 and at most S.
         rule: the score, brier or log_score.
-        batch: completions in a batch (fewer where the prompts do not suffice), as many prompts as fit.
+        batch: completions in a batch, of as many prompts as fit; fewer if there are too few prompts.
         resamples: batches per group size.
-        draws: of the bootstrap over prompts.
-        seed: of batches and draws.
+        draws: the number of bootstrap draws of prompts.
+        seed: the seed of batches and draws.
 
     Edge cases:
         A completion without a confidence, or whose prefix has fewer than two re-rolls with one, has no A_MC and is in no figure;
@@ -209,9 +202,9 @@ def measure_fidelity(
         if not 2 <= size <= s:
             raise DataError(f"A group of {size} cannot be drawn from {s} completions per prompt; choose 2 to {s}.")
         if min(x, batch // size) < 1:
-            raise DataError(f"A batch of {batch} completions of {x} prompts holds no group of {size}.")
-    data = _prepare(rerolls, rule)
-    if not bool(data["usable_n"].any()):
+            raise DataError(f"A batch of {batch} completions of {x} prompts holds no group of {size}; raise batch.")
+    columns = _prepare_columns(rerolls, rule)
+    if not bool(columns["usable_n"].any()):
         raise DataError("No completion states a confidence that was also re-rolled; there is nothing to compare with.")
     generator = torch.Generator().manual_seed(seed)
     sums = torch.zeros(len(baselines), len(group_sizes), x, _SUMS, dtype=torch.float64)
@@ -219,78 +212,81 @@ def measure_fidelity(
         prompt_p = torch.randperm(x, generator=generator)[: batch // size]
         member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
         row_n = (prompt_p[:, None] * s + member_pg).flatten()
-        columns = {name: column[row_n] for name, column in data.items()}
-        reward_n, prompt_n = columns["reward_n"], columns["prompt_n"]
+        batch_columns = {name: column[row_n] for name, column in columns.items()}
+        reward_n, prompt_n = batch_columns["reward_n"], batch_columns["prompt_n"]
         for b, options in enumerate(baselines.values()):
-            outcomes = {"outcome_no": columns["outcome_n"], "by_outcome_n2": columns["by_outcome_n2"]}
-            advantage_n = advantage(reward_n, prompt_n, **outcomes, **options).advantage_n
-            sums[b, g].index_add_(0, prompt_n, _terms(columns, advantage_n))
+            outcome_options = {"outcome_no": batch_columns["outcome_n"], "by_outcome_n2": batch_columns["by_outcome_n2"]}
+            advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
+            sums[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
     drawn_rx = torch.multinomial(torch.ones(x), draws * x, True, generator=generator).reshape(draws, -1)
     weight_rx = torch.nn.functional.one_hot(drawn_rx, x).sum(dim=1).double()
-    draw_rbgf = _figures(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
-    share = float(data["usable_n"].double().mean())
-    return Fidelity(tuple(baselines), tuple(group_sizes), _figures(sums.sum(dim=2)), draw_rbgf, share)
+    draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
+    usable_share = float(columns["usable_n"].double().mean())
+    return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sums.sum(dim=2)), draw_rbgf, usable_share)
 
 
-def _prepare(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
-    """Compute all that does not depend on the batches: columns of the X * S completions, prompt by prompt."""
+def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
+    """Compute columns of all X * S completions, prompt by prompt, from which batches are then drawn."""
     x, s = rerolls.prefix_xs.shape
     report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(report_n, outcome_n, rule=rule)
     again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # prefix -1 (none) reads the last row
-    value_n, noise_n = mean_and_noise(proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule))
+    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # index -1 stands for no prefix and reads the last row, NaN
+    mc_value_n, noise_n = mean_and_noise(proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule))
     return {
         "prompt_n": torch.arange(x).repeat_interleave(s), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
-        "exact_n": reward_n - value_n, "noise_n": noise_n,  # A_MC, NaN where unknown, and s2
+        "exact_n": reward_n - mc_value_n, "noise_n": noise_n,  # A_MC (NaN if unknown) and s2 of `measure_fidelity`
         "square_n": (report_n - again_nm.nanmean(dim=1)).square(),  # phi^2
     }  # fmt: skip
 
 
+#: The number of sums that `_terms` computes.
 _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute the sums behind the figures from a batch's advantages `a`."""
+    """Compute for each completion of a batch the terms whose sums give the figures; `a` are the advantages."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selections = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
-    m, noise, square = batch["exact_n"], batch["noise_n"], batch["square_n"]
+    m, noise, phi_square = batch["exact_n"], batch["noise_n"], batch["square_n"]
     error = (a - m).square() - noise
     terms = [term for selection in selections for term in (selection.double(), selection * error)]
     terms += [a, m, a * a, m * m, a * m, noise]
-    terms += [square * a * a, square * a * m, square * m * m, square * noise]
+    terms += [phi_square * a * a, phi_square * a * m, phi_square * m * m, phi_square * noise]
     return torch.where(usable_n[:, None], torch.stack(terms, dim=1), 0.0)
 
 
-def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute the figures, in the order of `FIGURES`, from sums over completions."""
+def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
+    """Compute the figures, in the order of `FIGURES`, from sums of `_terms` over completions."""
     n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
-    rmses = [root(total, count) for total, count in ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))]
-    gradient_noise = root(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise)
+    pairs = ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))
+    rmses = [root_ratio(total, count) for total, count in pairs]
+    gradient_noise = root_ratio(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise)
     return torch.stack([*rmses, *agreement(n, a, m, aa, mm, am, noise), gradient_noise], dim=-1)
 
 
 def agreement(
     n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the correlation of A and A_MC, that of the exact advantage, and the RMSE at the best scale."""
+    """Return the correlation of A and A_MC, the same of the exact advantage, and the RMSE at the best scale."""
     var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
     varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # the rounding error of a constant must not count as variance
     correlation = torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan)
-    return correlation, root(var_m - noise, var_m), root(mm - noise - torch.where(aa > 0, am * am / aa, 0.0), n)
+    scaled_error = mm - noise - torch.where(aa > 0, am * am / aa, 0.0)
+    return correlation, root_ratio(var_m - noise, var_m), root_ratio(scaled_error, n)
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:
-    """Return the mean of the known rewards of each row, and that mean's variance; NaN for fewer than two."""
+    """Return the mean of each row's known rewards, and the variance of that mean; NaN for fewer than two rewards."""
     count_d = (~reward_dm.isnan()).sum(dim=1)
     value_d = reward_dm.nanmean(dim=1)
     noise_d = (reward_dm - value_d[:, None]).square().nansum(dim=1) / (count_d - 1) / count_d
     return value_d, torch.where(count_d > 1, noise_d, torch.nan)
 
 
-def root(top: Tensor, below: Tensor) -> Tensor:
-    """Return the square root of a ratio: 0 if it is negative, NaN if the denominator is 0."""
+def root_ratio(top: Tensor, below: Tensor) -> Tensor:
+    """Return the square root of a ratio: 0 if the ratio is negative, NaN if the denominator is 0."""
     return torch.where(below > 0, (top / torch.where(below > 0, below, 1.0)).clamp(min=0.0).sqrt(), torch.nan)

@@ -17,6 +17,7 @@ from spanwise.objective import BaselineName
 
 #: The reports of the simulated policy are 0, 1 / LEVELS, ..., 1.
 LEVELS = 10
+#: The fewest simulated completions from which the share of an outcome is measured.
 _FEWEST = 100
 
 
@@ -26,23 +27,23 @@ def fixed_point(
     r"""Compute exactly the confidence q* that a policy learns if a proper score pays it through this baseline.
 
     Equation
-        q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: what comes through of the gradient where the outcome is o
+        q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: the share of the gradient that is left if the outcome is o
         none, batch and group   the same for both: q* = p
         outcome                 share[o] = E[(n_o - 1)+] / (G P(o)) = (G P(o) - 1 + (1 - P(o))^G) / (G P(o)),  n_o ~ Bin(G, P(o))
         outcome, leave_one_out  share[o] = P(n_o >= 2 | o) = 1 - (1 - P(o))^(G-1)
 
     Args:
-        p_b: probability of each prompt to be right.
+        p_b: the probability that a completion is right, for each prompt.
         group_size: completions per prompt, G.
         baseline: none, batch, group or outcome.
-        leave_one_out: strata of one still get 0.
+        leave_one_out: compare each completion with the others alone; strata of one still get 0.
 
     Edge cases:
         p of 0 or 1 is its own fixed point. A mean over the whole batch or group shrinks every advantage by the same factor, which
         moves no fixed point.
 
     Raises:
-        RecipeError: no closed form (blended), or a group of one.
+        RecipeError: the baseline has no closed form (blended), or the group has one completion.
 
     Example:
         >>> p_b = torch.tensor([.1, .2, .5, .9]).double()
@@ -67,8 +68,8 @@ def fixed_point(
         share_b2 = -torch.expm1((group_size - 1) * torch.log1p(-chance_b2))
     else:
         expected_b2 = group_size * chance_b2
-        paid_b2 = (expected_b2 + torch.expm1(group_size * torch.log1p(-chance_b2))).clamp(min=0.0)
-        share_b2 = (paid_b2 / expected_b2).nan_to_num(nan=0.0)  # an outcome of probability 0
+        paid_count_b2 = (expected_b2 + torch.expm1(group_size * torch.log1p(-chance_b2))).clamp(min=0.0)
+        share_b2 = (paid_count_b2 / expected_b2).nan_to_num(nan=0.0)  # 0 / 0, for an outcome of probability 0, counts as 0
     wrong_b, right_b = (chance_b2 * share_b2).unbind(dim=1)
     return right_b / (right_b + wrong_b)
 
@@ -84,7 +85,7 @@ def simulated_fixed_point(
     batches: int = 1000,
     seed: int = 0,
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    r"""Simulate q* of any baseline with `spanwise.credit.advantage` itself; return it with its standard error.
+    r"""Simulate q* of any baseline with `spanwise.credit.advantage` itself; return q* and its standard error.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0])
@@ -96,19 +97,19 @@ def simulated_fixed_point(
     variates.
 
     Args:
-        p_b: probability of each prompt to be right.
+        p_b: the probability that a completion is right, for each prompt.
         group_size: completions per prompt, G.
         baseline, leave_one_out: as in `advantage`.
-        rule: score of the confidence.
+        rule: the score of the confidence.
         copies: how many prompts of each kind share a batch; a batch is B * copies * G completions.
-        batches: simulated, twice.
-        seed: of the simulation.
+        batches: the number of batches in each of the two rounds.
+        seed: the seed of the simulation.
 
     Edge cases:
         m is kept within [0.001, 0.999].
 
     Raises:
-        RecipeError: an outcome would be seen fewer than 100 times, so that its share could not be told.
+        RecipeError: an outcome would occur fewer than 100 times, which is too rare to measure its share.
 
     Example:
         >>> q_b, error_b = simulated_fixed_point(torch.tensor([.2, .5]), group_size=4, baseline="outcome", copies=16, batches=200)
@@ -117,37 +118,37 @@ def simulated_fixed_point(
     """
     p_b = p_b.double()
     chance_b2 = torch.stack([1 - p_b, p_b], dim=1)
-    sampled = batches * copies * group_size
-    if (rarest := sampled * float(chance_b2.min())) < _FEWEST:
+    completion_count = batches * copies * group_size
+    if (rarest_count := completion_count * float(chance_b2.min())) < _FEWEST:
         raise RecipeError(
-            f"In {batches} batches the rarest outcome comes only {rarest:.0f} times; raise batches, or leave out such a p."
+            f"In {batches} batches the rarest outcome comes only {rarest_count:.0f} times; raise batches, or leave out such a p."
         )
-    count_v = torch.arange(LEVELS + 1, dtype=torch.float64)
-    report_v = count_v / LEVELS
+    level_v = torch.arange(LEVELS + 1, dtype=torch.float64)
+    report_v = level_v / LEVELS
     score_v2 = torch.stack([proper_score(report_v, torch.full_like(report_v, o), rule=rule) for o in (0.0, 1.0)], dim=1)
-    options = {"baseline": baseline, "leave_one_out": leave_one_out}
+    advantage_options = {"baseline": baseline, "leave_one_out": leave_one_out}
     q_b, weight_b2, error_b2 = p_b, chance_b2, torch.zeros_like(chance_b2)
     for _ in range(2):
         mean_b = q_b.clamp(1e-3, 1 - 1e-3)
-        chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_b[:, None]).log_prob(count_v).exp()
+        chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_b[:, None]).log_prob(level_v).exp()
         generator = torch.Generator().manual_seed(seed)
-        prompts = [x.repeat(copies, 1) for x in (p_b[:, None], mean_b[:, None], chance_bv)]
-        sums = [_one_batch(prompts, score_v2, group_size, options, generator) for _ in range(batches)]
-        lost_b2, lost_error_b2 = _controlled(torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2))
-        there_b2 = chance_b2 * copies * group_size * ((chance_bv * (report_v - mean_b[:, None])) @ score_v2)
-        weight_b2, error_b2 = chance_b2 * (1 - lost_b2 / there_b2), (lost_error_b2 / there_b2).abs()
+        tables = [x.repeat(copies, 1) for x in (p_b[:, None], mean_b[:, None], chance_bv)]
+        sums = [_simulate_batch(tables, score_v2, group_size, advantage_options, generator) for _ in range(batches)]
+        lost_b2, lost_error_b2 = _remove_explained_noise(torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2))
+        full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * (report_v - mean_b[:, None])) @ score_v2)
+        weight_b2, error_b2 = chance_b2 * (1 - lost_b2 / full_gradient_b2), (lost_error_b2 / full_gradient_b2).abs()
         q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
-    crossed_b = (weight_b2 * error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
-    return q_b, crossed_b / weight_b2.sum(dim=1).square()
+    crossed_error_b = (weight_b2 * error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
+    return q_b, crossed_error_b / weight_b2.sum(dim=1).square()
 
 
-def _one_batch(
+def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
-    """Sum (b - V) phi and three control variates over each prompt and outcome."""
+    """Simulate one batch; sum (b - V) phi and three control variates over each prompt and outcome."""
     p_b1, mean_b1, chance_bv = prompts
     b = len(p_b1)
-    torch.randint(1, (b, g), generator=generator)  # this unused draw keeps the published numbers reproducible
+    torch.randint(1, (b, g), generator=generator)  # this unused draw keeps the random numbers of published results
     uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
     level_bg = (uniform_2bg[1][..., None] > chance_bv.cumsum(dim=1)[:, None]).sum(dim=2).clamp(max=LEVELS)
@@ -163,23 +164,23 @@ def _one_batch(
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 without another completion
+        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if no other completion has the outcome
         rescored_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     cell_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_b1
-    sums = torch.zeros(4, b * 2, dtype=torch.float64)
-    return sums.index_add_(1, cell_bg.flatten(), (terms_4bg * phi_bg).flatten(1)).reshape(4, b, 2)
+    sum_4c = torch.zeros(4, b * 2, dtype=torch.float64)
+    return sum_4c.index_add_(1, cell_bg.flatten(), (terms_4bg * phi_bg).flatten(1)).reshape(4, b, 2)
 
 
-def _controlled(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-    """Regress out the control variates; return the mean of the first sum and its standard error."""
+def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
+    """Remove the noise that the control variates explain; return the mean of the first sum and its standard error."""
     rows_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_b21c = rows_b2rc.mean(dim=2, keepdim=True)
-    target, control = (rows_b2rc - mean_b21c).split([1, 3], dim=3)
-    slope = torch.linalg.pinv(control.mT @ control, hermitian=True) @ (control.mT @ target)
-    residual = (target - control @ slope)[..., 0]
+    first_sum, control_sums = (rows_b2rc - mean_b21c).split([1, 3], dim=3)
+    coefficient = torch.linalg.pinv(control_sums.mT @ control_sums, hermitian=True) @ (control_sums.mT @ first_sum)
+    residual = (first_sum - control_sums @ coefficient)[..., 0]
     batches = residual.shape[-1]
-    mean_b2 = (mean_b21c[..., :1] - mean_b21c[..., 1:] @ slope)[..., 0, 0]
+    mean_b2 = (mean_b21c[..., :1] - mean_b21c[..., 1:] @ coefficient)[..., 0, 0]
     return mean_b2, (residual.square().sum(dim=-1) / (batches - 1) / batches).sqrt()
 
 
@@ -191,15 +192,15 @@ def fixed_point_rows(
     batches: int = 100,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return the rows of the q* test, exact for every baseline but blended, which is simulated with 512 completions a batch."""
+    """Return the rows of the q* test: exact numbers, or for `blended` a simulation with 512 completions per batch."""
     p_b, rows = torch.tensor(probabilities, dtype=torch.float64), []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":
             copies = max(1, 512 // (size * len(p_b)))
-            point = simulated_fixed_point(
+            simulated = simulated_fixed_point(
                 p_b, group_size=size, rule=rule, copies=copies, batches=batches, seed=seed, **options
             )
-            q_b, error_b = (x.tolist() for x in point)
+            q_b, error_b = (x.tolist() for x in simulated)
         else:
             q_b, error_b = fixed_point(p_b, group_size=size, **options).tolist(), [None] * len(p_b)
         columns = zip(probabilities, q_b, error_b, strict=True)

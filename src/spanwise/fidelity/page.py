@@ -1,4 +1,4 @@
-"""The report of baseline fidelity: every baseline against Monte Carlo, and the confidence that each baseline teaches."""
+"""Build the report of `spanwise fidelity`: baselines against Monte Carlo, and the confidence that each baseline teaches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanwise.report.charts import Rows, dodged, fixed_points, forest, is_known
 from spanwise.report.page import Headline, Panel, render
 from spanwise.report.sections import Row, percent, section, wide
 
-#: Figure -> the title of its panel and the title of its axis.
+#: For each figure, the title of its panel and the title of its axis.
 PANELS: Mapping[str, tuple[str, str]] = {
     "rmse": ("Distance from Monte Carlo", "RMSE"),
     "rmse_wrong": ("… when the answer is wrong", "RMSE"),
@@ -26,7 +26,7 @@ PANELS: Mapping[str, tuple[str, str]] = {
 
 
 def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
-    """Return the baselines' figures, differences and q* points as `fidelity.json` stores them."""
+    """Return the counts, figures and differences of baselines as `fidelity.json` stores them."""
     counts = {
         "completions": rolled.prefix_xs.numel(), "prompts": len(rolled.prefix_xs), "rerolls": rolled.again_dm.numel(),
         "prefixes": len(rolled.again_dm), "share": fidelity.share,
@@ -36,15 +36,15 @@ def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
     """Return every figure of every baseline and group size as rows."""
-    keys = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
+    combinations = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     return [
         {"baseline": name, "group_size": size, "figure": figure, **_numbers(*fidelity.interval(name, size, figure))}
-        for name, size, figure in keys
+        for name, size, figure in combinations
     ]
 
 
 def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> list[Row]:
-    """Return one baseline minus another, paired over prompts, as rows."""
+    """Return the differences of two baselines, paired over prompts, as rows."""
     return [
         {"a": one, "b": other, "group_size": size, "figure": figure}
         | _numbers(*fidelity.interval(one, size, figure, minus=other))
@@ -62,7 +62,7 @@ def token_rows(fidelity: TokenFidelity) -> list[Row]:
 
 
 def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
-    """Return the numbers that a chart draws of a figure, or of one of its rows."""
+    """Return the value and the bounds of a figure, without the other fields of its row."""
     return {"value": value, "low": low, "high": high}
 
 
@@ -77,7 +77,7 @@ def fidelity_report(
     tokens: Rows = (),
     command: str = "",
 ) -> str:
-    """Write the report of `spanwise fidelity` as one HTML file, from the rows of this module's functions."""
+    """Build the report of `spanwise fidelity` as HTML, from rows that functions of this module make."""
     names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
     lead = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
     headlines, warnings = [], []
@@ -87,24 +87,31 @@ def fidelity_report(
         warnings.append(
             "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
         )
-    if "share" in counts:  # these figures exist only if baselines were measured
-        smallest, used = min((row["group_size"] for row in figures), default=None), percent(counts["share"])
+    if "share" in counts:  # baselines were measured, so their figures exist
+        smallest_group, used_share = min((row["group_size"] for row in figures), default=None), percent(counts["share"])
         headlines = [
-            Headline(f"{row['baseline']}, G = {smallest}", row["value"], "correlation with Monte Carlo")
+            Headline(f"{row['baseline']}, G = {smallest_group}", row["value"], "correlation with Monte Carlo")
             for row in figures
-            if (row["figure"], row["group_size"]) == ("correlation", smallest) and row["baseline"] != "none"
+            if (row["figure"], row["group_size"]) == ("correlation", smallest_group) and row["baseline"] != "none"
         ]
-        headlines.append(Headline("completions used", used, "with re-rolls to compare"))
+        headlines.append(Headline("completions used", used_share, "with re-rolls to compare"))
         if counts["share"] < 0.5:
             warnings.append(
-                f"Only {used} of the completions could be used, and only these count in the figures. Usually the others are "
+                f"Only {used_share} of the completions could be used, and only these count in the figures. Usually the others are "
                 "malformed or have no verdict."
             )
+    panels = [panel for figure in PANELS if (panel := _figure_panel(figures, figure, names))]
+    difference_panels = [_difference_panel(figure, rows) for figure, rows in _group_rows(differences, "figure")]
+    token_columns = {"estimator": "estimator", "correlation": "value"}
+    token_panels = [
+        _forest(critic, rows, token_columns, x="correlation with Monte Carlo")
+        for critic, rows in _group_rows(tokens, "critic")
+    ]
     sections = [
-        section("Fidelity", legend=names, panels=[panel for figure in PANELS if (panel := _panel(figures, figure, names))]),
-        section("Paired differences", panels=[_differences(figure, rows) for figure, rows in _by(differences, "figure")]),
+        section("Fidelity", legend=names, panels=panels),
+        section("Paired differences", panels=difference_panels),
         section("The q* test", legend=names, panels=_point_panels(points, names)),
-        section("Token advantages", panels=[_correlations(critic, rows) for critic, rows in _by(tokens, "critic")]),
+        section("Token advantages", panels=token_panels),
     ]
     return render(
         title=f"Fidelity of the baselines on {source}", lead=f"{lead}.", finding=fidelity_finding(figures, differences, tokens),
@@ -113,7 +120,7 @@ def fidelity_report(
 
 
 def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -> str:
-    """Say which baseline is nearest to Monte Carlo at the smallest group size, and whether it differs from the next one."""
+    """Say which baseline is nearest to Monte Carlo in the smallest groups, and whether the lead is more than noise."""
     correlations = [row for row in figures if row["figure"] == "correlation" and is_known(row["value"])]
     if not correlations:
         best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
@@ -121,67 +128,65 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
             return "Nothing was measured: no baseline has a correlation with Monte Carlo."
         return f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
     size = min(row["group_size"] for row in correlations)
-    best, *others = sorted((row for row in correlations if row["group_size"] == size), key=lambda row: -row["value"])
+    best, *other_rows = sorted((row for row in correlations if row["group_size"] == size), key=lambda row: -row["value"])
     if best["low"] <= 0:
         return f"At G = {size} no baseline is clearly better than noise: the best, {best['baseline']}, has {_with_bounds(best)}."
-    sentence = f"At G = {size} {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
-    if not others:
-        return f"{sentence}."
-    next_best = others[0]
-    pair = {best["baseline"], next_best["baseline"]}
-    paired = [
-        row for row in differences if (row["figure"], row["group_size"], {row["a"], row["b"]}) == ("correlation", size, pair)
-    ]
-    is_same = any(row["low"] <= 0 <= row["high"] for row in paired) if paired else next_best["high"] >= best["low"]
-    tail = ", but their difference is within the noise" if is_same else ""
-    return f"{sentence}; next is {next_best['baseline']} with {_with_bounds(next_best)}{tail}."
+    best_sentence = f"At G = {size} {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
+    if not other_rows:
+        return f"{best_sentence}."
+    next_row = other_rows[0]
+    compared = ("correlation", size, {best["baseline"], next_row["baseline"]})
+    paired_rows = [row for row in differences if (row["figure"], row["group_size"], {row["a"], row["b"]}) == compared]
+    within_noise = next_row["high"] >= best["low"]
+    if paired_rows:
+        within_noise = any(row["low"] <= 0 <= row["high"] for row in paired_rows)
+    noise_words = ", but their difference is within the noise" if within_noise else ""
+    return f"{best_sentence}; next is {next_row['baseline']} with {_with_bounds(next_row)}{noise_words}."
 
 
 def _with_bounds(row: Mapping[str, Any]) -> str:
     return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
-def _panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
-    """Build the panel of a figure by group size; None if it was not measured."""
-    ceiling = {row["group_size"]: row["value"] for row in figures if row["figure"] == "ceiling" and figure == "correlation"}
-    rows: list[Row] = [
+def _figure_panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
+    """Build the panel of one figure by group size; None if the figure was not measured."""
+    ceiling = {row["group_size"]: row["value"] for row in figures if figure == "correlation" and row["figure"] == "ceiling"}
+    chart_rows: list[Row] = [
         {"series": row["baseline"], "x": row["group_size"], **_numbers(**row), "reference": ceiling.get(row["group_size"])}
         for row in figures
         if row["figure"] == figure and is_known(row["value"])
     ]
-    title, y = PANELS[figure]
-    return Panel(title, (dodged(rows, names=names, y=y),), wide(rows, key="x", label="G")) if rows else None
+    if not chart_rows:
+        return None
+    title, axis_title = PANELS[figure]
+    return Panel(title, (dodged(chart_rows, names=names, y=axis_title),), wide(chart_rows, key="x", label="G"))
 
 
-def _by(rows: Rows, key: str) -> Iterator[tuple[Any, Rows]]:
-    """Group neighbouring rows with the same entry."""
+def _group_rows(rows: Rows, key: str) -> Iterator[tuple[Any, Rows]]:
+    """Group neighbouring rows that have the same entry in a column."""
     return ((entry, list(group)) for entry, group in groupby(rows, key=itemgetter(key)))
 
 
-def _differences(figure: str, rows: Rows) -> Panel:
-    title, x = PANELS[figure]
+def _difference_panel(figure: str, rows: Rows) -> Panel:
+    title, axis_title = PANELS[figure]
     title = f"{title}: {rows[0]['a']} - {rows[0]['b']}"
-    return _forest(title, rows, {"G": "group_size", "difference": "value"}, x=f"difference in {x}", prefix="G = ")
-
-
-def _correlations(critic: str, rows: Rows) -> Panel:
-    return _forest(critic, rows, {"estimator": "estimator", "correlation": "value"}, x="correlation with Monte Carlo")
+    return _forest(title, rows, {"G": "group_size", "difference": "value"}, x=f"difference in {axis_title}", prefix="G = ")
 
 
 def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
-    """Build a chart of values with intervals, one line per row."""
-    key, *_ = columns.values()
-    chart_rows: list[Row] = [{"name": f"{prefix}{row[key]}", "series": "", **_numbers(**row)} for row in rows]
-    table = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]
-    return Panel(title, (forest(chart_rows, names=("",), x=x),), table)
+    """Build a panel that draws one value with its interval per row."""
+    first_column, *_ = columns.values()
+    chart_rows: list[Row] = [{"name": f"{prefix}{row[first_column]}", "series": "", **_numbers(**row)} for row in rows]
+    table_rows = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]
+    return Panel(title, (forest(chart_rows, names=("",), x=x),), table_rows)
 
 
 def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
     panels = []
-    for size, rows in _by(points, "group_size"):
+    for size, rows in _group_rows(points, "group_size"):
         dots = [{"series": row["baseline"], "x": row["p"], "value": row["q"], "error": row.get("error")} for row in rows]
-        table = wide(dots, key="x", label="p")
-        errors = [float(row["error"]) for row in dots if isinstance(row["error"], float)]
-        note = f"Simulated points have a standard error of at most {max(errors):.4f}." if errors else ""
-        panels.append(Panel(f"G = {size}", (fixed_points(dots, names=names),), table, note))
+        table_rows = wide(dots, key="x", label="p")
+        known_errors = [float(row["error"]) for row in dots if isinstance(row["error"], float)]
+        error_note = f"Simulated points have a standard error of at most {max(known_errors):.4f}." if known_errors else ""
+        panels.append(Panel(f"G = {size}", (fixed_points(dots, names=names),), table_rows, error_note))
     return panels

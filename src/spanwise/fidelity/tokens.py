@@ -13,16 +13,17 @@ from torch import Tensor
 
 from spanwise.credit import advantage, gae, sae
 from spanwise.credit.methods._gae import BOUNDARIES, SaeSegments
+from spanwise.credit.strata import check_shapes
 from spanwise.errors import AlignmentError, DataError, RecipeError, unknown
-from spanwise.fidelity.baselines import agreement, check_shapes, place_of, root
+from spanwise.fidelity.baselines import agreement, index_of, root_ratio
 from spanwise.measure.intervals import Interval, Weighted, bootstrap
 
-#: The figures of every critic, estimator and kind of token, see `token_fidelity`.
+#: The names of the figures of an estimator, as `token_fidelity` defines them.
 TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")
-#: All tokens, and the decisions among them: tokens less probable than `DECISION`.
+#: The kinds of tokens: all of them, and decisions, which are less probable than `DECISION`.
 TOKEN_KINDS = ("all", "decision")
 DECISION = 0.97
-#: The entry behind the estimators: the values of the critic themselves.
+#: The name under which the critic's own values stand beside the estimators.
 VALUES = "values of the critic"
 
 
@@ -32,13 +33,13 @@ class Trajectories:
 
     Attributes:
         prompt_n: the prompt of each completion.
-        reward_n: the reward at its end; NaN where it is absent.
-        value_nt: mean reward of fresh continuations from before each token; NaN where unknown.
-        noise_nt: variance of that mean.
+        reward_n: the reward at the end of each completion; NaN if absent.
+        value_nt: mean reward of fresh continuations from before each token; NaN if unknown.
+        noise_nt: the variance of that mean.
         logp_nt: log-probability of each sampled token under the policy.
-        mask_nt: the tokens that count; nothing is read at the others.
-        weight_nt: how many tokens that count each one stands for, where only a sample of them was picked for Monte Carlo; 0: not
-            picked, though its value may be known for the sake of a neighbour. None: all were picked.
+        mask_nt: the tokens that count; nothing is read at other tokens.
+        weight_nt: how many counted tokens each token represents, if only a sample has Monte Carlo values; 0 for tokens outside
+            the sample, even if their value is known for a neighbour's sake. None: all tokens are in the sample.
 
     Example:
         >>> one = Trajectories(
@@ -58,12 +59,10 @@ class Trajectories:
     weight_nt: Float[Tensor, "n t"] | None = None
 
     def __post_init__(self) -> None:
-        tables = (self.value_nt, self.noise_nt, self.logp_nt, self.mask_nt, self.weight_nt)
-        check_shapes("Values, noise, log-probabilities, mask and weights", *tables)
-        if not len(self.prompt_n) == len(self.reward_n) == len(self.mask_nt):
-            raise AlignmentError(
-                f"There are {len(self.prompt_n)} prompts, {len(self.reward_n)} rewards and {len(self.mask_nt)} rows of tokens."
-            )
+        check_shapes(
+            value_nt=self.value_nt, noise_nt=self.noise_nt, logp_nt=self.logp_nt, mask_nt=self.mask_nt,
+            weight_nt=self.weight_nt, prompt_n=self.prompt_n, reward_n=self.reward_n,
+        )  # fmt: skip
 
     @property
     def reward_nt(self) -> Float[Tensor, "n t"]:
@@ -84,13 +83,13 @@ def monte_carlo_advantage(
 
     Args:
         trajectories: completions with Monte Carlo values.
-        segments: how they are cut; None: token by token.
+        segments: how completions are cut into segments; None: token by token.
 
     Returns:
         Both (N, T), float64.
 
     Edge cases:
-        NaN at tokens that do not count, and where a value is unknown.
+        NaN at tokens that do not count, and if a value is unknown.
 
     Example:
         >>> one = Trajectories(
@@ -106,17 +105,17 @@ def monte_carlo_advantage(
     """
     mask_nt = trajectories.mask_nt
     opens_nt = mask_nt if segments is None else segments.opens(trajectories.logp_nt, mask_nt)
-    tokens = mask_nt.shape[1]
-    place_t = torch.arange(tokens)
-    opening_nt = torch.where(opens_nt, place_t, 0).cummax(dim=1).values
-    later_nt = torch.where(opens_nt, place_t, tokens).flip(1).cummin(dim=1).values.flip(1)
-    next_nt = torch.cat([later_nt[:, 1:], later_nt.new_full((len(later_nt), 1), tokens)], dim=1)
+    width = mask_nt.shape[1]
+    index_t = torch.arange(width)
+    start_nt = torch.where(opens_nt, index_t, 0).cummax(dim=1).values
+    later_nt = torch.where(opens_nt, index_t, width).flip(1).cummin(dim=1).values.flip(1)
+    next_nt = torch.cat([later_nt[:, 1:], later_nt.new_full((len(later_nt), 1), width)], dim=1)
     end_n1 = trajectories.reward_n.double()[:, None]
     value_nt = torch.cat([trajectories.value_nt.double(), end_n1], dim=1)
     noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_n1)], dim=1)
-    change_nt = value_nt.gather(1, next_nt) - value_nt.gather(1, opening_nt)
-    both_nt = noise_nt.gather(1, next_nt) + noise_nt.gather(1, opening_nt)
-    return torch.where(mask_nt, change_nt, torch.nan), torch.where(mask_nt, both_nt, torch.nan)
+    change_nt = value_nt.gather(1, next_nt) - value_nt.gather(1, start_nt)
+    noise_sum_nt = noise_nt.gather(1, next_nt) + noise_nt.gather(1, start_nt)
+    return torch.where(mask_nt, change_nt, torch.nan), torch.where(mask_nt, noise_sum_nt, torch.nan)
 
 
 def _gae(trajectories: Trajectories, value_nt: Tensor, **options: Any) -> Tensor:
@@ -137,8 +136,7 @@ def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
     return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_n1)).expand_as(value_nt)
 
 
-#: The estimators compared, from trajectories and a critic's values (N, T) to advantages (N, T). SAE is named by its boundary, its
-#: threshold and its lambda; adaptive GAE by its alpha.
+#: The estimators that are compared. SAE is named by boundary, threshold and lambda; adaptive GAE is named by its alpha.
 TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
     **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
     **{f"GAE adaptive {alpha:g}": partial(_gae, length_adaptive_alpha=alpha) for alpha in (0.05, 0.4)},
@@ -158,12 +156,12 @@ class TokenFidelity:
     """Figures of every critic (c), estimator (e) and kind of token (s), with bootstrap intervals by prompt.
 
     Attributes:
-        critics, estimators: what the first two axes stand for; the third is `TOKEN_KINDS`.
-        sum_cesnk: by completion, what the figures are made of; behind the estimators the critic's values against those of Monte
-            Carlo (`VALUES`).
+        critics, estimators: the names along the first two axes; the third axis has the names `TOKEN_KINDS`.
+        sum_cesnk: the sums of each completion, from which the figures are computed; after the estimators, those of the critic's
+            values against Monte Carlo values (`VALUES`).
         count_s: how many tokens of each kind were compared.
         prompt_n: the prompt of each completion.
-        draws, seed: of the bootstrap; all figures see the same draws.
+        draws, seed: the number and the seed of the bootstrap draws, which are the same for all figures.
 
     Example:
         Two completions of two tokens, each compared with a critic that always says .5.
@@ -187,7 +185,7 @@ class TokenFidelity:
 
     def count(self, kind: str = "all") -> int:
         """Return how many tokens of a kind were compared."""
-        return int(self.count_s[place_of("kind of token", TOKEN_KINDS, kind)])
+        return int(self.count_s[index_of("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
         """Return one figure of one estimator, or of the critic's own values (`VALUES`), with its interval."""
@@ -195,40 +193,42 @@ class TokenFidelity:
         return bootstrap(of_weights, self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
-        """Return the most correlated of the estimators whose names start with `among`."""
-        names = self._family(among)
-        return names[int(self._correlations(critic, names, kind)(torch.ones(1, len(self.prompt_n)).double()).argmax())]
+        """Return the estimator with the highest correlation among those whose names start with `among`."""
+        family_names = self._family(among)
+        correlations = self._correlations(critic, family_names, kind)(torch.ones(1, len(self.prompt_n)).double())
+        return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
-        """Return the correlation of the best estimator called `one...` minus that of the best called `other...`.
+        """Return how far the best estimator named `one...` correlates better than the best named `other...`.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
         """
-        families = [self._correlations(critic, self._family(start), kind) for start in (one, other)]
+        best_of_families = [self._correlations(critic, self._family(start), kind) for start in (one, other)]
 
         def difference(weight_rn: Tensor) -> Tensor:
-            best_2r = torch.stack([correlations(weight_rn).amax(dim=0) for correlations in families])
+            best_2r = torch.stack([correlations(weight_rn).amax(dim=0) for correlations in best_of_families])
             best_r, other_r = best_2r.masked_fill(best_2r.isinf(), torch.nan)
             return best_r - other_r
 
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def _family(self, start: str) -> list[str]:
-        names = [name for name in self.estimators if name == start] or [e for e in self.estimators if e.startswith(start)]
-        if not names or not start:
+        same_start = [name for name in self.estimators if name.startswith(start)]
+        family_names = [start] if start in self.estimators else same_start
+        if not family_names or not start:
             raise RecipeError(unknown("estimator", start, self.estimators))
-        return names
+        return family_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Return the correlations of some estimators, one row per estimator; -inf for constant estimates."""
-        figures = [self._figure(critic, name, "correlation", kind) for name in names]
-        return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figures]).nan_to_num(nan=-torch.inf)
+        """Return a function that computes the correlations of some estimators, one row each; -inf for constant estimates."""
+        functions = [self._figure(critic, name, "correlation", kind) for name in names]
+        return lambda weight_rn: torch.stack([figure(weight_rn) for figure in functions]).nan_to_num(nan=-torch.inf)
 
     def _figure(self, critic: str, estimator: str, figure: str, kind: str) -> Weighted:
-        c, e = place_of("critic", self.critics, critic), place_of("estimator", (*self.estimators, VALUES), estimator)
-        s, f = place_of("kind of token", TOKEN_KINDS, kind), place_of("figure", TOKEN_FIGURES, figure)
-        return lambda weight_rn: _figures(weight_rn @ self.sum_cesnk[c, e, s])[:, f]
+        c, e = index_of("critic", self.critics, critic), index_of("estimator", (*self.estimators, VALUES), estimator)
+        s, f = index_of("kind of token", TOKEN_KINDS, kind), index_of("figure", TOKEN_FIGURES, figure)
+        return lambda weight_rn: _figures_of_sums(weight_rn @ self.sum_cesnk[c, e, s])[:, f]
 
 
 def token_fidelity(
@@ -255,7 +255,7 @@ def token_fidelity(
             and look better than they are: give a Monte Carlo critic re-rolls of its own.
         segments: the reference is the change of V over each of these segments, broadcast to its tokens, instead of that over each
             token. It favours the SAE that has the same segments: what tells the tokens of a segment apart is not asked for.
-        draws, seed: of the bootstrap over prompts.
+        draws, seed: the number and the seed of the bootstrap draws of prompts.
 
     Edge cases:
         A completion without a reward, or with a critic's value that is not finite, is in no figure. A token with an unknown value
@@ -289,49 +289,49 @@ def token_fidelity(
     for name, value_nt in critics.items():
         if value_nt.shape != mask_nt.shape:
             raise AlignmentError(
-                f"The values of critic '{name}' are {tuple(value_nt.shape)}, the tokens {tuple(mask_nt.shape)}."
+                f"The values of critic '{name}' have the shape {tuple(value_nt.shape)}, but the tokens {tuple(mask_nt.shape)}."
             )
         known_n = known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
     target_nt, noise_nt = monte_carlo_advantage(trajectories)
-    every_nt = torch.ones_like(target_nt)
-    picked_nt = every_nt if trajectories.weight_nt is None else trajectories.weight_nt.double()
+    ones_nt = torch.ones_like(target_nt)
+    picked_nt = ones_nt if trajectories.weight_nt is None else trajectories.weight_nt.double()
     picked_snt = weight_snt = _weights(trajectories, picked_nt, known_n, target_nt, noise_nt)
     if segments is not None:
         target_nt, noise_nt = monte_carlo_advantage(trajectories, segments)
-        weight_snt = _weights(trajectories, every_nt, known_n, target_nt, noise_nt)
+        weight_snt = _weights(trajectories, ones_nt, known_n, target_nt, noise_nt)
     if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
             "No token has a reward, a critic's value and Monte Carlo values on both sides; nothing can be compared."
         )
-    sums = []
+    critic_sums = []
     for value_nt in critics.values():
-        clean_nt = torch.where(mask_nt & known_n[:, None], value_nt.double(), 0.0)
-        estimates = (estimate(trajectories, clean_nt) for estimate in TOKEN_ESTIMATORS.values())
+        known_value_nt = torch.where(mask_nt & known_n[:, None], value_nt.double(), 0.0)
+        estimates = (estimate(trajectories, known_value_nt) for estimate in TOKEN_ESTIMATORS.values())
         sums_of_critic = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in estimates]
-        sums_of_critic.append(_sums(clean_nt, trajectories.value_nt, trajectories.noise_nt, picked_snt))
-        sums.append(torch.stack(sums_of_critic))
-    names, count_s = (tuple(critics), tuple(TOKEN_ESTIMATORS)), (weight_snt > 0).sum(dim=(1, 2))
-    return TokenFidelity(*names, torch.stack(sums), count_s, trajectories.prompt_n, draws, seed)
+        sums_of_critic.append(_sums(known_value_nt, trajectories.value_nt, trajectories.noise_nt, picked_snt))
+        critic_sums.append(torch.stack(sums_of_critic))
+    axis_names, count_s = (tuple(critics), tuple(TOKEN_ESTIMATORS)), (weight_snt > 0).sum(dim=(1, 2))
+    return TokenFidelity(*axis_names, torch.stack(critic_sums), count_s, trajectories.prompt_n, draws, seed)
 
 
 def _weights(
     trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor
 ) -> Float[Tensor, "s n t"]:
-    """Return the weight of each token, over all tokens and over decisions; 0 for a token with an unknown number."""
-    use_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
-    choice_nt = trajectories.logp_nt.double().exp() < DECISION
-    return torch.stack([torch.where(use, weight_nt, 0.0) for use in (use_nt, use_nt & choice_nt)])
+    """Return the weight of each token among all tokens and among decisions; 0 if some number of the token is unknown."""
+    is_known_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
+    is_decision_nt = trajectories.logp_nt.double().exp() < DECISION
+    return torch.where(torch.stack([is_known_nt, is_known_nt & is_decision_nt]), weight_nt, 0.0)
 
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """Sum count, A, A_MC, their products and the noise, weighted, by kind of token and completion."""
+    """Sum weight, A, A_MC, their products and the noise over the tokens of each kind and completion."""
     a, m, noise = estimate_nt.double(), target_nt.double(), noise_nt.double()
     term_ntk = torch.stack([torch.ones_like(m), a, m, a * a, m * m, a * m, noise], dim=-1)
     return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)
 
 
-def _figures(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Return the figures, in the order of `TOKEN_FIGURES`."""
+def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
+    """Compute the figures, in the order of `TOKEN_FIGURES`, from sums over tokens."""
     n, a, m, aa, mm, am, noise = sums.unbind(-1)
     correlation, ceiling, scaled = agreement(n, a, m, aa, mm, am, noise)
-    return torch.stack([correlation, ceiling, root(aa - 2 * am + mm - noise, n), scaled], dim=-1)
+    return torch.stack([correlation, ceiling, root_ratio(aa - 2 * am + mm - noise, n), scaled], dim=-1)
