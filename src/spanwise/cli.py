@@ -1,4 +1,4 @@
-"""The command line `spanwise COMMAND`; each command is a folder in `commands` with a `command.py`."""
+"""Run the command line `spanwise COMMAND`; each folder in `commands` with a `command.py` is a command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.errors import SpanwiseError, lacking
 try:
     from cyclopts import App
     from rich.console import Console
-except ModuleNotFoundError as error:  # the core installs without the command line
+except ModuleNotFoundError as error:  # pip install spanwise installs no packages for the command line
     raise SystemExit(
         f"The command line needs '{error.name}'. Install it with: pip install 'spanwise[train]' to train with TRL, or with "
         "'spanwise[cli]' beside another engine. What is installed and whether it works: python -m spanwise.commands.doctor"
@@ -31,7 +31,7 @@ app = App(
 )
 app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")
 
-#: Command -> its module, which has the function `command` and maybe `EXTRA`, the pip extra that it needs instead of `train`.
+#: The module of each command, with its function `command` and, if the command needs another pip extra than `train`, `EXTRA`.
 COMMANDS = {
     folder.name: import_module(f"{commands.__name__}.{folder.name}.command")
     for folder in iter_modules(commands.__path__)
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
         Console(stderr=True).print(f"Error: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
         sys.exit(2)
     except OSError as error:
-        if refusal(error) is None:  # a file that no command writes itself, such as a cache
+        if refusal(error) is None:  # spanwise did not write this file: it may be another library's cache
             raise
         print(f"Error: {unwritten(Path(str(error.filename or '.')), error)}", file=sys.stderr)
         sys.exit(2)

@@ -14,7 +14,7 @@ from rollout_files import said, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import figures_tables, summary
-from spanwise.commands.methods.methods import _table as methods_table
+from spanwise.commands.methods.methods import _methods_table as methods_table
 from spanwise.commands.methods.methods import show_methods
 from spanwise.commands.shared.display import (
     figure_table,
@@ -27,7 +27,7 @@ from spanwise.commands.shared.display import (
 )
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.samples import unmeasured
-from spanwise.commands.why.why import _counts, _one, reasons
+from spanwise.commands.why.why import _describe_completion, _reason_table, reasons
 from spanwise.credit import METHODS
 from spanwise.layout import Layout
 from spanwise.measure import Interval, compare_arms, curve_difference, voting
@@ -72,8 +72,8 @@ def test_credit_and_why(credited, width):
     for table in figures_tables(summary(credited, {})["methods"], credited.title):
         check(table, width, keep=2)
     found = reasons(credited)
-    check(_counts(credited, found, 3), width, keep=2)
-    for line in _one(credited, found, 1)[1:]:
+    check(_reason_table(credited, found, 3), width, keep=2)
+    for line in _describe_completion(credited, found, 1)[1:]:
         if not isinstance(line, str):
             check(line, width, keep=2)
 

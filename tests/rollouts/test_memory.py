@@ -45,5 +45,5 @@ def test_credit_keeps_nothing_of_a_token_beside_what_was_read(tmp_path):
         kept = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert len({one.marked.names for one in result.applied}) == 2
+    assert len({one.file_spans.names for one in result.applied}) == 2
     assert kept < 1.2 * (result.table.tokens.values.nbytes + result.table.trainable.nbytes)

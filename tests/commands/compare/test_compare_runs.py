@@ -15,7 +15,7 @@ from rich.console import Console
 from scipy import stats
 
 from spanwise.commands.compare import compare as room
-from spanwise.commands.compare.compare import compare, planned
+from spanwise.commands.compare.compare import compare, plan_runs
 from spanwise.commands.shared.samples import Samples, read_samples
 from spanwise.commands.train import train as train_room
 from spanwise.commands.train.train import train
@@ -45,7 +45,7 @@ def finished(tmp_path_factory):
     output.mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a batch that teaches nothing
-        for one in planned(("group", "rlcr"), (0, 1), SMALL, str(output)):
+        for one in plan_runs(("group", "rlcr"), (0, 1), SMALL, str(output)):
             one.file.write_text(yaml.safe_dump(one.asked()))
             train(one.recipe, console=Console(quiet=True))
     compare(arms=("group", "rlcr"), seeds=(0, 1), output=str(output), choices=SMALL, console=Console(width=160, quiet=True))
@@ -197,12 +197,12 @@ def test_a_run_that_fails_is_named_and_the_others_stay(output, capsys, tmp_path,
     assert (output / "group-0" / "summary.json").is_file()
     # Nothing was trained, so the recipe can be put right.
     bad.write_text("trainer: {epsilon_high: 0.3}\n")
-    assert not planned((str(bad),), (0,), SMALL, str(output))[0].finished()
+    assert not plan_runs((str(bad),), (0,), SMALL, str(output))[0].finished()
 
 
 def test_the_numbers_of_another_recipe_are_never_taken(output):
-    other = planned(("group",), (0,), {**SMALL, "learning_rate": 1e-3}, str(output))[0]
-    assert planned(("group",), (0,), SMALL, str(output))[0].finished()
+    other = plan_runs(("group",), (0,), {**SMALL, "learning_rate": 1e-3}, str(output))[0]
+    assert plan_runs(("group",), (0,), SMALL, str(output))[0].finished()
     # As a training under another recipe would leave it that failed before it wrote anything.
     other.file.write_text(yaml.safe_dump(other.asked()))
     with pytest.raises(DataError, match="learning_rate was"):
@@ -241,7 +241,7 @@ def test_a_training_that_fails_leaves_no_old_results(finished, tmp_path, monkeyp
 
 def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monkeypatch, capsys):
     asked = by_commands(monkeypatch, "print('one attempt')")
-    one = planned(("group",), (0,), SMALL, str(tmp_path))[0]
+    one = plan_runs(("group",), (0,), SMALL, str(tmp_path))[0]
     damaged, whole = (one.folder / "checkpoints" / f"checkpoint-{step}" for step in (20, 10))
     damaged.mkdir(parents=True)
     assert room._start(one, Console(width=160)).wait() == 0
@@ -257,10 +257,10 @@ def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monke
 
 
 def test_what_ended_a_training_without_a_word_is_said(tmp_path):
-    one = planned(("group",), (0,), SMALL, str(tmp_path))[0]
+    one = plan_runs(("group",), (0,), SMALL, str(tmp_path))[0]
     (tmp_path / "group-0.log").write_text("train 10/120  left 60 s\n")
-    assert room._why(one, -9).startswith("the run was ended by signal 9 (Killed) (full log: ")
-    assert room._why(one, 2).startswith("train 10/120  left 60 s (full log: ")
+    assert room._failure_reason(one, -9).startswith("the run was ended by signal 9 (Killed) (full log: ")
+    assert room._failure_reason(one, 2).startswith("train 10/120  left 60 s (full log: ")
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def test_arms_that_cannot_be_compared_are_refused(field, here, there, tmp_path):
     shared.write_text(yaml.safe_dump(hub))
     mine.write_text(yaml.safe_dump({**hub, field: there}))
     with pytest.raises(RecipeError, match=f"'group' has the {field} {here} but arm 'mine' has {there},"):
-        planned(("group", str(mine)), (0, 1), {}, "out", shared=shared)
+        plan_runs(("group", str(mine)), (0, 1), {}, "out", shared=shared)
 
 
 def test_a_start_that_all_arms_share_is_no_difference(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("{start: hard, learning_rate: 0.001, steps: 7}\n")
-    runs = planned(("group", str(mine)), (0,), {"start": "hard"}, "out")
+    runs = plan_runs(("group", str(mine)), (0,), {"start": "hard"}, "out")
     assert [(run.recipe.start, run.recipe.steps) for run in runs] == [("hard", 120), ("hard", 7)]
 
 
@@ -293,8 +293,8 @@ def test_a_start_that_all_arms_share_is_no_difference(tmp_path):
 )
 def test_arms_and_seeds_that_cannot_be(arms, seeds, choices):
     with pytest.raises(RecipeError):
-        planned(arms, seeds, choices, "out")
-    (of_method,) = planned(("bae",), (0,), {"baseline": "batch"}, "out")  # the arm says the method only
+        plan_runs(arms, seeds, choices, "out")
+    (of_method,) = plan_runs(("bae",), (0,), {"baseline": "batch"}, "out")  # the arm says the method only
     assert of_method.recipe.baseline == "batch"
     with pytest.raises(RecipeError, match="Did you mean 'group'"):
         compare(arms=("group",), seeds=(0,), output="out", reference="grup")
@@ -303,12 +303,12 @@ def test_arms_and_seeds_that_cannot_be(arms, seeds, choices):
 def test_an_arm_wins_over_the_shared_recipe(tmp_path):
     """The recipe of the experiment itself names a method and a baseline, as ours under recipes/ do."""
     shared = Path(__file__).parents[3] / "recipes" / "confidence.yaml"
-    runs = planned(("outcome", "blended", "rlcr"), (0,), {"steps": 3, "entropy_target": None}, "out", shared=shared)
+    runs = plan_runs(("outcome", "blended", "rlcr"), (0,), {"steps": 3, "entropy_target": None}, "out", shared=shared)
     assert [(run.recipe.method, run.recipe.baseline) for run in runs][:2] == [("bae", "outcome"), ("bae", "blended")]
     assert [run.recipe.method for run in runs] == ["bae", "bae", "rlcr"]
     assert {(run.recipe.steps, run.recipe.entropy_target, run.recipe.eval_every) for run in runs} == {(3, None, 20)}
     own = tmp_path / "mine.yaml"
     own.write_text("method: bae\neval_every: 7\nobjectives: [{reward: correct, pays: [solution]}]\n")
     with pytest.raises(RecipeError, match="baseline"):
-        planned(("group",), (0,), {}, "out", shared=own)
-    assert planned(("bae",), (0,), {}, "out", shared=own)[0].recipe.eval_every == 7
+        plan_runs(("group",), (0,), {}, "out", shared=own)
+    assert plan_runs(("bae",), (0,), {}, "out", shared=own)[0].recipe.eval_every == 7

@@ -52,11 +52,11 @@ def test_verl_with_plan_code_and_confidence():
     result = credit_rollouts(WRITTEN / "verl")
     arms = by_name(result)
     assert list(arms) == ["grpo", "rlcr", "bae", "recorded"]
-    assert result.marked.names == ("plan", "code", "confidence")
+    assert result.file_spans.names == ("plan", "code", "confidence")
     text = "".join(result.table.vocabulary.pieces[i].decode() for i in result.table.tokens.slice(4, 5))
     cuts = [0, text.index("<code>"), text.index("<confidence>"), len(text)]
     ends = np.cumsum([len(result.table.vocabulary.pieces[i]) for i in result.table.tokens.slice(4, 5)])
-    assert [0, *(int(ends[end - 1]) for end in result.marked.end_nk[4])] == cuts
+    assert [0, *(int(ends[end - 1]) for end in result.file_spans.end_nk[4])] == cuts
     assert "correct from the file's 'acc', brier from the text" in result.note
     # The second group by hand. acc 1 1 0 0: mean .5, deviation .5774. Brier -.09 -.25 -.16 -.04.
     bae_nk = arms["bae"].credit.block_nk[4:]
@@ -76,7 +76,7 @@ def test_verifiers_with_draft_and_final():
     arms = by_name(result)
     assert list(arms) == ["grpo", "bae", "recorded"]
     assert "rlcr is left out: Method 'rlcr' adds up several objectives, but there is only 'correct'" in result.note
-    assert result.marked.names == ("draft", "final")
+    assert result.file_spans.names == ("draft", "final")
     assert "correct from the file's 'reward'." in result.note
     assert arms["bae"].credit.block_nk.tolist() == [[0.5, 0.5], [0.5, 0.5], [-0.5, -0.5], [-0.5, -0.5]]  # 1 1 0 0, mean .5
     assert arms["recorded"].credit.block_nk.tolist() == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
@@ -136,7 +136,7 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
     result = credit_rollouts(tmp_path)
     arms = by_name(result)
     assert list(arms) == ["grpo", "bae", "recorded"]
-    assert result.marked.names == ("notes", "reply")
+    assert result.file_spans.names == ("notes", "reply")
     assert "correct from the file's 'accuracy_reward'." in result.note
     assert "1 of 2 files repeat the batch before them" in result.note
     # By hand: answers 4 4 4 5 to 2+2= are 1 1 1 0 (mean .75), 3 7 5 5 to 1+2= are 1 0 0 0 (mean .25).
@@ -163,7 +163,7 @@ def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
         np.testing.assert_array_equal(recorded.by_block[name], np.array(columns[f"credit/{name}"], float))
     assert recorded.credit.stop_n.tolist() == columns["credit/stop"]
     # By hand: "so", "<answer>", "4", "</answer>" (and the space) are the solution, three words the confidence.
-    assert result.marked.length_nk.tolist() == [[5, 3], [5, 0], [5, 3]]
+    assert result.file_spans.length_nk.tolist() == [[5, 3], [5, 0], [5, 3]]
     np.testing.assert_allclose(sampled(result, 0)[0]["recorded"], [0.75 / 5] * 5 + [-0.25 / 3] * 3, rtol=1e-6)
     np.testing.assert_allclose(sampled(result, 1)[0]["recorded"], [-0.1] * 4 + [-0.1 - 0.25], rtol=1e-6)
     assert "the file's 'credit/...' of each block, spread over the tokens of the block." in result.note
@@ -195,7 +195,7 @@ def test_it_goes_to_every_file_and_an_export_keeps_it(tmp_path):
 def test_it_can_be_asked_for_alone(tmp_path):
     made = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet(), methods=["recorded"])
     assert [one.name for one in made.applied] == ["recorded"]
-    assert made.marked.names == ("plan", "code", "confidence")
+    assert made.file_spans.names == ("plan", "code", "confidence")
     assert "The recorded credit of 8 completions." in (tmp_path / "out" / "report.html").read_text()
 
 

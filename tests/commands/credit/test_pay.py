@@ -21,7 +21,7 @@ def file(folder, texts=TEXTS):
 def credit_of(place, *pay, **options):
     result = credit_rollouts(place, **{**CreditOptions(pay=[*pay]).parsed(), **options, "methods": ["bae"]})
     (applied,) = result.applied
-    return result.marked.names, applied.credit.block_nk
+    return result.file_spans.names, applied.credit.block_nk
 
 
 def test_each_block_is_paid_by_its_column(tmp_path):

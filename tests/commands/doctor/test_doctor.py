@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from packages_small import package
-from spanwise.commands.doctor.examine import probed, sentences
+from spanwise.commands.doctor.examine import probe_in_process, sentences
 from spanwise.engines.windows import WINDOWS, is_tested
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,14 +54,14 @@ def test_an_engine_that_ends_the_process_is_broken_too(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "PYTHONPATH", package(tmp_path, "trl", "import os, sys; print('so long', file=sys.stderr); os._exit(7)\n")
     )
-    assert probed("trl")["error"] == "the process ended with status 7: so long"
+    assert probe_in_process("trl")["error"] == "the process ended with status 7: so long"
 
 
 AS_VERL_LOADS = """
 import json, logging
 from importlib.metadata import entry_points
-from spanwise.commands.doctor.examine import _listen, plugins
-failed = _listen()
+from spanwise.commands.doctor.examine import _collect_plugin_errors, plugins
+failed = _collect_plugin_errors()
 for entry in entry_points(group="verl.plugins"):
     try:
         entry.load()
@@ -93,7 +93,7 @@ VERL = {"switch": "", "plugins": {"spanwise": "m"}, "failed": {}, "faults": {}, 
         ({"failed": {"mine": "KeyError: 'x'"}}, 0, "The plug-in 'mine' is broken, and verl does not say so: KeyError: 'x'"),
         ({"plugins": {}}, 0, "spanwise is not registered in this verl: there is no entry point 'spanwise'"),
         ({"switch": "none"}, 0, "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise"),
-        ({"estimators": []}, 0, "algorithm.adv_estimator=spanwise is still not in verl's registry"),
+        ({"estimators": []}, 0, "verl's registry still lacks algorithm.adv_estimator=spanwise"),
         ({"faults": {"trainer": "AttributeError: y"}}, 0, "'trainer' could not be attached to verl: AttributeError: y"),
         ({}, 1, "main_ppo uses V1 (trainer.use_v1: true). Modes of V1 with credit by block: sync; V0 has it too."),
         ({"use_v1": False}, 1, "uses V0"),

@@ -41,5 +41,5 @@ def test_the_reference_is_the_mean_over_those_that_ended(tmp_path, monkeypatch):
 
 
 def test_without_laser_there_is_nothing_to_measure():
-    with pytest.raises(RecipeError, match="without a laser section"):
+    with pytest.raises(RecipeError, match="no laser section"):
         room.reference(load(None, {}), prompts=1, samples=1, console=Console(quiet=True))

@@ -120,7 +120,7 @@ def test_folders_that_no_report_can_be_made_of(tmp_path):
         with pytest.raises(DataError, match=words):
             report_folder(folder)
 
-    refused(tmp_path, "no folder of spanwise train")
+    refused(tmp_path, "Give a folder that spanwise train")
     refused(tmp_path, "no summary of a comparison", summary_json="{}")
     refused(tmp_path, r"summary\.json.* not a JSON object", summary_json="{")
     refused(make_run(tmp_path / "run"), r"Line 2 .*metrics\.jsonl", metrics_jsonl='{"step": 0}\nnonsense\n')

@@ -46,7 +46,7 @@ def test_groups_all_right_and_all_wrong_and_one_that_is_alone(tmp_path):
         ("ALL_WRONG", "correct"): (2 * tokens, 2, (2, 3)),
     }
     table = credit_rollouts(file, methods=["bae_paper"], **OURS)
-    solution, confidence = (int(table.marked.length_nk[0, k]) for k in (0, 1))
+    solution, confidence = (int(table.file_spans.length_nk[0, k]) for k in (0, 1))
     assert solution + confidence == tokens
     assert counted(found["bae_paper"]) == {
         ("CREDITED", ""): (2 * solution, 2, (5, 6)),
@@ -67,7 +67,7 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     seen = shown(*words)
     assert "unanimous: all wrong (correct) 3" in seen
     assert (
-        "Of the 3 completions whose group is all wrong 1 are malformed; 1 of them end before a part of them closes." in seen
+        "Of the 3 completions whose group is all wrong, 1 are malformed; 1 of them end before a part of them closes." in seen
     )
     assert "Block 'confidence' is missing in 1 of 3 completions (row 2)" in seen
     assert "Rewards: correct from the file's 'acc', brier from the text." in seen
@@ -77,7 +77,7 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     assert "Reward correct: 0; of all rows compared: 0 0 0" in one
     assert "Reward brier: -0.04; of all rows compared: -0.81 -0.04 -" in one
     assert "solution 0 0 unanimous: all wrong (correct)" in one
-    length = int(credit_rollouts(file, **OURS).marked.length_nk[1, 1])
+    length = int(credit_rollouts(file, **OURS).file_spans.length_nk[1, 1])
     assert f"confidence 0.385 {0.385 / length:.4g} credited" in one  # -.04 minus the mean of -.81 and -.04, over its tokens
     assert "Its tags: missing, truncated." in shown(*words, "--completion", "2")
 
@@ -86,7 +86,7 @@ def test_completions_cut_off_before_a_tag_opens_are_counted_as_at_the_first_batc
     """Two words each but for the last, which is shorter, and one that is written twice: three that differ."""
     outputs = ["so 1", "so 2", "so 3", "so 3", "so"]
     seen = shown(verl_file(tmp_path / "1.jsonl", outputs, acc=[0.0] * 5), "--methods", "grpo", "--set", "layout=[answer]")
-    assert "all wrong 5 are malformed; 3 of them have different texts of exactly " in seen
+    assert "all wrong, 5 are malformed; 3 of them differ and end after " in seen
 
 
 def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
@@ -196,10 +196,10 @@ def told(path):
 def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
     seen = told(sae_run(tmp_path, delay))
-    assert "sae: 6 decisions (tokens below 0.2) in a completion, 7.83 tokens from one to the next" in seen
-    assert "lambda 0.9935 at each token has the same horizon" in seen
-    assert f"half of what it learns of a decision after {lag}" in seen
+    assert "sae: 6 decisions (tokens less likely than 0.2) in a completion, 7.83 tokens apart on average" in seen
+    assert "lambda 0.9935 at each token looks equally far ahead" in seen
+    assert f"half of the effect of a decision after {lag}" in seen
 
 
 def test_a_critic_that_sees_nothing_is_said(tmp_path):
-    assert "the critic's value does not move with the reward" in told(sae_run(tmp_path, 0, blind=True))
+    assert "the critic's value does not follow the reward" in told(sae_run(tmp_path, 0, blind=True))

@@ -1,1 +1,1 @@
-"""`spanwise compare`."""
+"""The command `spanwise compare`."""

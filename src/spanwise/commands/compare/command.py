@@ -1,4 +1,4 @@
-"""`spanwise compare` on the command line."""
+"""Define the options of `spanwise compare`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
 ) -> None:
     """Train several methods or baselines with several seeds from one start, and say which differences are more than noise.
 
-    Runs that the output folder already holds are not trained again: an interrupted comparison resumes, and seeds can be added.
+    Finished runs in the output folder are not trained again, so an interrupted comparison resumes, and seeds can be added.
     Ctrl-C also ends the running trainings.
 
     Args:
@@ -29,8 +29,8 @@ def command(
         seeds: numbers separated by commas.
         output: folder for the table, the report and the runs.
         reference: compare every other arm with this one only; default: all pairs.
-        processes: the number of trainings at a time; default 2 on two CPU cores.
-        set_: any recipe field of all arms, as field=value; may be repeated. null is a value.
+        processes: the number of trainings at a time; default: 2 on two or more CPU cores without a GPU, else 1.
+        set_: any recipe field of all arms, as field=value; may be repeated. Write null for no value.
     """
     from spanwise.commands.compare.compare import compare as run
 

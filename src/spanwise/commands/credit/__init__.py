@@ -1,1 +1,1 @@
-"""`spanwise credit`."""
+"""The command `spanwise credit`."""

@@ -1,4 +1,4 @@
-"""Choose the blocks that a file is read by, and the groups in which its completions are compared."""
+"""Choose the blocks into which completions of a file are cut, and the groups in which they are compared."""
 
 from __future__ import annotations
 
@@ -25,152 +25,159 @@ from spanwise.score import written_out
 from spanwise.segment import census
 from spanwise.segment.json_fields import paths
 
-#: Fields of a recipe that name the blocks.
-_NAMING = {"layout", "objectives", "prefilled", "segmenter", "task"}
-_SIGN = re.compile(r"<(/?)([^\W\d][\w.-]*)>")
-#: A text with more tags than this is not taken for a layout.
+#: The recipe fields that decide the blocks.
+_BLOCK_FIELDS = {"layout", "objectives", "prefilled", "segmenter", "task"}
+_TAG = re.compile(r"<(/?)([^\W\d][\w.-]*)>")
+#: The largest number of tags or JSON fields that are taken for a layout.
 _MOST_TAGS = 32
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks that a file is read by."""
+    """The blocks into which the completions of a file are cut."""
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
-    objectives: tuple[Objective, ...] | None = None  # those of blocks that the file shows; None: the recipe's
-    note: str = ""  # a sentence for the user
-    lack: str = ""  # why the text does not tell right from wrong; empty if it does
+    objectives: tuple[Objective, ...] | None = None  # None: the recipe's objectives are used
+    note: str = ""  # tells the user how the blocks were chosen
+    no_verdict: str = ""  # why nothing tells which completions are right; empty if something does
 
 
-def blocks_of(usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False) -> Blocks:
-    """Return the `usual` blocks if the recipe names them or the file is of a spanwise run; else the blocks that the file shows.
+def choose_blocks(
+    usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False
+) -> Blocks:
+    """Return the usual blocks if the recipe names them or the file is of a spanwise run; else the blocks that the file shows.
 
-    If nothing says what is right, and no reward was `asked` for, every recorded reward pays the completion.
+    If nothing says which completions are right, and the user names no reward, every recorded reward pays the completion.
     """
-    if table.folder is not None or _NAMING & recipe.model_fields_set:
+    if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
-    tags, count = usual_tags(texts)
-    # The JSON of an agent's tool calls is no answer.
-    fields = usual_fields(texts) if table.trainable.all() else ()
-    blocks = _tagged(tags, recipe, usual.longest) if tags else _fields(fields, table, usual.longest)
+    tags, majority_count = usual_tags(texts)
+    # The JSON fields of an agent are not used, because they belong to its tool calls.
+    json_fields = usual_fields(texts) if table.trainable.all() else ()
+    blocks = _blocks_by_tag(tags, recipe, usual) if tags else _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
-    condition = any if not tags else all
-    shows_usual = condition(any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
+    all_or_any = all if tags else any
+    shows_usual = all_or_any(any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
     unjudged = bool(table.rewards) and not (asked or table.verdict is not None or "correct" in table.rewards)
     if blocks is None and not shows_usual and unjudged:
-        return _recorded(usual, table, Layout({"completion": []}))
-    # The usual blocks also stay if the file shows none: `choose_arms` then says which methods they allow.
+        return _pay_every_reward(usual, table, Layout({"completion": []}))
+    # The usual blocks also stay if the file shows no blocks: `choose_arms` then says which methods fit.
     if blocks is None or (shows_usual and set(tags) <= set(usual.layout.tags)):
         return usual
     if not tags:
         return blocks
     reason = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
-    majority = f"{count} of {len(texts)} completions consist of {' '.join(f'<{tag}>' for tag in tags)}, in this order, so"
+    tags_text = " ".join(f"<{tag}>" for tag in tags)
+    majority_text = f"{majority_count} of {len(texts)} completions consist of {tags_text}, in this order, so"
     if unjudged and set(tags).isdisjoint(usual.layout.tags):
-        blocks = _recorded(usual, table, blocks.layout)
-        return replace(blocks, note=f"{reason} {majority} the blocks are its tags. {blocks.note}")
-    answer = census(texts, ["answer"]).sentence
-    no_verdict = f"Nothing says which completions of '{table.path}' are right: {answer}" if answer else ""
-    return replace(blocks, note=f"{reason} {majority} {blocks.note}", lack=no_verdict)
+        blocks = _pay_every_reward(usual, table, blocks.layout)
+        return replace(blocks, note=f"{reason} {majority_text} the blocks are its tags. {blocks.note}")
+    answer_sentence = census(texts, ["answer"]).sentence
+    no_verdict = f"Nothing says which completions of '{table.path}' are right: {answer_sentence}" if answer_sentence else ""
+    return replace(blocks, note=f"{reason} {majority_text} {blocks.note}", no_verdict=no_verdict)
 
 
-def paid_blocks(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
+def parse_pay(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
     """Return the objectives of `--pay`, and the layout of the file's tags if the recipe names none."""
     blocks_by_reward: dict[str, list[str]] = {}
-    pairs = [key_value(entry, "--pay", "block=reward, such as draft=passed") for entry in pay]
-    for block, reward in pairs:
+    block_rewards = [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
+    for block, reward in block_rewards:
         blocks_by_reward.setdefault(reward, []).append(block)
-    fields: dict[str, Any] = {"objectives": [{"reward": name, "pays": pays} for name, pays in blocks_by_reward.items()]}
+    objectives = [{"reward": name, "pays": pays} for name, pays in blocks_by_reward.items()]
+    recipe_fields: dict[str, Any] = {"objectives": objectives}
     if recipe.layout is not None:
-        return fields
-    asked = list(dict.fromkeys(block for block, _ in pairs))
+        return recipe_fields
+    asked_blocks = list(dict.fromkeys(block for block, _ in block_rewards))
     tags, _ = usual_tags(SampledTexts(table))
-    if len(asked) == 1 and list(tags) in ([], asked):  # a layout of one tag alone calls its block `completion`
-        return {**fields, "layout": {asked[0]: list(tags)}}
+    # `layout_of` would call the block of a single tag `completion`.
+    if len(asked_blocks) == 1 and list(tags) in ([], asked_blocks):
+        return {**recipe_fields, "layout": {asked_blocks[0]: list(tags)}}
     layout = layout_of(tags) if tags else None
-    for block in asked:
+    for block in asked_blocks:
         if layout is None:
             raise RecipeError(f"--pay {block}=...: Most completions have no tags; give --set layout=...")
         if block not in layout.names:
             raise RecipeError(f"--pay {block}=...: {unknown('block', block, layout.names)}")
-    return {**fields, "layout": {name: list(marks) for name, marks in layout.blocks}} if layout else fields
+    return {**recipe_fields, "layout": {name: list(marks) for name, marks in layout.blocks}} if layout else recipe_fields
 
 
-def _recorded(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
-    """Return blocks that every recorded reward pays, for a file in which nothing says what is right."""
+def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
+    """Return blocks that every recorded reward pays, for a file that does not say which completions are right."""
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in table.rewards)
     note = (
         f"No column says which completions are right, so every recorded number is a reward: {', '.join(table.rewards)}. "
-        f"Choose with --pay {layout.names[0]}={next(iter(table.rewards))}."
+        f"Choose one with --pay {layout.names[0]}={next(iter(table.rewards))}."
     )
     return Blocks(layout, usual.longest, objectives, note)
 
 
-def _tagged(tags: Sequence[str], recipe: Recipe, longest: int) -> Blocks:
-    """Build a block per tag: correctness pays all, and a confidence at the end has its own calibration, as in `bae_paper`."""
+def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:
+    """Build a block per tag; `correct` pays all but a final confidence, which has its own calibration, as in `bae_paper`."""
     layout = layout_of(tags)
     names = layout.names
-    note = f"the blocks are {', '.join(names)}; for other blocks, edit and give: --set 'layout={_spoken(layout)}'."
+    note = f"the blocks are {', '.join(names)}; for other blocks, edit and give: --set 'layout={_layout_json(layout)}'."
     correct, calibration = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
     has_confidence = len(names) > 1 and names[-1] == "confidence"
     objectives = (replace(correct, pays=names[:-1]), calibration) if has_confidence else (replace(correct, pays=names),)
-    return Blocks(layout, longest, objectives, note)
+    return Blocks(layout, usual.longest, objectives, note)
 
 
-def _fields(fields: tuple[str, ...], table: RolloutTable, longest: int) -> Blocks | None:
+def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: Blocks) -> Blocks | None:
     """Build a block per field of the JSON that most completions hold, each paid for the dataset's value of that field."""
-    if not fields:
+    if not field_names:
         return None
-    layout, golds, fault = Layout(fields, segmenter="json"), table.columns.get("answer", ()), ""
+    layout, gold_answers, no_verdict = Layout(field_names, segmenter="json"), table.columns.get("answer", ()), ""
     note = (
-        f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(fields)}. For others, "
-        f"edit and give: --set 'layout=[{', '.join(fields)}]' --set segmenter=json."
+        f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(field_names)}. For others, "
+        f"edit and give: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."
     )
-    if golds and all(isinstance(gold, Mapping) or str(gold).lstrip().startswith("{") for gold in golds):
+    if gold_answers and all(isinstance(gold, Mapping) or str(gold).lstrip().startswith("{") for gold in gold_answers):
         objective = Objective("equals", each="*", if_missing=0.0)
     else:
         objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
         if table.verdict is None:
-            fault = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' of JSON objects."
-    return Blocks(layout, longest, written_out([objective], layout), note, fault)
+            no_verdict = (
+                f"Nothing says which completions of '{table.path}' are right: no column 'answer' holds JSON objects."
+            )
+    return Blocks(layout, usual.longest, written_out([objective], layout), note, no_verdict)
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the fields of the JSON objects that most completions hold, by first appearance; none without a majority."""
-    counts = Counter[str]()
+    field_counts = Counter[str]()
     for text in texts:
-        counts.update(path for path in paths(text) if not set(path) & set(".["))
-    fields = tuple(name for name in counts if 2 * counts[name] > len(texts))
-    return fields if len(fields) <= _MOST_TAGS else ()
+        field_counts.update(path for path in paths(text) if not set(path) & set(".["))
+    majority_fields = tuple(name for name in field_counts if 2 * field_counts[name] > len(texts))
+    return majority_fields if len(majority_fields) <= _MOST_TAGS else ()
 
 
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the outermost tags of most completions, in order, and how many completions have them; none without a majority."""
-    counts = Counter(_pairs(text) for text in texts)
-    tags, count = counts.most_common(1)[0] if counts else ((), 0)
-    is_layout = 0 < len(tags) <= _MOST_TAGS and len(set(tags)) == len(tags)
-    return (tags, count) if is_layout and 2 * count > len(texts) else ((), 0)
+    """Return the outermost tags of most completions, and how many completions have these tags; none without a majority."""
+    tag_counts = Counter(_outermost_tags(text) for text in texts)
+    tags, count = tag_counts.most_common(1)[0] if tag_counts else ((), 0)
+    can_be_layout = 0 < len(tags) <= _MOST_TAGS and len(set(tags)) == len(tags)
+    return (tags, count) if can_be_layout and 2 * count > len(texts) else ((), 0)
 
 
-def _pairs(text: str) -> tuple[str, ...]:
-    """Yield the tags of the outermost pairs, in one pass; a tag that never closes is left out."""
-    signs = list(_SIGN.finditer(text))
-    closes_last = {sign[2]: sign.start() for sign in signs if sign[1]}
-    pairs, open_tag = list[str](), None
-    for sign in signs:
-        if open_tag is None and not sign[1] and closes_last.get(sign[2], -1) > sign.start():
-            open_tag = sign[2]
-            pairs.append(open_tag)
-        elif sign[1] and sign[2] == open_tag:
+def _outermost_tags(text: str) -> tuple[str, ...]:
+    """Return the tags that are opened outside of all others, in order; tags that are never closed are left out."""
+    tag_matches = list(_TAG.finditer(text))
+    closes_last = {match[2]: match.start() for match in tag_matches if match[1]}
+    outermost_tags, open_tag = list[str](), None
+    for match in tag_matches:
+        if open_tag is None and not match[1] and closes_last.get(match[2], -1) > match.start():
+            open_tag = match[2]
+            outermost_tags.append(open_tag)
+        elif match[1] and match[2] == open_tag:
             open_tag = None
-    return tuple(pairs)
+    return tuple(outermost_tags)
 
 
-def made_of(texts: Sequence[str]) -> str:
-    """Return the layout of most texts, as `--set layout=` takes it; empty without a majority."""
+def common_layout(texts: Sequence[str]) -> str:
+    """Return the layout of most texts in the form that `--set layout=` takes; empty without a majority."""
     tags, _ = usual_tags(texts)
-    return _spoken(layout_of(tags)) if tags else ""
+    return _layout_json(layout_of(tags)) if tags else ""
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
@@ -182,7 +189,7 @@ def layout_of(tags: Sequence[str]) -> Layout:
 
 @dataclass(frozen=True)
 class SampledTexts(Sequence[str]):
-    """The text that the model wrote in each completion, decoded when asked for, as the memory may not hold all texts at once."""
+    """The text that the model wrote in each completion; decoded on demand, because all texts may not fit into memory."""
 
     table: RolloutTable
 
@@ -199,50 +206,50 @@ class SampledTexts(Sequence[str]):
         return (self[row] for row in range(len(self)))
 
 
-def _spoken(layout: Layout) -> str:
+def _layout_json(layout: Layout) -> str:
     return json.dumps({name: list(tags) for name, tags in layout.blocks})
 
 
 def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> tuple[Int[Tensor, " n"], list[str]]:
-    """Return the groups that are compared, and a note on them for the user."""
-    part_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
+    """Return the group in which each completion is compared, and notes on these groups for the user."""
+    rollout_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
     # A rollout of several rows is one member of its group.
-    first_j = torch.from_numpy(np.unique(part_n.numpy(), return_index=True)[1])
-    group_j, step_j = table.group_n[first_j], table.step_n[first_j]
-    # Groups of a spanwise run are cut to its group size, groups of other files only to a size that recipe or user names.
+    first_row_r = torch.from_numpy(np.unique(rollout_n.numpy(), return_index=True)[1])
+    group_r, step_r = table.group_n[first_row_r], table.step_n[first_row_r]
+    # Groups of a spanwise run are cut to the run's group size; groups of other files only if the user gives a size.
     if run is None and "group_size" not in recipe.model_fields_set:
-        return group_j[part_n], [] if table.keyed else _uneven(step_j, group_j)
+        return group_r[rollout_n], [] if table.keyed else _note_uneven_groups(step_r, group_r)
     size, notes = (run or recipe).group_size, []
-    group_j = split_groups(group_j, size)
-    if small_groups := int((group_j.unique(return_counts=True)[1] < size).sum()):
+    group_r = split_groups(group_r, size)
+    if small_groups := int((group_r.unique(return_counts=True)[1] < size).sum()):
         notes.append(f"{small_groups} groups have fewer than {size} completions, so their credit may differ from the run's.")
-    sizes = step_j.unique(return_counts=True)[1]
-    if run is not None and bool((sizes != run.prompts * size).any()):
+    step_sizes = step_r.unique(return_counts=True)[1]
+    if run is not None and bool((step_sizes != run.prompts * size).any()):
         notes.append(
-            f"Steps hold {int(sizes.min())} to {int(sizes.max())} completions and a batch of the run has {run.prompts * size}; "
-            "credit that is compared with the whole batch may differ."
+            f"Steps hold {int(step_sizes.min())} to {int(step_sizes.max())} completions, but a batch of the run has "
+            f"{run.prompts * size}, so credit that is compared with the whole batch may differ from the run's."
         )
-    return group_j[part_n], notes
+    return group_r[rollout_n], notes
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
-    """Cut groups that are larger than `size`, as a prompt drawn twice in one step makes them, in file order."""
-    counts, keys = Counter[int](), []
+    """Cut groups that are larger than `size`, in file order; a prompt that is drawn twice in one step makes such groups."""
+    seen_counts, group_keys = Counter[int](), []
     for group in group_n.tolist():
-        keys.append((group, counts[group] // size))
-        counts[group] += 1
-    order = {key: index for index, key in enumerate(sorted(set(keys)))}
-    return torch.tensor([order[key] for key in keys], dtype=torch.long)
+        group_keys.append((group, seen_counts[group] // size))
+        seen_counts[group] += 1
+    index_of_key = {key: index for index, key in enumerate(sorted(set(group_keys)))}
+    return torch.tensor([index_of_key[key] for key in group_keys], dtype=torch.long)
 
 
-def _uneven(step_n: Tensor, group_n: Tensor) -> list[str]:
-    """Return the steps whose groups differ in size, so that a prompt may have been drawn twice."""
-    sizes = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
-    if len({(step, size) for (step, _), size in sizes.items()}) == len(step_n.unique()):
+def _note_uneven_groups(step_n: Tensor, group_n: Tensor) -> list[str]:
+    """Note if groups of one step differ in size, which happens if a prompt is drawn twice."""
+    size_of_group = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
+    if len({(step, size) for (step, _), size in size_of_group.items()}) == len(step_n.unique()):
         return []
-    counts = Counter(sizes.values())
-    usual_size = max(counts, key=lambda size: (counts[size], -size))
+    size_counts = Counter(size_of_group.values())
+    usual_size = max(size_counts, key=lambda size: (size_counts[size], -size))
     return [
-        f"Groups hold {min(counts)} to {max(counts)} completions. A prompt drawn twice in a step counts as one group; to "
+        f"Groups hold {min(size_counts)} to {max(size_counts)} completions. A prompt drawn twice in a step counts as one group; to "
         f"split it, give --set group_size={usual_size if usual_size > 1 else 'N'}."
     ]

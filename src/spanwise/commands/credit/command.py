@@ -1,4 +1,4 @@
-"""`spanwise credit` on the command line."""
+"""Define the options of `spanwise credit`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(
         rollouts: a file, a folder of files, or the run folder of such files.
         output: folder for the files that the command writes.
         rows: the largest number of completions in the report.
-        write: a method: write traces of verifiers and prime-rl again, with its advantage beside each sampled token.
+        write: a method, such as bae: write the traces of verifiers or prime-rl again, with its advantage at each sampled token.
     """
     from spanwise.commands.credit.credit import credit as run
     from spanwise.commands.shared.display import large_files_shown, quiet

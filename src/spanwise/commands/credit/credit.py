@@ -10,7 +10,7 @@ from rich.console import Console
 
 from spanwise.commands.credit.apply import CreditResult, apply_arms
 from spanwise.commands.credit.arms import choose_arms
-from spanwise.commands.credit.blocks import Blocks, SampledTexts, blocks_of, compared_groups, paid_blocks
+from spanwise.commands.credit.blocks import Blocks, SampledTexts, choose_blocks, compared_groups, parse_pay
 from spanwise.commands.credit.write import check_writable, write_result, write_traces_again
 from spanwise.commands.shared.folder import MOST, check_no_run
 from spanwise.errors import DataError, RecipeError
@@ -32,7 +32,7 @@ def credit_rollouts(
     pay: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
-    """Read rollouts and apply methods to them."""
+    """Read rollouts, and credit their completions by several methods."""
     table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns)
     if not table.trainable.any():
         raise DataError(f"None of the {len(table)} completions of '{rollouts}' has any text. {table.note}".strip())
@@ -40,21 +40,22 @@ def credit_rollouts(
     full_recipe = run = load(recipe or own_recipe, overrides)
     if pay:
         if "objectives" in overrides:
-            raise RecipeError("Both --pay and --set objectives say who is paid; give one of them.")
-        overrides = {**overrides, **paid_blocks(pay, full_recipe, table)}
+            raise RecipeError("--pay and --set objectives both say which blocks are paid; give only one of them.")
+        overrides = {**overrides, **parse_pay(pay, full_recipe, table)}
         full_recipe = run = load(recipe or own_recipe, overrides)
     if recipe is not None and own_recipe is not None:
         run = load(own_recipe, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
-    given = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)  # the user's recipe must fit the file
+    # A recipe that the user gives must fit the file.
+    must_fit = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)
     task, longest = task_shape(full_recipe)
-    usual = answer_layout(full_recipe, task)
-    # Early completions of a spanwise run may lack the tags.
-    texts = SampledTexts(table) if given or own_recipe is None else []
+    usual_layout = answer_layout(full_recipe, task)
+    # The texts of a spanwise run are not searched for tags, because early completions may lack them.
+    texts = SampledTexts(table) if must_fit or own_recipe is None else []
     group_n, group_notes = compared_groups(table, full_recipe, None if own_recipe is None else run)
-    blocks = blocks_of(Blocks(usual, longest), full_recipe, table, texts, asked=bool(reward))
-    # A recipe of the folder that the user did not name must not run code.
-    names_objectives = recipe is not None or "objectives" in overrides
-    arms = choose_arms(table, full_recipe, blocks, methods, reward, texts=texts, given=given, run_code=names_objectives)
+    blocks = choose_blocks(Blocks(usual_layout, longest), full_recipe, table, texts, asked=bool(reward))
+    # A recipe that merely lies beside the file must not run code.
+    run_code = recipe is not None or "objectives" in overrides
+    arms = choose_arms(table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=run_code)
     recorded = RECORDED in methods if methods else own_recipe is None and table.as_recorded is not None
     return apply_arms(table, arms, group_n, group_notes, recorded=recorded, must=bool(methods))
 
@@ -70,7 +71,7 @@ def credit(
 ) -> CreditResult:
     """Credit rollouts, write the files and a report of at most `rows` completions, and print a short table.
 
-    With `write`, the traces are written again with the advantages of this method.
+    `write` names a method: the traces are then written again with its advantages.
     """
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")

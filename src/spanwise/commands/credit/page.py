@@ -1,4 +1,4 @@
-"""Build the page of a credit export from its files, and the token view that pages of runs also show."""
+"""Build the report of a credit export, and the token view that it shares with reports of runs."""
 
 from __future__ import annotations
 
@@ -25,45 +25,46 @@ from spanwise.rollouts.schema import float_column
 
 
 def credit_page(folder: Path) -> str:
-    """Build the report of a credit export; tokens are ids if the tokenizer that the file names no longer exists."""
+    """Build the report of a credit export; it shows token ids if the tokenizer that the file names no longer exists."""
     file, summary = folder / EXPORT, read_fields(folder / "summary.json")
     table, options = read_numbers(file), summary.get("options") or {}
     paying = summary.get("paid") or {}
-    credit = shown_credit(table, paying)
+    credit_by_method = shown_credit(table, paying)
     group_n = float_column(table, schema.GROUP).long()
-    chosen = choose_rows(group_n, options.get("rows", MOST))
-    chosen_rows = read_rows(file, chosen)
+    row_indices = choose_rows(group_n, options.get("rows", MOST))
+    shown_table = read_rows(file, row_indices)
     view = credited_view(
-        table, chosen_rows, chosen, paying=paying, outcome=summary.get("outcome"), own=summary.get("own"),
-        tokenizer=schema.tokenizer_of(chosen_rows.schema),
+        table, shown_table, row_indices, paying=paying, outcome=summary.get("outcome"), own=summary.get("own"),
+        tokenizer=schema.tokenizer_of(shown_table.schema),
     )  # fmt: skip
-    left_out = (
-        "" if len(chosen) == len(table) else f" {len(chosen)} of {len(table)} completions are shown, evenly from the file."
+    shown_count, row_count = len(row_indices), len(table)
+    shown_note = (
+        f" {shown_count} of {row_count} completions are shown, evenly from the file." if shown_count < row_count else ""
     )
-    verdict = schema.column("reward", (summary.get("score") or {}).get("verdict") or "correct")
-    samples = None
-    if {schema.SCORE, verdict} <= set(table.column_names):
-        right_n, score_n = float_column(table, verdict), float_column(table, schema.SCORE).clamp(0.0, 1.0)
+    verdict_column = schema.column("reward", (summary.get("score") or {}).get("verdict") or "correct")
+    score_samples = None
+    if {schema.SCORE, verdict_column} <= set(table.column_names):
+        right_n, score_n = float_column(table, verdict_column), float_column(table, schema.SCORE).clamp(0.0, 1.0)
         judged_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
-        samples = {"score": score_n, "correct": judged_n, "prompt": group_n}
+        score_samples = {"score": score_n, "correct": judged_n, "prompt": group_n}
     return credit_report(
         source=summary["source"],
-        note=f"{summary.get('note', '')}{left_out}".strip(),
-        methods=list(credit),
-        credit=credit,
+        note=f"{summary.get('note', '')}{shown_note}".strip(),
+        methods=list(credit_by_method),
+        credit=credit_by_method,
         rewards={
             n: float_column(table, schema.column("reward", n)) for n in schema.family_names(table.column_names, "reward")
         },
         statuses=summary["statuses"],
-        dead={method: summary["methods"][method]["dead_strata"] for method in credit},
+        dead={method: summary["methods"][method]["dead_strata"] for method in credit_by_method},
         view=view,
-        samples=samples,
+        samples=score_samples,
         command=again_command("credit", summary["source"], folder=folder, options=options),
     )
 
 
 def shown_credit(table: pa.Table, paying: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """Return the recorded credit by method, each with the blocks that it tells apart; `paying` as in `credited_view`."""
+    """Return the recorded credit by method and, for methods that tell blocks apart, by block; `paying` as in `credited_view`."""
     kinds = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
     return {name: credited_units(columns, kinds.get(name, "")) for name, columns in read_credit(table).items()}
 
@@ -72,13 +73,13 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
     """Choose at most `count` rows, evenly from the file, in whole groups."""
     if len(group_n) <= count:
         return list(range(len(group_n)))
-    members = sorted(steps(group_n), key=lambda rows: int(rows[0]))
-    chosen: list[Tensor] = []
-    for group_count in range(max(1, count * len(members) // len(group_n)), 0, -1):
-        chosen = [members[int(position)] for position in np.linspace(0, len(members) - 1, group_count)]
-        if sum(map(len, chosen)) <= count:
+    group_rows = sorted(steps(group_n), key=lambda rows: int(rows[0]))
+    chosen_groups: list[Tensor] = []
+    for group_count in range(max(1, count * len(group_rows) // len(group_n)), 0, -1):
+        chosen_groups = [group_rows[int(position)] for position in np.linspace(0, len(group_rows) - 1, group_count)]
+        if sum(map(len, chosen_groups)) <= count:
             break
-    return sorted(torch.cat(chosen).tolist())[:count]
+    return sorted(torch.cat(chosen_groups).tolist())[:count]
 
 
 def credited_view(
@@ -91,64 +92,64 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> TokenView:
-    """Build the token view of `shown`, the `rows` of a table of whole groups; `paying`: method -> its rule (`Scheme.plain`)."""
-    cuts = (SaeSegments.of(rule["method"], rule.get("options")) for rule in paying.values())
-    segments = next((cut for cut in cuts if cut is not None), None)
-    scoring = {name: scoring_mode(rule) for name, rule in paying.items()}
-    shares = {name: own_shares(table, mode) for name, mode in scoring.items() if mode is not None}
+    """Build the token view of the `rows` of a table, which `shown` holds; `paying` maps each method to its `Scheme.plain`."""
+    segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in paying.values())
+    segments = next((cut for cut in segments_of_methods if cut is not None), None)
+    mode_by_method = {name: scoring_mode(rule) for name, rule in paying.items()}
+    shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     return TokenView(
         tuple(schema.methods_in(shown.column_names)),
         token_rows(
             shown,
             read_vocabulary(tokenizer),
             None if segments is None else partial(opening_tokens, segments),
-            {name: [by_row[n] for n in rows] for name, by_row in shares.items()},
+            {name: [by_row[n] for n in rows] for name, by_row in shares_by_method.items()},
         ),
         outcome,
         "" if segments is None else segment_words(segments),
-        rules={name: rule_of(rule["method"], rule["objectives"], scoring[name]) for name, rule in paying.items()},
+        rules={name: rule_of(rule["method"], rule["objectives"], mode_by_method[name]) for name, rule in paying.items()},
         own=own,
         total=len(table),
     )
 
 
 def segment_words(segments: SaeSegments) -> str:
-    """Explain in a sentence which tokens are segment boundaries."""
+    """Explain which tokens are boundaries of segments."""
     verb = "opens a segment" if segments.boundary == "start" else "has closed a segment"
     return f"A tick marks each place where a token with a probability below {segments.threshold:g} {verb}."
 
 
 def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
-    """Return the tokens of a completion that open a segment, except the first trained one, which has none before it."""
-    known_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
-    return segments.opens(known_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()
+    """Return the tokens of a completion that open a segment, except the first trained token, which has no segment before it."""
+    logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
+    return segments.opens(logp_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
-    """Build the rule by which a page explains a method; objectives are written as `Scheme.plain` writes them."""
+    """Build the rule by which a page explains a method, from objectives as `Scheme.plain` writes them."""
     if method == schema.RECORDED or method not in METHODS:
         return Rule()
     entry = METHODS[method]
-    rules = {}
-    for objective in objectives:
-        baseline = objective.get("baseline") if entry.kind == "block" else None
-        pays, given = several(objective.get("pays")), several(objective.get("given"))
-        name = str(objective.get("name") or objective.get("reward"))
-        rules[name] = {**objective, "pays": pays, "baseline": baseline, "given": given}
-    return Rule(entry.kind, f"{method}: {entry.summary}", rules, (mode and mode.judge) or "")
+    objective_by_name = {}
+    for fields in objectives:
+        baseline = fields.get("baseline") if entry.kind == "block" else None
+        pays, outcomes = as_names(fields.get("pays")), as_names(fields.get("given"))
+        name = str(fields.get("name") or fields.get("reward"))
+        objective_by_name[name] = {**fields, "pays": pays, "baseline": baseline, "given": outcomes}
+    return Rule(entry.kind, f"{method}: {entry.summary}", objective_by_name, (mode and mode.judge) or "")
 
 
-def several(names: str | Sequence[Any] | None) -> list[str]:
-    """Return the names in a field that holds a list or one name."""
+def as_names(names: str | Sequence[Any] | None) -> list[str]:
+    """Return the names in a field that holds a list of names, one name or nothing."""
     return [names] if isinstance(names, str) else [str(name) for name in names or ()]
 
 
-def own_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """Return (tau, z) of each completion: the share of the score in the credit, and the score compared within its group."""
+def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
+    """Return (tau, z) of each completion: the share of its score in the credit, and its score relative to its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
-        return [(0.0, 0.0)] * len(table)  # without mixing, the score has no share
+        return [(0.0, 0.0)] * len(table)  # without scores in the file, their share is 0
     has_steps = schema.STEP in table.column_names
     step_n = float_column(table, schema.STEP).nan_to_num().long() if has_steps else torch.zeros(len(table)).long()
     group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
-    share_n, compared_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
-    return list(zip(share_n.tolist(), compared_n.where(share_n > 0, 0.0).tolist(), strict=True))
+    share_n, relative_score_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
+    return list(zip(share_n.tolist(), relative_score_n.where(share_n > 0, 0.0).tolist(), strict=True))

@@ -1,1 +1,1 @@
-"""`spanwise demo`."""
+"""The command `spanwise demo`."""

@@ -1,4 +1,4 @@
-"""`spanwise demo` on the command line."""
+"""Define the options of `spanwise demo`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def command(
         task: invoices: letters to be read into JSON; confidence: a digit puzzle with a solution and a stated confidence, also
             called digits; fields: a JSON object of eight small answers.
         output: folder for the summary and the runs; default: a new one, runs/demo-<n>.
-        seeds: one or more, separated by commas.
-        steps: generation batches of each arm.
-        overwrite: replace the runs that the output holds.
+        seeds: one or more numbers, separated by commas.
+        steps: the number of generation batches of each arm.
+        overwrite: replace the runs in the output folder.
         set_: any other recipe field of both arms, as field=value; may be repeated.
     """
     from spanwise.commands.demo.demo import DEMOS, run_demo

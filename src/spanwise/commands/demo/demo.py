@@ -26,14 +26,15 @@ from spanwise.rollouts.folder import RunFolder, check_free, metrics_until, sole_
 from spanwise.tasks import Fields, task_shape
 from spanwise.tasks.invoices import MEASURED
 
-#: The number of batches in a running mean of `fields`.
+#: The number of batches that a running mean covers.
 WINDOW = 5
+#: The demo counts the completions until this share of the fields is right.
 GOAL = 0.8
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One arm with one seed: its recipe and the summary that `train` returned; `title` names the seed if there are several."""
+    """A trained arm with one seed, and the summary that `train` returned; `title` names the seed if there are several."""
 
     arm: str
     title: str
@@ -43,7 +44,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: the recipe fields of all `arms` and of each, the fields that no option may change, and the summary of the runs."""
+    """The recipe fields of a demo's arms, the `fixed` fields that no option may change, and functions for its result."""
 
     name: str
     arms: Mapping[str, Mapping[str, Any]]
@@ -63,41 +64,39 @@ def run_demo(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train every arm with every seed, and return the content of `summary.json`; `choices` are recipe fields of all arms."""
-    console, start_time = console or Console(), time.perf_counter()
+    console, start_seconds = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
     for field in (choices or {}).keys() & set(demo.fixed):
-        raise RecipeError(
-            f"The demo sets the {field} of its arms itself, so --set {field} would change nothing; leave that out."
-        )
+        raise RecipeError(f"The demo itself sets the {field} of its arms. Remove --set {field}.")
     folder, many_seeds = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
-    runs = {
+    run_folders = {
         (arm, seed): folder / (arm.replace(" ", "_") + (f"-{seed}" if many_seeds else ""))
         for seed in seeds
         for arm in demo.arms
     }
-    for run_folder in runs.values():
+    for run_folder in run_folders.values():
         check_free(run_folder, overwrite=overwrite)
     trained = []
     with sole_writer(folder):
-        for (arm, seed), run_folder in runs.items():
-            fields = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(run_folder)}
-            recipe, title = load(None, fields), f"{arm}, seed {seed}" if many_seeds else arm
+        for (arm, seed), run_folder in run_folders.items():
+            recipe_fields = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(run_folder)}
+            recipe, title = load(None, recipe_fields), f"{arm}, seed {seed}" if many_seeds else arm
             summary = train(recipe, console=console, title=title, overwrite=overwrite)
             trained.append(Trained(arm, title, recipe, summary))
-        result = {**demo.result(trained), "seconds": time.perf_counter() - start_time}
+        result = {**demo.result(trained), "seconds": time.perf_counter() - start_seconds}
         RunFolder(folder).write_summary(result)
     demo.show(console, trained, result)
     console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")
     return result
 
 
-def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return the figures of each seed and their means."""
-    seeds: dict[str, dict[str, dict[str, Any]]] = {}
+def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
+    """Return the figures of each arm by seed, and their means over seeds."""
+    figures_by_seed: dict[str, dict[str, dict[str, Any]]] = {}
     for run in trained:
         curve, final = run.summary["curve"], run.summary["final"]
-        seeds.setdefault(str(run.recipe.seed), {})[run.arm] = {
+        figures_by_seed.setdefault(str(run.recipe.seed), {})[run.arm] = {
             **{name: final[name] for name in ("accuracy", "refusal_rate")},
             "peak_refusal_rate": max(point["refusal_rate"] for point in curve),
             "mean_accuracy": sum(point["accuracy"] for point in curve) / len(curve),
@@ -106,12 +105,12 @@ def _digits_result(trained: Sequence[Trained]) -> dict[str, Any]:
         }
     means: dict[str, dict[str, float | None]] = {}
     for arm in DIGITS.arms:
-        rows = [arms[arm] for arms in seeds.values()]
-        values = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0]}
-        means[arm] = {name: sum(numbers) / len(numbers) if numbers else None for name, numbers in values.items()}
+        seed_figures = [arms[arm] for arms in figures_by_seed.values()]
+        numbers = {name: [row[name] for row in seed_figures if row[name] is not None] for name in seed_figures[0]}
+        means[arm] = {name: sum(known) / len(known) if known else None for name, known in numbers.items()}
     return {
         "arms": means,
-        "seeds": seeds,
+        "seeds": figures_by_seed,
         "recipe": trained[0].recipe.model_dump(mode="json", exclude=set(DIGITS.fixed)),
     }
 
@@ -130,18 +129,18 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
     for run in trained:
         rates = {"refusals": "refusal_rate", "accuracy": "accuracy"}
-        curves = {name: [point.get(rate) for point in run.summary["curve"]] for name, rate in rates.items()}
+        curves = {label: [point.get(rate) for point in run.summary["curve"]] for label, rate in rates.items()}
         say(console, f"\n{run.title}, every {run.recipe.eval_every} steps", text_plot(curves))
 
 
-def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return the curve of each run, its last value, and the completions until it reached the goal (None: never)."""
-    figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
+def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
+    """Return each run's curve, its last value, and how many completions it took to reach `GOAL` (None: never)."""
+    run_figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for run in trained:
-        names = measured_fields(run.recipe)
-        curve = running_mean([sum(right.values()) / len(right) for right in shares_right(run.recipe, names)])
+        field_names = measured_fields(run.recipe)
+        curve = running_mean([sum(shares.values()) / len(shares) for shares in shares_right(run.recipe, field_names)])
         goal_batch = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
-        figures[run.title] = {
+        run_figures[run.title] = {
             "right at the end": curve[-1],
             "completions to 80 %": None if goal_batch is None else goal_batch * run.recipe.prompts * run.recipe.group_size,
             "format rate": run.summary["final"]["format_rate"],
@@ -149,24 +148,24 @@ def _fields_result(trained: Sequence[Trained]) -> dict[str, Any]:
             "seconds of steps": run.summary["step_seconds"],
         }
         curves[run.title] = curve
-    return {"arms": figures, "curves": curves}
+    return {"arms": run_figures, "curves": curves}
 
 
 def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
-    title = f"fields right in the batches, means of {WINDOW}: {len(measured_fields(trained[-1].recipe))} fields"
+    title = f"share of {len(measured_fields(trained[-1].recipe))} fields that are right, means of {WINDOW} batches"
     say(console, *figure_table(title, result["arms"]), text_plot(result["curves"]))
 
 
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
-    """Return of each batch of a run the share of completions that have each field right; a field that is left out is not right."""
-    # Where leaving out costs nothing, the mean reward is that of the completions that have the field.
-    costs = {
+    """Return for each batch of a run how often each field is right; a missing field counts as wrong."""
+    # If a missing field costs nothing, the mean reward covers only the completions that have the field.
+    costly_omissions = {
         objective.name for objective in scheme_of(recipe, *task_shape(recipe)).objectives if objective.if_missing is not None
     }
     return [
         {
             name: batch.get(f"rewards/equals.{name}/mean", 0.0)
-            * (1.0 if f"equals.{name}" in costs else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
+            * (1.0 if f"equals.{name}" in costly_omissions else 1.0 - batch[f"credit/equals.{name}/reward_absent"])
             for name in names
         }
         for batch in metrics_until(Path(recipe.output or ""), recipe.steps)
@@ -175,18 +174,18 @@ def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]
 
 
 def measured_fields(recipe: Recipe) -> tuple[str, ...]:
-    """Return the fields whose mean is shown: those that a prompt answers, and of a list those of its first element."""
+    """Return the fields whose mean is shown: fields that the prompt answers, and of a list only the fields of its first element."""
     return MEASURED if recipe.task == "invoices" else Fields(recipe.fields).knowable
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Return the means of the last `WINDOW` values, of fewer at the start."""
-    parts = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
-    return [sum(part) / len(part) for part in parts]
+    """Return for each value the mean of the last `WINDOW` values up to it."""
+    windows = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
+    return [sum(part) / len(part) for part in windows]
 
 
 _WRITTEN = yaml.safe_load(files("spanwise.commands.demo").joinpath("demos.yaml").read_text(encoding="utf-8"))
-DIGITS = Demo(**_WRITTEN["digits"], result=_digits_result, show=_show_digits)
-FIELDS = Demo(**_WRITTEN["fields"], result=_fields_result, show=_show_fields)
-INVOICES = Demo(**_WRITTEN["invoices"], result=_fields_result, show=_show_fields)
+DIGITS = Demo(**_WRITTEN["digits"], result=_sum_up_digits, show=_show_digits)
+FIELDS = Demo(**_WRITTEN["fields"], result=_sum_up_fields, show=_show_fields)
+INVOICES = Demo(**_WRITTEN["invoices"], result=_sum_up_fields, show=_show_fields)
 DEMOS = {"invoices": INVOICES, "confidence": DIGITS, "fields": FIELDS, "digits": DIGITS}

@@ -1,1 +1,1 @@
-"""`spanwise doctor`."""
+"""The command `spanwise doctor`."""

@@ -1,4 +1,4 @@
-"""`spanwise doctor` on the command line."""
+"""Define the options of `spanwise doctor`."""
 
 from __future__ import annotations
 

@@ -26,21 +26,21 @@ PACKAGES = (
     "math-verify", "pyarrow", "scipy",
 )  # fmt: skip
 _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
-#: Seconds that an engine may take to be imported.
+#: The seconds that the import of an engine may take.
 PATIENCE = 300
-#: The beginning of the last line of a process that imported an engine.
+#: The first word of the line in which a process prints the facts about an engine.
 MARK = "spanwise-doctor "
-#: A line of the table and its sentences: name, version, the versions that the tests run with, state, sentences.
+#: A row of the table, and its sentences: name, version, versions that the tests run with, state, sentences.
 Finding = tuple[str, str, str, str, list[str]]
 
 
 def main() -> None:
     """Print Python, packages and engines with their problems; exit with status 1 if something installed is broken."""
-    version = installed("spanwise") or "not installed as a package"
-    versions = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": version}
-    versions |= {name: number for name in PACKAGES if (number := installed(name))}
-    findings: list[Finding] = [(name, number, "", "ok", []) for name, number in versions.items()]
-    findings += map(_engine, WINDOWS)
+    spanwise_version = installed("spanwise") or "not installed as a package"
+    version_by_package = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": spanwise_version}
+    version_by_package |= {name: number for name in PACKAGES if (number := installed(name))}
+    findings: list[Finding] = [(name, number, "", "ok", []) for name, number in version_by_package.items()]
+    findings += map(_check_engine, WINDOWS)
     print(f"{'':14}  {'version':18}  {'tested with':18}")
     for name, number, window, state, _ in findings:
         print(f"{name:14}  {number:18}  {window:18}  {state}")
@@ -59,33 +59,32 @@ def installed(name: str) -> str | None:
         return None
 
 
-def _engine(name: str) -> Finding:
-    title, number, window = _TITLES[name], installed(name), WINDOWS[name]
-    if number is None:
-        has_others = any(installed(other) for other in WINDOWS if other != name)
-        advice_end = ", in an environment of its own" if name != "trl" or has_others else ""
-        advice = f"To train with {title}: pip install 'spanwise[{name}]'{advice_end}."
+def _check_engine(name: str) -> Finding:
+    title, engine_version, window = _TITLES[name], installed(name), WINDOWS[name]
+    if engine_version is None:
+        other_installed = any(installed(other) for other in WINDOWS if other != name)
+        environment_words = ", in an environment of its own" if name != "trl" or other_installed else ""
+        install_advice = f"To train with {title}: pip install 'spanwise[{name}]'{environment_words}."
         if name == "skyrl" and sys.version_info < (3, 12):
-            advice = (
+            install_advice = (
                 "SkyRL needs Python 3.12 or newer: make a separate environment, and pip install 'spanwise[skyrl]' there."
             )
-        return title, "", window, "not installed", [advice]
-    faults, facts = sentences(name, probed(name))
-    untested = f"{title} {number} is not among the versions that the tests run with ({window})."
-    notes = [] if is_tested(name, number) else [untested]
-    state = "broken" if faults else "untested" if notes else "ok"
-    return title, number, window, state, [*faults, *notes, *facts]
+        return title, "", window, "not installed", [install_advice]
+    problems, working = sentences(name, probe_in_process(name))
+    untested_note = f"{title} {engine_version} is untested: the tests run with {window}."
+    version_notes = [] if is_tested(name, engine_version) else [untested_note]
+    state = "broken" if problems else "untested" if version_notes else "ok"
+    return title, engine_version, window, state, [*problems, *version_notes, *working]
 
 
-def probed(name: str) -> Mapping[str, Any]:
-    """Import an engine and its adapter in a separate process, and return the facts that this process prints."""
-    root = str(Path(spanwise.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
+def probe_in_process(name: str) -> Mapping[str, Any]:
+    """Import an engine and its adapter in a process of their own, and return the facts that it prints."""
+    package_root = str(Path(spanwise.__file__).parents[1])
+    python_path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), package_root)))
+    environment = {**os.environ, "PYTHONPATH": python_path}
     command = [sys.executable, "-m", "spanwise.commands.doctor", name]
     try:
-        process = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
         return {"error": f"the import takes more than {PATIENCE} seconds"}
     result_lines = [line for line in process.stdout.splitlines() if line.startswith(MARK)]
@@ -101,83 +100,85 @@ def sentences(name: str, facts: Mapping[str, Any]) -> tuple[list[str], list[str]
         return [f"The adapter to {_TITLES[name]} cannot be imported: {facts['error']}"], []
     if name == "trl":
         return [], ["spanwise.engines.trl is imported; spanwise train RECIPE trains with it."]
-    registered = "spanwise" in facts["estimators"]
-    count = sum(name.startswith("spanwise") for name in facts["estimators"]) - registered
+    is_registered = "spanwise" in facts["estimators"]
+    method_count = sum(name.startswith("spanwise") for name in facts["estimators"]) - is_registered
     if name == "skyrl":
         return [], [
             "spanwise.engines.skyrl is imported; trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe. "
-            f"SkyRL's registry has {count} names spanwise_<method>."
+            f"SkyRL's registry has {method_count} names spanwise_<method>."
         ]
-    facts_found = [
-        f"algorithm.adv_estimator=spanwise is in verl's registry, and {count} names spanwise_<method> for one reward.",
+    working = [
+        f"algorithm.adv_estimator=spanwise is in verl's registry, and {method_count} names spanwise_<method> for one reward.",
         _trainer_of_verl(facts),
     ]
-    return _faults_of_verl(facts), facts_found if registered else []
+    return _faults_of_verl(facts), working if is_registered else []
 
 
 def _faults_of_verl(facts: Mapping[str, Any]) -> list[str]:
-    faults = [
+    problems = [
         f"The plug-in '{plugin}' is broken, and verl does not say so: {text}" for plugin, text in facts["failed"].items()
     ]
-    faults += [f"'{part}' could not be attached to verl: {text}" for part, text in facts["faults"].items()]
+    problems += [f"'{part}' could not be attached to verl: {text}" for part, text in facts["faults"].items()]
     if "spanwise" not in facts["plugins"]:
-        faults.append(
+        problems.append(
             "spanwise is not registered in this verl: there is no entry point 'spanwise' in the group verl.plugins. Install it "
-            "into this environment (pip install spanwise); to have it on PYTHONPATH is not enough."
+            "into this environment (pip install spanwise); having it on PYTHONPATH is not enough."
         )
     elif facts["switch"].strip().lower() not in ("", "auto") and "spanwise" not in facts["switch"].lower().split(","):
-        faults.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; unset it.")
+        problems.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; unset it.")
     elif "spanwise" not in facts["estimators"]:
-        faults.append("spanwise's plug-in is loaded, but algorithm.adv_estimator=spanwise is still not in verl's registry.")
-    return faults
+        problems.append("spanwise's plug-in is loaded, but verl's registry still lacks algorithm.adv_estimator=spanwise.")
+    return problems
 
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
-    """Say which trainer `main_ppo` uses, and which modes have credit by block."""
+    """Say which trainer verl's `main_ppo` uses, and which modes of that trainer have credit by block."""
     names = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0, the only one in this verl"}
-    trainer = f"main_ppo uses {names[facts['use_v1']]}"
-    modes = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
-    if modes:
-        return f"{trainer}. Modes of V1 with credit by block: {', '.join(modes)}; V0 has it too."
-    return f"{trainer}, and V1 cannot be imported: {facts['v1']}" if "v1" in facts else f"{trainer}."
+    trainer_text = f"main_ppo uses {names[facts['use_v1']]}"
+    mode_names = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
+    if mode_names:
+        return f"{trainer_text}. Modes of V1 with credit by block: {', '.join(mode_names)}; V0 has it too."
+    return f"{trainer_text}, and V1 cannot be imported: {facts['v1']}" if "v1" in facts else f"{trainer_text}."
 
 
 def probe(engine: str) -> None:
     """Print the result of importing an engine as JSON, below all that the engine prints itself."""
     try:
-        facts = {"trl": _trl, "verl": _verl, "skyrl": _skyrl}[engine]()
+        facts = {"trl": _probe_trl, "verl": _probe_verl, "skyrl": _probe_skyrl}[engine]()
     except BaseException as error:
-        facts = {"error": _in_a_line(error)}
+        facts = {"error": _in_one_line(error)}
     print(f"\n{MARK}{json.dumps(facts)}", flush=True)
     os._exit(0)  # threads of an engine must not keep this process alive
 
 
-def _in_a_line(error: BaseException) -> str:
+def _in_one_line(error: BaseException) -> str:
     """Format an exception as one line: its text and where it was raised."""
     last_frames = traceback.extract_tb(error.__traceback__)[-1:]
-    place = f" ({last_frames[0].filename}, line {last_frames[0].lineno})" if last_frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    place_text = f" ({last_frames[0].filename}, line {last_frames[0].lineno})" if last_frames else ""
+    return f"{type(error).__name__}: {error}{place_text}"
 
 
-def _trl() -> dict[str, Any]:
-    """Import TRL and the adapter to it."""
+def _probe_trl() -> dict[str, Any]:
+    """Import TRL and spanwise's adapter; there are no other facts."""
     import_module("spanwise.engines.trl")
     return {}
 
 
-def _skyrl() -> dict[str, Any]:
-    """Import SkyRL's entrypoint for spanwise, and look into SkyRL's registry."""
+def _probe_skyrl() -> dict[str, Any]:
+    """Import spanwise's entry point for SkyRL, and return the estimators in SkyRL's registry."""
     import_module("spanwise.engines.skyrl.main")
     import_module("spanwise.engines.skyrl.estimators").register()
     registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry
     return {"estimators": sorted(map(str, registry.list_available()))}
 
 
-def _verl() -> dict[str, Any]:
+def _probe_verl() -> dict[str, Any]:
     """Import verl as its trainer does; return its plug-ins, the errors of their imports, and the trainer that it uses."""
-    plugin_errors = _listen()
-    file = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
-    trainer_config = import_module("yaml").safe_load(file.read_text(encoding="utf-8"))["trainer"] if file.is_file() else {}
+    plugin_errors = _collect_plugin_errors()
+    config_file = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
+    trainer_config: dict[str, Any] = {}
+    if config_file.is_file():
+        trainer_config = import_module("yaml").safe_load(config_file.read_text(encoding="utf-8"))["trainer"]
     facts = {
         "switch": os.environ.get("VERL_USE_EXTERNAL_PLUGINS", ""),
         "plugins": plugins(),
@@ -188,7 +189,7 @@ def _verl() -> dict[str, Any]:
     try:
         facts["modes"] = sorted(import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY)
     except Exception as error:
-        facts["v1"] = _in_a_line(error)
+        facts["v1"] = _in_one_line(error)
     return {**facts, "faults": dict(import_module("spanwise.engines.verl.plugin").FAULTS)}
 
 
@@ -197,16 +198,16 @@ def plugins() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group="verl.plugins")}
 
 
-def _listen() -> dict[str, str]:
-    """Catch the exceptions of plug-ins, which verl only logs for debugging."""
+def _collect_plugin_errors() -> dict[str, str]:
+    """Return a dictionary that collects exceptions of plug-ins as they occur; verl itself only logs them for debugging."""
     plugin_errors: dict[str, str] = {}
 
-    def heard(record: logging.LogRecord) -> bool:
+    def collect(record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple) and len(record.args) == 2 and isinstance(record.args[1], BaseException):
-            plugin_errors[str(record.args[0])] = _in_a_line(record.args[1])
+            plugin_errors[str(record.args[0])] = _in_one_line(record.args[1])
         return True
 
     logger = logging.getLogger("verl")
     logger.setLevel(logging.DEBUG)
-    logger.addFilter(heard)
+    logger.addFilter(collect)
     return plugin_errors

@@ -1,1 +1,1 @@
-"""`spanwise eval`."""
+"""The command `spanwise eval`."""

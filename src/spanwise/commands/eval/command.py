@@ -1,4 +1,4 @@
-"""`spanwise eval` on the command line."""
+"""Define the options of `spanwise eval`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command(
         model: a run folder, whose recipe names the task, a checkpoint or a model folder; `evaluation.parquet` is written
             into it.
         recipe: YAML file that names the task; default: the run's own, else the embedded task.
-        prompts: held-out prompts.
+        prompts: the number of held-out prompts.
         samples: completions per prompt.
         seed: the seed of sampling.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
@@ -39,19 +39,19 @@ def command(
     from spanwise.rollouts.folder import sole_writer
 
     check_sizes(prompts=prompts, samples=samples)
-    folder, own = run_or_model(model, recipe, {**recipe_fields(set_), "eval_prompts": prompts})
+    folder, full_recipe = run_or_model(model, recipe, {**recipe_fields(set_), "eval_prompts": prompts})
     console = Console()
     with sole_writer(model):
-        result, absent = evaluate_folder(folder, own, prompts=prompts, samples=samples, seed=seed, console=console)
-        result.write(model)
-    prompts_drawn = len(result.prompt_n.unique())
-    note = "" if prompts_drawn == prompts else f" (of {prompts} requested; there are no more)"
-    title = f"{model}: {prompts_drawn} prompts x {samples} samples{note}"
-    say(console, *interval_table(title, result.intervals(), absent=absent), *unmeasured_sentences(absent))
-    votes = {block: result.votes(block) for block in result.correct if result.most_votes(block)}
-    if votes and result.score_n is not None and not result.stated:
+        sampled, absent = evaluate_folder(folder, full_recipe, prompts=prompts, samples=samples, seed=seed, console=console)
+        sampled.write(model)
+    prompts_drawn = len(sampled.prompt_n.unique())
+    prompts_note = "" if prompts_drawn == prompts else f" (of {prompts} requested; there are no more)"
+    title = f"{model}: {prompts_drawn} prompts x {samples} samples{prompts_note}"
+    say(console, *interval_table(title, sampled.intervals(), absent=absent), *unmeasured_sentences(absent))
+    votes = {block: sampled.votes(block) for block in sampled.correct if sampled.most_votes(block)}
+    if votes and sampled.score_n is not None and not sampled.stated:
         say(console, VOTES_BY_SCORE)
     say(console, *(vote_table(f"accuracy of a vote, block '{block}'", curves) for block, curves in votes.items()))
     for block in list(votes)[1:]:
-        gain = curve_difference(votes[block]["majority"], votes[result.first]["majority"])
-        say(console, gain_table(f"majority of '{block}' minus majority of '{result.first}', paired by prompt", gain))
+        gain = curve_difference(votes[block]["majority"], votes[sampled.first]["majority"])
+        say(console, gain_table(f"majority of '{block}' minus majority of '{sampled.first}', paired by prompt", gain))

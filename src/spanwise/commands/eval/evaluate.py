@@ -35,57 +35,57 @@ def evaluate(
     *,
     prompts: int,
     samples: int,
-    seed: int = 1,  # one seed for all evaluations, so that checkpoints differ by the policy alone
+    seed: int = 1,  # the same seed for all evaluations, so that checkpoints differ by their policies alone
     scored: Mode | None = None,
 ) -> Samples:
     """Sample the first `prompts` held-out prompts, or all if there are fewer, and read the completions."""
-    tags, keys_of = recipe.answer_tags, task.layout.keys
+    answer_tags, keys_of = recipe.answer_tags, task.layout.keys
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     max_tokens = recipe.max_completion_length or task.max_completion_length
-    is_digits = task.name.startswith("digits")  # a task whose figures already show all its rewards
+    is_digits = task.name.startswith("digits")  # the figures of this task already show all its rewards
     roller = Roller(model, tokenizer, task, recipe.temperature, max_tokens)
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
-    spans, text = roller.read(ids_nt, mask_nt)
-    answering = [name for name in task.layout.names if tags["answer"] in keys_of[name]]
-    options = {"tag": tags["answer"], **recipe.verifier}
-    correct = dict.fromkeys(answering, torch.full((len(text),), torch.nan, dtype=torch.float64))
+    spans, texts = roller.read(ids_nt, mask_nt)
+    answering = [name for name in task.layout.names if answer_tags["answer"] in keys_of[name]]
+    options = {"tag": answer_tags["answer"], **recipe.verifier}
+    correct_by_block = dict.fromkeys(answering, torch.full((len(texts),), torch.nan, dtype=torch.float64))
     for name in answering if "answer" in rows.column_names else ():
-        right_n = roller.rewards(rows, text, row_n.tolist(), Objective("correct", pays=(name,), options=options))
-        # A completion without the block is wrong.
-        present_n = torch.tensor([entry.get(name) is not None for entry in text])
-        correct[name] = torch.where(present_n, right_n, 0.0)
-    rewards = dict[str, Tensor]()
+        right_n = roller.rewards(rows, texts, row_n.tolist(), Objective("correct", pays=(name,), options=options))
+        # A completion without the answer's block counts as wrong.
+        present_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
+        correct_by_block[name] = torch.where(present_n, right_n, 0.0)
+    reward_by_objective = dict[str, Tensor]()
     if not is_digits:
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
-        text_columns = {  # as TRL hands them to reward functions in training: without the token that ends a completion
+        text_columns = {  # TRL gives reward functions the completion without the token that ends it
             "prompts": [rows["prompt"][row] for row in row_n.tolist()],
             "completions": tokenizer.batch_decode(completion_ids, skip_special_tokens=True),
             "completion_ids": completion_ids,
         }
         columns = roller.columns(rows, row_n.tolist()) | text_columns
-        rewards = _rewards(scheme_of(recipe, task.layout, max_tokens).objectives, text, columns)
+        reward_by_objective = _compute_rewards(scheme_of(recipe, task.layout, max_tokens).objectives, texts, columns)
     score_n = None
     if scored is not None:
         reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
-        starts = [ids for ids in prompt_ids(tokenizer, rows["prompt"][:]) for _ in range(samples)]
-        score_n = reader.scores(starts, ids_nt, mask_nt, temperature=recipe.temperature).double()
+        prompt_starts = [ids for ids in prompt_ids(tokenizer, rows["prompt"][:]) for _ in range(samples)]
+        score_n = reader.scores(prompt_starts, ids_nt, mask_nt, temperature=recipe.temperature).double()
     return Samples(
         row_n,
-        {name: [(entry.get(name) or {}).get(tags["answer"]) for entry in text] for name in answering},
-        correct,
-        stated_confidences(text, task.layout.names[-1], task.layout, tag=tags["confidence"]),
+        {name: [(blocks.get(name) or {}).get(answer_tags["answer"]) for blocks in texts] for name in answering},
+        correct_by_block,
+        stated_confidences(texts, task.layout.names[-1], task.layout, tag=answer_tags["confidence"]),
         spans.fault_n == 0,
-        torch.tensor([is_refusal(entry) for entry in text]) if is_digits else None,
+        torch.tensor([is_refusal(blocks) for blocks in texts]) if is_digits else None,
         score_n,
-        rewards,
+        reward_by_objective,
     )
 
 
-def _rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
-    """Compute each objective's reward of the completions, with `if_missing` for blocks that are left out."""
+def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
+    """Compute the reward of each objective for each completion, with `if_missing` for missing blocks."""
     scores = score_all(objectives, text, columns=columns)
-    worth_nm = fill_missing(scores, objectives)
-    # An element of the gold list that a completion lacks is wrong; an element too many does not count.
+    worth_nm = completed(scores, objectives)
+    # A missing element of the gold list counts as wrong, and a surplus element does not count.
     for m, objective in enumerate(objectives):
         in_gold_n = gold_there(objective, columns) if any_index(objective.name) != objective.name else None
         if in_gold_n is not None:
@@ -97,9 +97,9 @@ def _rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> 
 def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
 ) -> tuple[Samples, dict[str, str]]:
-    """Evaluate a saved model on the task of a recipe."""
-    folders = (model_folder, *run_above(model_folder))
-    score_mode = next((mode.as_trained(folders) for mode in recipe.modes.values() if mode.judge is not None), None)
+    """Evaluate a saved model on the task of a recipe; return its samples, and the figures that they cannot have with reasons."""
+    score_folders = (model_folder, *run_above(model_folder))
+    score_mode = next((mode.as_trained(score_folders) for mode in recipe.modes.values() if mode.judge is not None), None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
-    evaluated = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=score_mode)
-    return evaluated, unmeasured(task.layout, recipe.answer_tags, scored=score_mode is not None)
+    samples_read = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=score_mode)
+    return samples_read, unmeasured(task.layout, recipe.answer_tags, scored=score_mode is not None)

@@ -1,1 +1,1 @@
-"""`spanwise fidelity`."""
+"""The command `spanwise fidelity`."""

@@ -1,9 +1,9 @@
-"""`spanwise fidelity` on the command line."""
+"""Define the options of `spanwise fidelity`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -33,11 +33,11 @@ def command(
     Args:
         checkpoint: a run folder or a model folder of the embedded task.
         recipe: YAML file that names the task; default: the run's own, else the embedded task.
-        prompts: held-out prompts.
+        prompts: the number of held-out prompts.
         samples: completions per prompt.
-        rerolls: fresh last blocks per distinct prefix.
+        rerolls: the number of fresh last blocks per distinct prefix.
         tokens: also compare GAE, SAE and GRPO at the tokens of the first block.
-        token_prompts: held-out prompts of --tokens, four completions each.
+        token_prompts: the number of held-out prompts of --tokens, with four completions each.
         critics: the critics of --tokens, separated by commas: own, saved with the model; fitted, on other prompts; mc, means of
             further re-rolls; default: all that exist.
         critic_steps: the number of fitting steps of the fitted critic, which is also measured at earlier steps.
@@ -53,12 +53,14 @@ def command(
 
     check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
     check_no_run(output)
-    fields = recipe_fields(set_)
-    folder, full_recipe = run_or_model(checkpoint, recipe, fields)
+    recipe_changes = recipe_fields(set_)
+    folder, full_recipe = run_or_model(checkpoint, recipe, recipe_changes)
     if (critics or reference) and not tokens:
         raise RecipeError("--critics and --reference only work when comparing token by token; add --tokens.")
-    options = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
-    by_token = {"token_prompts": token_prompts, "critics": critics, "critic_steps": critic_steps, "reference": reference}
-    all_options = {**options, **({"tokens": True, **by_token} if tokens else {}), "recipe": recipe, "overrides": fields}
+    options: dict[str, Any] = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
+    if tokens:
+        options |= {"tokens": True, "token_prompts": token_prompts, "critics": critics}
+        options |= {"critic_steps": critic_steps, "reference": reference}
+    options |= {"recipe": recipe, "overrides": recipe_changes}
     with sole_writer(output):
-        show(folder, full_recipe, output=output, console=Console(), options=all_options)
+        show(folder, full_recipe, output=output, console=Console(), options=options)

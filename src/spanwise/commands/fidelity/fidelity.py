@@ -1,4 +1,4 @@
-"""`spanwise fidelity`: sample again at fixed prefixes of a checkpoint, and compare baselines and token estimators with it."""
+"""`spanwise fidelity`: re-roll completions of a checkpoint, and compare baselines and token estimators with Monte Carlo."""
 
 from __future__ import annotations
 
@@ -29,30 +29,32 @@ from spanwise.rollouts.folder import hidden
 from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
-#: The number of re-rolls of an affordable Monte Carlo critic.
+#: The number of re-rolls of a Monte Carlo critic that a trainer could afford.
 FEW = 4
 #: The kinds of critics: the run's own, saved with its model; one fitted here on training prompts; means of more re-rolls.
 CRITICS = ("own", "fitted", "mc")
-#: The setting of SAE that is compared with the best GAE; this setting was not chosen on the judged samples.
+#: The setting of SAE that is compared with the best GAE. It was chosen on other samples than those compared here.
 SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
-#: The fields of `fidelity.json` of a part that was not measured.
-_NOTHING: Mapping[str, Any] = {
+#: Empty fields of `fidelity.json`, for figures that were not measured.
+_NOT_MEASURED: Mapping[str, Any] = {
     "counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {},
 }  # fmt: skip
 
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
-    """Print the tables for a model folder, write `fidelity.json` and the report, which prints the `options` of the command."""
+    """Measure the model in a folder, print the tables, and write `fidelity.json` and a report that names the `options`."""
     measured: dict[str, Any] = {"options": options}
     if "tokens" in options:
-        last, critics, seed = options["critic_steps"], options["critics"], options["seed"]
+        last_step, critic_names, seed = options["critic_steps"], options["critics"], options["seed"]
         segments = SaeSegments() if options["reference"] == "segment" else None
         rolled = rolled_tokens(
             checkpoint, recipe, prompts=options["token_prompts"], rerolls=options["rerolls"], seed=seed, console=console,
-            critics=critics and critics.split(","), steps=sorted({last, *(step for step in rolls.CRITIC_STEPS if step < last)}),
+            critics=critic_names and critic_names.split(","),
+            steps=sorted({last_step, *(step for step in rolls.CRITIC_STEPS if step < last_step)}),
         )  # fmt: skip
-        measured |= show_tokens(token_fidelity(*rolled, segments=segments, seed=seed), segments, console=console)
+        fidelity = token_fidelity(*rolled, segments=segments, seed=seed)
+        measured |= show_tokens(fidelity, segments, console=console)
     if "tokens" in options and not rolls.states_confidence(answer_layout(recipe, task_layout(recipe))):
         say(console, "The last block states no confidence, so there is nothing else to compare.")
     else:
@@ -62,72 +64,73 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
 
 
 def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
-    """Write `fidelity.json`: the input of `fidelity_report`, and the options."""
-    data = {"source": source, "recipe": dict(recipe), **_NOTHING, **measured}
-    write_text(Path(folder) / FIDELITY, json.dumps(without_nan(hidden(data)), indent=1) + "\n")
+    """Write `fidelity.json`, which holds the input of `fidelity_report` and the options of the command."""
+    report_fields = {"source": source, "recipe": dict(recipe), **_NOT_MEASURED, **measured}
+    write_text(Path(folder) / FIDELITY, json.dumps(without_nan(hidden(report_fields)), indent=1) + "\n")
 
 
 def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> rolls.Roller:
-    """Build the sampler of a saved model on the task of a recipe."""
+    """Build the sampler of a saved model, on the task of a recipe."""
     model, tokenizer, task = model_and_task(folder, recipe, console or Console())
     max_tokens = recipe.max_completion_length or task.max_completion_length
     return rolls.Roller(model, tokenizer, task, recipe.temperature, max_tokens)
 
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Print how close the baselines come to Monte Carlo, and the q* table; return both as plain data for the file."""
+    """Print how close the baselines come to Monte Carlo, and the q* table; return both as fields of `fidelity.json`."""
     samples, seed, roller = options["samples"], options["seed"], roller_of(checkpoint, recipe, console)
-    rows = roller.task.evaluation.select(range(min(options["prompts"], len(roller.task.evaluation))))
-    rolled = rolls.collect_last_blocks(roller, rows, samples=samples, rerolls=options["rerolls"], seed=seed)
+    prompt_rows = roller.task.evaluation.select(range(min(options["prompts"], len(roller.task.evaluation))))
+    sampled_rerolls = rolls.collect_last_blocks(roller, prompt_rows, samples=samples, rerolls=options["rerolls"], seed=seed)
     group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
-    fidelity = measure_fidelity(rolled, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
-    measured = {**written_baselines(fidelity, rolled), "points": fixed_point_rows(rule=recipe.rule, seed=seed)}
-    counts = measured["counts"]
+    fidelity = measure_fidelity(sampled_rerolls, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
+    report_fields = {**written_baselines(fidelity, sampled_rerolls), "points": fixed_point_rows(rule=recipe.rule, seed=seed)}
+    counts = report_fields["counts"]
     console.print(
         f"{counts['completions']} completions of {counts['prompts']} prompts, {counts['rerolls']} re-rolls of "
         f"{counts['prefixes']} distinct prefixes; {fidelity.share:.1%} of the completions could be used.",
         highlight=False,
     )
     say(console, *fidelity_tables(fidelity), difference_table(fidelity))
-    say(console, fixed_point_table(measured["points"]), keep=2)
-    return measured
+    say(console, fixed_point_table(report_fields["points"]), keep=2)
+    return report_fields
 
 
 def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
-    """Build one table per group size: RMSE with its interval, by outcome and alone, then figures without scale."""
-    columns = ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
+    """Build one table per group size, with a row for each baseline: its RMSE with interval, then the other figures."""
+    headings = ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
     for size in fidelity.group_sizes:
-        rows = []
+        table_rows = []
         for name in fidelity.baselines:
-            value, *bounds = fidelity.interval(name, size, "rmse")
-            figures = (fidelity.interval(name, size, figure)[0] for figure in FIGURES if figure not in ("rmse", "ceiling"))
-            rows.append([name, _decimals(value), "-".join(map(_decimals, bounds)), *map(_decimals, figures)])
+            rmse, *bounds = fidelity.interval(name, size, "rmse")
+            other_names = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
+            other_figures = (fidelity.interval(name, size, figure)[0] for figure in other_names)
+            table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, bounds)), *map(_decimals, other_figures)])
         ceiling, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
-        yield _table(
-            f"G = {size}: advantages against Monte Carlo (the exact ones would correlate {ceiling:.3f})", columns, rows
-        )
+        title = f"G = {size}: advantages against Monte Carlo (exact advantages would correlate {ceiling:.3f})"
+        yield _table(title, headings, table_rows)
 
 
 def difference_table(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> Table:
     """Build the table of one baseline's figures minus another's, with paired intervals over prompts."""
     differences = difference_rows(fidelity, one, other)
-    figures = dict.fromkeys(row["figure"].replace("_", " ") for row in differences)
-    rows: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
+    figure_names = dict.fromkeys(row["figure"].replace("_", " ") for row in differences)
+    cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
     for row in differences:
-        rows[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
-    return _table(f"{one} minus {other}, paired over prompts", ("G", *figures), rows.values())
+        cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
+    return _table(f"{one} minus {other}, paired over prompts", ("G", *figure_names), cells_by_size.values())
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     """Build the q* table: the confidence that each baseline drives a policy to."""
-    honest = ("none", "batch", "group")
-    p_b = list(dict.fromkeys(row["p"] for row in points))
-    rows = {("none, batch, group", "any"): p_b}
-    for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in honest):
+    honest_baselines = ("none", "batch", "group")
+    probabilities = list(dict.fromkeys(row["p"] for row in points))
+    q_by_baseline = {("none, batch, group", "any"): probabilities}
+    for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in honest_baselines):
         for row in (row for row in points if row["baseline"] == name):
-            rows.setdefault((name, str(row["group_size"])), []).append(row["q"])
-    cells = ([*names, *map(_decimals, q_p)] for names, q_p in rows.items())
-    table = _table("q*: the confidence a policy is driven to, by p", ("", "G", *(f"{p:g}" for p in p_b)), cells)
+            q_by_baseline.setdefault((name, str(row["group_size"])), []).append(row["q"])
+    table_rows = ([*names, *map(_decimals, q_values)] for names, q_values in q_by_baseline.items())
+    headings = ("", "G", *(f"{p:g}" for p in probabilities))
+    table = _table("q*: the confidence a policy is driven to, by p", headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
     table.caption = f"outcome: exact; blended: simulated, standard error at most {largest_error:.4f}"
     return table
@@ -145,87 +148,89 @@ def rolled_tokens(
     console: Console | None = None,
     **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
-    """Sample completions of held-out prompts with their Monte Carlo values, and read critics (`CRITICS`) before each token."""
+    """Sample completions of held-out prompts with Monte Carlo values; return them with the values of each critic (`CRITICS`)."""
     if rerolls < 2:
         raise DataError(f"Monte Carlo values need at least 2 re-rolls to know their noise, and you asked for {rerolls}.")
     critic_folder = rolls.own_critic_folder(model_folder)
-    kinds = critics or [kind for kind in CRITICS if kind != "own" or critic_folder]
-    for kind in kinds:
+    critic_kinds = critics or [kind for kind in CRITICS if kind != "own" or critic_folder]
+    for kind in critic_kinds:
         check_known("kind of critic", kind, CRITICS)
-    if "own" in kinds and critic_folder is None:
+    if "own" in critic_kinds and critic_folder is None:
         raise DataError(
-            f"There is no critic with the model in '{model_folder}' (a folder 'critic' with {ABOUT}). Leave own out, or look at a "
-            "run whose recipe has a critic."
+            f"There is no critic with the model in '{model_folder}' (a folder 'critic' with {ABOUT}). Remove own from --critics, "
+            "or measure a run whose recipe has a critic."
         )
     # The fitted critic reads each training prompt once, so that it cannot memorise any.
-    fit_fields = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in kinds else {}
-    roller = roller_of(model_folder, recipe.model_copy(update=fit_fields), console)
+    task_sizes = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in critic_kinds else {}
+    roller = roller_of(model_folder, recipe.model_copy(update=task_sizes), console)
     task = roller.task
-    order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
-    rows, sets = task.evaluation.select(order[:prompts]), 2 if "mc" in kinds else 1
-    blocks, trajectories, again_ntm = rolls.collect_tokens(roller, rows, rerolls=rerolls, sets=sets, seed=seed, **options)
+    row_order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
+    prompt_rows, sets = task.evaluation.select(row_order[:prompts]), 2 if "mc" in critic_kinds else 1
+    blocks, trajectories, reward_ntm = rolls.collect_tokens(
+        roller, prompt_rows, rerolls=rerolls, sets=sets, seed=seed, **options
+    )
     critic_values: dict[str, torch.Tensor] = {}
-    if "own" in kinds and critic_folder is not None:
+    if "own" in critic_kinds and critic_folder is not None:
         objectives = [objective.name for objective in scheme_of(recipe, task.layout, roller.limit).objectives]
         critic, stream = rolls.own_critic(critic_folder, roller.tokenizer, objectives)
         critic_values["own"] = rolls.values(critic, blocks, stream=stream)
-    if "fitted" in kinds:
+    if "fitted" in critic_kinds:
         for step, critic in rolls.fitted_critics(roller, task.train, steps=steps, seed=seed + 1):
             critic_values[f"{step} steps"] = rolls.values(critic, blocks)
-    if "mc" in kinds:
-        critic_values |= {f"MC {k}": again_ntm[..., :k].nanmean(dim=2) for k in sorted({min(FEW, rerolls), rerolls})}
+    if "mc" in critic_kinds:
+        critic_values |= {f"MC {k}": reward_ntm[..., :k].nanmean(dim=2) for k in sorted({min(FEW, rerolls), rerolls})}
     return trajectories, critic_values
 
 
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
-    """Print correlations by critic, and SAE's lead over GAE and GRPO; return the rows for the file."""
+    """Print correlations by critic, and SAE's lead over GAE and GRPO; return both as fields of `fidelity.json`."""
     counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
-    tokens, decisions = (fidelity.count(kind) for kind in TOKEN_KINDS)
+    token_count, decision_count = (fidelity.count(kind) for kind in TOKEN_KINDS)
     console.print(
-        f"{tokens} tokens of the first blocks of {counts['completions']} completions of {counts['prompts']} "
-        f"prompts; {decisions} of the tokens are decisions (p < .97). {reference_words(segments)}",
+        f"{token_count} tokens of the first blocks of {counts['completions']} completions of {counts['prompts']} "
+        f"prompts; {decision_count} of the tokens are decisions (p < .97). {reference_words(segments)}",
         highlight=False,
     )
-    say(console, *(_correlations(fidelity, kind) for kind in TOKEN_KINDS))
-    say(console, *(_leads(fidelity, kind, other) for kind in TOKEN_KINDS for other in ("GAE", GROUP_MEAN)))
+    say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
+    say(console, *(_lead_table(fidelity, kind, other) for kind in TOKEN_KINDS for other in ("GAE", GROUP_MEAN)))
     return {"tokens": token_rows(fidelity), "counts": counts}
 
 
 def reference_words(segments: SaeSegments | None) -> str:
-    """Name the reference that the advantages are compared with."""
+    """Describe the reference that token advantages are compared with."""
     if segments is None:
         return "The reference is the change of the Monte Carlo value over each token."
     return (
-        f"The reference is the change over each segment ({segments.boundary}, p < {segments.threshold:g}), broadcast to its "
-        "tokens; it favours the SAE of these segments."
+        f"The reference is the change over each segment ({segments.boundary}, p < {segments.threshold:g}), the same for all its "
+        "tokens; it favours SAE with these segments."
     )
 
 
-def _correlations(fidelity: TokenFidelity, kind: str) -> Table:
-    """Build a table with one row per estimator and one column per critic, after the error of the critic's values."""
-    rows = []
-    estimators = ((name, name, "correlation") for name in fidelity.estimators)
-    for label, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimators]:
-        cells = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
-        rows.append([label, *map(_decimals, cells)])
+def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
+    """Build the table of correlations, one row per estimator and one column per critic; its first row is the critics' error."""
+    table_rows = []
+    estimator_rows = ((name, name, "correlation") for name in fidelity.estimators)
+    for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
+        critic_values = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
+        table_rows.append([heading, *map(_decimals, critic_values)])
     exact_correlation = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
     title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(exact_correlation.value)})"
-    table = _table(title, ("", *fidelity.critics), rows)
+    table = _table(title, ("", *fidelity.critics), table_rows)
     table.rows[0].end_section = True
     return table
 
 
-def _leads(fidelity: TokenFidelity, kind: str, other: str) -> Table:
-    """Build the table of SAE's lead in correlation over another estimator, or over the best of a family."""
-    is_single = other in fidelity.estimators
-    title = f"{kind} tokens: lead over {'' if is_single else 'the best '}{other} in correlation (95 % over prompts)"
-    rows = []
+def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
+    """Build the table of SAE's lead in correlation, over one estimator or over the best estimator of a family."""
+    one_estimator = other in fidelity.estimators
+    title = f"{kind} tokens: lead over {'' if one_estimator else 'the best '}{other} in correlation (95 % over prompts)"
+    table_rows = []
     for critic in fidelity.critics:
-        best, best_sae = (_short(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))
-        one_lead, best_lead = (_signed(fidelity.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
-        rows.append([critic, *([] if is_single else [best]), one_lead, best_sae, best_lead])
-    columns = ("critic", *([] if is_single else [f"best {other}"]), _short(SAE, "SAE"), "best SAE", "its lead")
-    return _table(title, columns, rows)
+        best_other, best_sae = (_short_name(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))
+        one_lead, best_lead = (_format_lead(fidelity.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
+        table_rows.append([critic, *([] if one_estimator else [best_other]), one_lead, best_sae, best_lead])
+    headings = ("critic", *([] if one_estimator else [f"best {other}"]), _short_name(SAE, "SAE"), "best SAE", "its lead")
+    return _table(title, headings, table_rows)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -238,12 +243,12 @@ def _decimals(number: float) -> str:
     return "-" if number != number else f"{number:.3f}"
 
 
-def _short(name: str, family: str) -> str:
+def _short_name(name: str, family: str) -> str:
     """Return an estimator's name without its family and without zeros before the point."""
     return name.removeprefix(f"{family} ").replace("0.", ".")
 
 
-def _signed(interval: Interval) -> str:
+def _format_lead(interval: Interval) -> str:
     """Format a difference with its interval, as in `+.046 (+.032,+.059)`."""
     value, low, high = (f"{number:+.3f}".replace("0.", ".") for number in (interval.value, interval.low, interval.high))
     return f"{value} ({low},{high})"

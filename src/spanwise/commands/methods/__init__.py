@@ -1,1 +1,1 @@
-"""`spanwise methods`."""
+"""The command `spanwise methods`."""

@@ -1,4 +1,4 @@
-"""`spanwise methods` on the command line."""
+"""Define the options of `spanwise methods`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def command(name: str | None = None, /) -> None:
     """List the methods with their needs and papers, or print one preset in full.
 
     Args:
-        name: a method.
+        name: the method to print in full; default: list all methods.
     """
     from spanwise.commands.methods.methods import show_methods
 

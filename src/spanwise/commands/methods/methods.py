@@ -17,37 +17,37 @@ def show_methods(name: str | None = None) -> None:
     console = Console()
     if name is None:
         METHODS.load_plugins()
-        say(console, _table())
+        say(console, _methods_table())
         return
     entry = method(name)
-    options = ", ".join(f"{option}: {value}" for option, value in entry.of_a_run().options.items()) or "none"
-    needs = f"Needs {', '.join(entry.needs)}. " if entry.needs else ""
+    options_text = ", ".join(f"{option}: {value}" for option, value in entry.of_a_run().options.items()) or "none"
+    needs_text = f"Needs {', '.join(entry.needs)}. " if entry.needs else ""
     if entry.kind == "refinement":
-        preset = f"# Beside another method: refine: {name}."
+        preset_text = f"# Beside another method: refine: {name}."
     elif entry.preset is None:
-        preset = "# Callable from Python only: no engine provides its inputs."
-    else:  # with the blocks and the longest completion of the embedded task
-        preset = yaml.safe_dump(scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32).plain(), sort_keys=False)
+        preset_text = "# Callable from Python only: no engine provides its inputs."
+    else:  # presets are shown with the blocks and the longest completion of the embedded task
+        preset_text = yaml.safe_dump(scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32).plain(), sort_keys=False)
     say(
         console,
         f"# {entry.summary}",
-        f"# {needs}{entry.paper}. Taken from {_source(entry)}.",
-        f"# spanwise.credit.{entry.estimator.__name__}; options: {options}.",
-        preset,
+        f"# {needs_text}{entry.paper}. Taken from {_name_source(entry)}.",
+        f"# spanwise.credit.{entry.estimator.__name__}; options: {options_text}.",
+        preset_text,
     )
 
 
-def _source(entry: Method) -> str:
-    """Return the source of the formula: of a plug-in that names none, the module of its function."""
-    module = entry.estimator.__module__
-    is_ours = module.partition(".")[0] == "spanwise" or entry.source != Method.source
-    return entry.source if is_ours else f"{module}, which is no part of spanwise"
+def _name_source(entry: Method) -> str:
+    """Return the source of a method's formula, or the module of a plug-in that names no source."""
+    module_name = entry.estimator.__module__
+    names_source = module_name.partition(".")[0] == "spanwise" or entry.source != Method.source
+    return entry.source if names_source else f"{module_name}, which is no part of spanwise"
 
 
-def _table() -> Table:
+def _methods_table() -> Table:
     rows = []
     for entry in sorted(METHODS.values(), key=lambda entry: (entry.kind, entry.name)):
-        facts = [entry.paper, f"from {_source(entry)}", f"needs {', '.join(entry.needs) or 'rewards only'}"]
+        facts = [entry.paper, f"from {_name_source(entry)}", f"needs {', '.join(entry.needs) or 'rewards only'}"]
         facts += ["beside another method"] if entry.kind == "refinement" else [] if entry.preset else ["from Python only"]
         rows.append([f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]"])
     return plain_table("method", "credits", "what it does", rows=rows)

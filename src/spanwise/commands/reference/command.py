@@ -1,4 +1,4 @@
-"""`spanwise reference` on the command line."""
+"""Define the options of `spanwise reference`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command(
         recipe: YAML file with a laser section; the file or these options name a model and a dataset.
         model: hub name or folder.
         dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
-        prompts: training prompts.
+        prompts: the number of training prompts.
         samples: completions per prompt.
         set_: any recipe field, as field=value (spanwise train --help lists them); may be repeated.
     """
@@ -37,7 +37,7 @@ def command(
     console = Console()
     reference = measure(load(recipe, {**recipe_fields(set_), **sources}), prompts=prompts, samples=samples, console=console)
     console.print(
-        f"Over {reference['completions']} of {prompts * samples} completions, those that ended, log pi('{reference['token']}') is "
+        f"Over the {reference['completions']} of {prompts * samples} completions that ended, log pi('{reference['token']}') is "
         f"{reference['mean']:.4g} +- {reference['std']:.2g} at temperature {reference['temperature']:g}. Write in the recipe:\n"
         f"laser: {{token: '{reference['token']}', reference: {reference['mean']:.4g}, ...}}",
         highlight=False, soft_wrap=True, markup=False,

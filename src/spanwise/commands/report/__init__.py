@@ -1,1 +1,1 @@
-"""`spanwise report`."""
+"""The command `spanwise report`."""

@@ -1,4 +1,4 @@
-"""`spanwise report` on the command line."""
+"""Define the options of `spanwise report`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.page import choose_rows, credit_page, credited_view, several, shown_credit
+from spanwise.commands.credit.page import as_names, choose_rows, credit_page, credited_view, shown_credit
 from spanwise.commands.credit.write import credited_parts, outcome_of
 from spanwise.commands.shared.folder import EXPORT, FIDELITY, MOST, again_command, read_fields, write_page
 from spanwise.commands.shared.samples import FILE, Samples, ended_runs, read_samples, unmeasured
@@ -28,24 +28,24 @@ from spanwise.rollouts.folder import ONE_PROMPT, TRAINING
 from spanwise.rollouts.readers.own import tokenizer_in
 from spanwise.rollouts.rows import read_rows
 
-#: Budgets of the voting curves; more points would cost time and show little.
+#: The numbers of samples at which a voting curve is computed; more points would cost time and show little.
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def report_folder(folder: str | Path) -> Path:
     """Write `report.html` into the folder of a training run, a comparison, a fidelity measurement or a credit export."""
-    path = Path(folder)
-    kinds: Mapping[str, Callable[[Path], str]] = {
+    run_folder = Path(folder)
+    page_by_file: Mapping[str, Callable[[Path], str]] = {
         EXPORT: credit_page,
         FIDELITY: fidelity_page,
         "metrics.jsonl": train_page,
         "summary.json": compare_page,
     }
-    for name, page in kinds.items():
-        if (path / name).is_file() and (name != "metrics.jsonl" or (path / "recipe.yaml").is_file()):
-            return write_page(path, page(path))
+    for name, page in page_by_file.items():
+        if (run_folder / name).is_file() and (name != "metrics.jsonl" or (run_folder / "recipe.yaml").is_file()):
+            return write_page(run_folder, page(run_folder))
     raise DataError(
-        f"'{folder}' holds none of {', '.join(kinds)}: it is no folder of spanwise train, compare, fidelity or credit."
+        f"'{folder}' holds none of {', '.join(page_by_file)}. Give a folder that spanwise train, compare, fidelity or credit wrote."
     )
 
 
@@ -71,7 +71,7 @@ def train_page(folder: Path) -> str:
 
 
 def _unmeasured(folder: Path) -> dict[str, str]:
-    """Return the figures that the evaluations of a run lack, as far as its recipe can still be read."""
+    """Return the figures that the evaluations of a run cannot have, with reasons; nothing if its recipe is unreadable."""
     try:
         recipe = load(folder / "recipe.yaml")
         layout = recipe.own_layout
@@ -90,25 +90,27 @@ def compare_page(folder: Path) -> str:
     """Build the report of a comparison from its runs; a run without an evaluation file gives only its final figures."""
     summary = read_fields(folder / "summary.json")
     if not isinstance(summary.get("arms"), list) or not isinstance(summary.get("figures"), dict):
-        raise DataError(f"'{folder / 'summary.json'}' is no summary of a comparison: it lists no arms and figures.")
+        problem = f"'{folder / 'summary.json'}' is no summary of a comparison: it lists no arms and figures"
+        raise DataError(f"{problem}. Give the output folder of spanwise compare.")
     arms, seeds, options = summary["arms"], summary["seeds"], summary.get("options")
-    ended, samples, figures = ended_runs({arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arms})
-    known = {name for by_seed in figures.values() for values in by_seed.values() for name in values}
-    if not known:
+    folders = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arms}
+    summaries, samples, figures = ended_runs(folders)
+    known_figures = {name for runs in figures.values() for run_figures in runs.values() for name in run_figures}
+    if not known_figures:
         raise DataError("No run of this comparison exists; run spanwise compare again.")
-    named = [name for name in next(iter(summary["figures"].values()), {}) if name in known]
+    figure_names = [name for name in next(iter(summary["figures"].values()), {}) if name in known_figures]
     return compare_report(
         title=f"Comparison of {len(arms)} arms",
         recipe=summary.get("recipe", {}),
-        comparison=compare_arms(figures, figures=named, reference=summary.get("reference")),
-        curves={arm: {seed: end["curve"] for seed, end in by_seed.items()} for arm, by_seed in ended.items()},
+        comparison=compare_arms(figures, figures=figure_names, reference=summary.get("reference")),
+        curves={arm: {seed: run["curve"] for seed, run in runs.items()} for arm, runs in summaries.items()},
         samples={
-            arm: pooled(judged) for arm, by_seed in samples.items() if (judged := [s for s in by_seed.values() if s.correct])
+            arm: pooled(judged) for arm, runs in samples.items() if (judged := [run for run in runs.values() if run.correct])
         },
         votes={
-            arm: over_seeds({seed: _votes(run, run.first, resamples=1) for seed, run in by_seed.items()})
-            for arm, by_seed in samples.items()
-            if by_seed
+            arm: over_seeds({seed: _votes(run, run.first, resamples=1) for seed, run in runs.items()})
+            for arm, runs in samples.items()
+            if runs
         },
         command="" if options is None else again_command("compare", *options.pop("places"), folder=folder, options=options),
     )
@@ -116,24 +118,24 @@ def compare_page(folder: Path) -> str:
 
 def fidelity_page(folder: Path) -> str:
     """Build the report of `fidelity.json`."""
-    saved = read_fields(folder / FIDELITY)
+    saved_fields = read_fields(folder / FIDELITY)
     try:
-        fields = {name: value for name, value in saved.items() if name != "options"}
-        command = again_command("fidelity", saved["source"], folder=folder, options=saved.get("options"))
-        return fidelity_report(**fields, command=command)
+        report_fields = {name: value for name, value in saved_fields.items() if name != "options"}
+        command = again_command("fidelity", saved_fields["source"], folder=folder, options=saved_fields.get("options"))
+        return fidelity_report(**report_fields, command=command)
     except (TypeError, KeyError) as error:
         raise DataError(f"'{folder / FIDELITY}' was not written by spanwise fidelity: {error}.") from error
 
 
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
     """Average the voting curves over seeds, with Student's t intervals."""
-    curves_by_way = {}
-    for way, first in {way: curve for curves in votes.values() for way, curve in curves.items()}.items():
+    mean_curves = {}
+    for way, budgets in {way: curve.budgets for curves in votes.values() for way, curve in curves.items()}.items():
         # A seed without any confidence has no weighted vote.
-        common = {s: found for s, curves in votes.items() if (found := curves.get(way)) and found.budgets == first.budgets}
-        value_sb = torch.tensor([[i.value for i in curve.intervals] for curve in common.values()], dtype=torch.float64)
-        curves_by_way[way] = Curve(first.budgets, value_sb, tuple(common), tuple(map(mean_interval, value_sb.T)))
-    return curves_by_way
+        curves = {seed: ways[way] for seed, ways in votes.items() if way in ways and ways[way].budgets == budgets}
+        accuracy_sb = torch.tensor([[i.value for i in curve.intervals] for curve in curves.values()], dtype=torch.float64)
+        mean_curves[way] = Curve(budgets, accuracy_sb, tuple(curves), tuple(map(mean_interval, accuracy_sb.T)))
+    return mean_curves
 
 
 def _columns(samples: Samples) -> dict[str, Tensor]:
@@ -144,11 +146,11 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
     """Join the samples of all seeds; a prompt that two seeds answer is one prompt."""
-    first_columns, *other_columns = map(_columns, samples)
+    first_seed, *other_seeds = map(_columns, samples)
     return {
-        name: torch.cat([column, *(other[name] for other in other_columns)])
-        for name, column in first_columns.items()
-        if all(name in other for other in other_columns)
+        name: torch.cat([column, *(columns[name] for columns in other_seeds)])
+        for name, column in first_seed.items()
+        if all(name in columns for columns in other_seeds)
     }
 
 
@@ -164,35 +166,35 @@ def recorded_view(
     """Return recorded completions of a run, with the credit of the run's method and of `grpo` (or `bae`)."""
     if not files:
         return None, {}
-    table, paying = pa.concat_tables(map(read_rows, files), promote_options="default"), {}
+    table, rule_by_method = pa.concat_tables(map(read_rows, files), promote_options="default"), {}
     methods = schema.methods_in(table.column_names)
     entries = recipe.get("objectives") or ()
-    judges = [(entry.get("options") or {}).get("of") for entry in entries]
-    judges += [name for entry in entries for name in several(entry.get("given"))]
+    outcome_names = [(entry.get("options") or {}).get("of") for entry in entries]
+    outcome_names += [name for entry in entries for name in as_names(entry.get("given"))]
     if len(methods) == 1:
         place = files[0] if len(files) == 1 else files[0].parent
-        table, paying = _beside(table, place, "bae" if methods[0] == "grpo" else "grpo")
+        table, rule_by_method = _add_method(table, place, "bae" if methods[0] == "grpo" else "grpo")
     if methods:
-        of_run = {"objectives": entries, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
-        paying = {methods[0]: of_run, **paying}
-    rows = choose_rows(schema.float_column(table, schema.STEP).long(), MOST)
+        run_rule = {"objectives": entries, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
+        rule_by_method = {methods[0]: run_rule, **rule_by_method}
+    row_indices = choose_rows(schema.float_column(table, schema.STEP).long(), MOST)
     view = credited_view(
-        table, table.take(rows), rows, paying=paying,
-        outcome=outcome_of(schema.family_names(table.column_names, "reward"), judges),
+        table, table.take(row_indices), row_indices, paying=rule_by_method,
+        outcome=outcome_of(schema.family_names(table.column_names, "reward"), outcome_names),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
-    return replace(view, by_step=len(files) > 1), shown_credit(table, paying)
+    return replace(view, by_step=len(files) > 1), shown_credit(table, rule_by_method)
 
 
-def _beside(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
-    """Add another method's credit to the rollouts, if they record enough for it."""
+def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
+    """Add the credit of another method to the rollouts, if they record enough for that method."""
     try:
-        result = credit_rollouts(place, methods=[method])
+        credit_result = credit_rollouts(place, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not result.table.has_ids:  # the tokens of the page are not those of the file
+    if not credit_result.table.has_ids:  # credit per word does not fit the tokens of the page
         return table, {}
-    other_table = pa.concat_tables(credited_parts(result))
+    other_table = pa.concat_tables(credited_parts(credit_result))
     for name in schema.method_columns(method, other_table.column_names):
         table = table.append_column(name, other_table[name])
-    return table, {method: result.arms.schemes[method].plain()}
+    return table, {method: credit_result.arms.schemes[method].plain()}

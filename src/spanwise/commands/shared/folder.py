@@ -1,4 +1,4 @@
-"""Folders of the command line: where runs go, the files that reports read, and the command that repeats a report."""
+"""Folders that commands write: their names, the files that reports read, and the command that repeats a report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.errors import DataError
 from spanwise.recipe import EMBEDDED, HUB, Recipe
 from spanwise.rollouts.folder import hidden, is_run
 
-#: The folder of runs that name none.
+#: The folder of runs for which the user names no folder.
 RUNS = Path("runs")
 
 
@@ -29,9 +29,9 @@ def new_folder(name: str) -> Path:
 
 def newest_folder(name: str) -> Path | None:
     """Return the `runs/<name>-<n>` with the largest n; None if there is none."""
-    suffixes = {place: place.name.removeprefix(f"{name}-") for place in RUNS.glob("*") if place.name.startswith(f"{name}-")}
-    folders = [place for place, number in suffixes.items() if number.isdecimal() and place.is_dir()]
-    return max(folders, key=lambda place: int(suffixes[place]), default=None)
+    parts_by_folder = {folder: folder.name.rpartition("-") for folder in RUNS.glob("*") if folder.is_dir()}
+    numbers = {folder: int(n) for folder, (start, _, n) in parts_by_folder.items() if start == name and n.isdecimal()}
+    return max(numbers, key=numbers.__getitem__, default=None)
 
 
 def check_no_run(path: str | Path) -> None:
@@ -42,13 +42,14 @@ def check_no_run(path: str | Path) -> None:
 
 def write_page(folder: Path, html: str) -> Path:
     """Write `report.html` into a folder, and return its path."""
-    target = folder / "report.html"
-    write_text(target, html)
-    return target
+    page_file = folder / "report.html"
+    write_text(page_file, html)
+    return page_file
 
 
-#: The file of `spanwise credit`.
+#: The file that `spanwise credit` writes.
 EXPORT = "credit.parquet"
+#: The file that `spanwise fidelity` writes.
 FIDELITY = "fidelity.json"
 
 
@@ -61,8 +62,8 @@ def read_fields(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"The file '{file}' cannot be read: {error}.") from error
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        kind = "a JSON object" if is_json else "YAML"
-        raise DataError(f"The file '{file}' is not {kind}: {str(error).splitlines()[0]}.") from error
+        format_name = "a JSON object" if is_json else "YAML"
+        raise DataError(f"The file '{file}' is not {format_name}: {str(error).splitlines()[0]}.") from error
 
 
 #: The environment variable in which a comparison passes secret fields to a run, because recipe files hold no secrets.
@@ -70,12 +71,12 @@ SECRETS = "SPANWISE_RECIPE_SECRETS"
 
 
 def secret_fields() -> dict[str, Any]:
-    """Take the secret fields out of the environment, so that no child process inherits them."""
+    """Return the secret recipe fields, and remove them from the environment, so that no child process inherits them."""
     return json.loads(os.environ.pop(SECRETS, "{}"))
 
 
 def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the fields that differ between a recipe and an earlier recipe or its file; nothing if the file is missing."""
+    """List the fields in which a recipe differs from an earlier recipe or its file; nothing if the file is missing."""
     if isinstance(written, Path):
         if not written.is_file():
             return []
@@ -94,18 +95,18 @@ MOST = 500
 
 
 def again_command(command: str, *places: str | Path, folder: Path, options: Mapping[str, Any] | None = None) -> str:
-    """Return the command that repeats a report, with its options as they were given."""
-    words = [str(place) for place in places]
+    """Return the command that makes a report again, with the options that the user gave."""
+    command_words = [str(place) for place in places]
     for name, value in hidden(options or {}).items():
         option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
-            pairs = {key: _yaml(field) if name == "overrides" else field for key, field in value.items()}
-            words += [piece for key, field in pairs.items() for piece in (option, f"{key}={field}")]
+            text_by_key = {key: _yaml(field) if name == "overrides" else field for key, field in value.items()}
+            command_words += [piece for key, field in text_by_key.items() for piece in (option, f"{key}={field}")]
         elif isinstance(value, list):
-            words += [option, ",".join(map(str, value))] if value else []
+            command_words += [option, ",".join(map(str, value))] if value else []
         elif value is not None and value is not False:
-            words += [option] if value is True else [option, str(value)]
-    return shlex.join(["spanwise", command, *words, "--output", f"{folder}-again" if folder.name else "again"])
+            command_words += [option] if value is True else [option, str(value)]
+    return shlex.join(["spanwise", command, *command_words, "--output", f"{folder}-again" if folder.name else "again"])
 
 
 def _yaml(value: Any) -> str:

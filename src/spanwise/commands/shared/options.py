@@ -13,28 +13,28 @@ from cyclopts import Parameter
 from spanwise.errors import RecipeError
 
 Flag = Annotated[bool, Parameter(negative="")]
-#: `--set`; the help of each command names the fields that it takes.
+#: The option `--set`; the help of each command says which fields it takes.
 Fields = Annotated[list[str] | None, Parameter(name="--set")]
 
 
 def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Parse `--set` into recipe fields."""
-    values: dict[str, Any] = {}
+    """Parse the pairs of `--set` into recipe fields."""
+    fields: dict[str, Any] = {}
     for pair in pairs or []:
         key, value = key_value(pair, "--set", "field=value, such as --set entropy=0.05")
-        values[key.replace("-", "_")] = yaml.safe_load(value)
-    return values
+        fields[key.replace("-", "_")] = yaml.safe_load(value)
+    return fields
 
 
 def column_roles(given: Sequence[str] | None) -> dict[str, str]:
-    """Parse `--columns` into role -> column, from one piece or several."""
+    """Parse `--columns` into a mapping from roles to columns; pairs may be joined by commas."""
     entries = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
-    pairs = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
-    roles = [role for role, _ in pairs]
-    repeated = next((role for role in roles if roles.count(role) > 1), None)
-    if repeated is not None:
-        raise RecipeError(f"--columns names the column of {repeated} more than once.")
-    return dict(pairs)
+    role_columns = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
+    roles = [role for role, _ in role_columns]
+    repeated_role = next((role for role in roles if roles.count(role) > 1), None)
+    if repeated_role is not None:
+        raise RecipeError(f"--columns names the column of {repeated_role} more than once; give it once.")
+    return dict(role_columns)
 
 
 @Parameter(name="*")
@@ -48,7 +48,8 @@ class CreditOptions:
         methods: separated by commas: a preset, a preset with a baseline (bae:group), recipe for the recipe's own, or recorded for
             the trainer's numbers (advantage, score, reward); default: grpo, rlcr, bae, the recipe's own, and the numbers of another
             trainer; `spanwise why` on a spanwise run: its own method.
-        tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own, else words.
+        tokenizer: folder of the tokenizer that the completions were sampled with; default: the run's own. Without a tokenizer
+            credit is per word.
         columns: role=column for a table with other column names, as in prompt=input,completion=output,answer=gold; roles
             are prompt, completion or completions (a list in each cell), answer, group and step. May be repeated.
         reward: objective=column: take the reward from this column of the file, as in correct=my_reward; objective=text computes
@@ -70,19 +71,19 @@ class CreditOptions:
 
     def parsed(self) -> dict[str, Any]:
         """Return the options as `credit_rollouts` takes them."""
-        shape = "objective=column, such as correct=accuracy_reward"
+        reward_form = "objective=column, such as correct=accuracy_reward"
         return {
             "recipe": self.recipe,
             "methods": listed(self.methods or ""),
             "tokenizer": self.tokenizer,
             "columns": column_roles(self.columns),
-            "reward": dict(key_value(entry, "--reward", shape) for entry in self.reward or []),
+            "reward": dict(key_value(entry, "--reward", reward_form) for entry in self.reward or []),
             "pay": [entry for piece in self.pay or [] for entry in listed(piece)],
             "overrides": recipe_fields(self.set_),
         }
 
 
-#: The default options.
+#: The options of a command line that gives none.
 AS_USUAL = CreditOptions()
 
 
@@ -92,7 +93,7 @@ def listed(names: str) -> list[str]:
 
 
 def seed_numbers(seeds: str) -> list[int]:
-    """Parse `--seeds` into numbers."""
+    """Parse the value of `--seeds` into numbers."""
     try:
         return [int(seed) for seed in seeds.split(",")]
     except ValueError:
@@ -100,14 +101,14 @@ def seed_numbers(seeds: str) -> list[int]:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Refuse a size below 1."""
+    """Refuse an option whose value is below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise RecipeError(f"--{name.replace('_', '-')} is {size}; set it to 1 or more.")
 
 
 def key_value(entry: str, option: str, shape: str) -> tuple[str, str]:
-    """Split `key=value` into both sides."""
+    """Split `key=value` at the first equals sign; refuse an entry without a value."""
     key, equals, value = entry.partition("=")
     if not equals or not value:
         raise RecipeError(f"{option} takes {shape}; got '{entry}'.")

@@ -28,11 +28,11 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
             "A script trained this run, and only that script knows its prompts. Say which prompts to use: "
             "--set task=confidence --set dataset=FILE, or --recipe FILE."
         )
-    start, layout = task_start(recipe), task_layout(recipe)
-    if start is not None:
+    warm_start, layout = task_start(recipe), task_layout(recipe)
+    if warm_start is not None:
         check_written(recipe, layout)
         task = digits_task(
-            start,
+            warm_start,
             seed=recipe.seed,
             start_seed=recipe.start_seed,
             settings=None if recipe.start_steps is None else shortened(recipe.start_steps),
@@ -42,9 +42,9 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         )
     else:
         task = load_task(
-            str(model or recipe.model),  # a given model uses its own chat template
+            str(model or recipe.model),  # a trained model keeps its own chat template
             str(recipe.dataset),
-            prompt_format=cast(Any, recipe.task),  # not an embedded task, as there is no start
+            prompt_format=cast(Any, recipe.task),  # only embedded tasks have a warm start, so this is another task
             layout=recipe.own_layout,
             eval_limit=recipe.eval_prompts,
             **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),
@@ -53,50 +53,51 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Find the model in a run folder, a checkpoint or a model folder, and the recipe that names its task."""
-    run = next((place for place in (folder, *run_above(folder)) if (place / "recipe.yaml").is_file()), None)
-    place = folder / "model" if (folder / "model").is_dir() else folder
-    if run == folder == place and not (folder / "config.json").is_file():
+    """Find the model folder of a run or checkpoint (or of itself), and load the recipe that names its task."""
+    run_folder = next((place for place in (folder, *run_above(folder)) if (place / "recipe.yaml").is_file()), None)
+    model_folder = folder / "model" if (folder / "model").is_dir() else folder
+    if run_folder == folder == model_folder and not (folder / "config.json").is_file():
         checkpoint, _ = newest_checkpoint(folder / "checkpoints")
-        instead = f"its newest checkpoint is '{checkpoint}'" if checkpoint else "it has no checkpoint either"
-        raise DataError(f"The run in '{folder}' has no model, so the run has not ended; {instead}.")
-    file = recipe or (None if run is None else run / "recipe.yaml")
-    fields = dict(overrides)
-    if file is None and "model" not in fields and (fields.get("dataset") or fields.get("task", EMBEDDED[0]) not in EMBEDDED):
-        fields["model"] = str(place)
-    return place, load(file, fields)
+        checkpoint_words = f"use its newest checkpoint, '{checkpoint}'" if checkpoint else "it has no checkpoint either"
+        raise DataError(f"The run in '{folder}' has no model yet, because it has not ended; {checkpoint_words}.")
+    recipe_file = recipe or (None if run_folder is None else run_folder / "recipe.yaml")
+    recipe_changes = dict(overrides)
+    names_prompts = recipe_changes.get("dataset") or recipe_changes.get("task", EMBEDDED[0]) not in EMBEDDED
+    if recipe_file is None and "model" not in recipe_changes and names_prompts:
+        recipe_changes["model"] = str(model_folder)
+    return model_folder, load(recipe_file, recipe_changes)
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return the run that a model folder or a checkpoint lies in, judged by its name."""
+    """Return the run folder around a model folder or a checkpoint, judged by names; an empty list around other folders."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )
 
 
 def model_and_task(folder: Path, recipe: Recipe, console: Console) -> tuple[Any, Any, Task]:
-    """Load model and tokenizer of a local folder, and build the task of a recipe for this model."""
+    """Load the model and tokenizer of a local folder, and build the task of a recipe for this model."""
     torch.set_num_threads(recipe.threads)
     model, tokenizer = load_model(folder)
-    start = task_start(recipe)
-    if start is None:
+    warm_start = task_start(recipe)
+    if warm_start is None:
         return model, tokenizer, make_task(recipe, console, model=folder)
-    expected = embedded(start).course.tokenizer()
-    if tokenizer.get_vocab() != expected.get_vocab():
+    task_tokenizer = embedded(warm_start).course.tokenizer()
+    if tokenizer.get_vocab() != task_tokenizer.get_vocab():
         raise DataError(
             f"The model in '{folder}' is not for the embedded task '{recipe.task}': its tokenizer has {len(tokenizer)} ids, "
-            f"but the task's has {len(expected)}. Say which prompts to use: --recipe FILE, or --set dataset=FILE."
+            f"but the task's has {len(task_tokenizer)}. Say which prompts to use: --recipe FILE, or --set dataset=FILE."
         )
     return model, tokenizer, make_task(recipe, console)
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
-    """Load model and tokenizer of a local folder; raise a DataError if it holds none."""
+    """Load the model and tokenizer of a local folder; raise a DataError if the folder holds none."""
     quiet()
     try:
-        local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        model = AutoModelForCausalLM.from_pretrained(str(folder), **local)
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **local)
+        load_options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        model = AutoModelForCausalLM.from_pretrained(str(folder), **load_options)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **load_options)
     except Exception as error:  # transformers, safetensors and json each raise their own type
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"The folder '{folder}' holds no readable model and tokenizer: {reason}") from error

@@ -1,1 +1,1 @@
-"""`spanwise train`."""
+"""The command `spanwise train`."""

@@ -1,4 +1,4 @@
-"""`spanwise train` on the command line."""
+"""Define the options of `spanwise train`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def command(
 
     Args:
         recipe: YAML file; options on the command line win over it.
-        task: digits, digits_twice, digits_long or fields (embedded), confidence or two_attempts (with --model and --dataset).
+        task: digits, digits_twice, digits_long, fields or invoices (embedded); confidence or two_attempts (with --model and
+            --dataset).
         start: warm start of the embedded task.
         model: hub name or folder.
         dataset: hub name, folder or file (json, jsonl, parquet, csv, tsv).
@@ -59,7 +60,7 @@ def command(
         method: a preset, see `spanwise methods`.
         calibration: the scoring rule of a confidence.
         baseline: the baseline that a confidence is compared with.
-        steps: generation batches.
+        steps: the number of generation batches.
         prompts: prompts per step.
         group_size: completions per prompt.
         learning_rate: learning rate of AdamW.
@@ -69,10 +70,10 @@ def command(
         output: folder of the run; default: a new one, runs/<task>-<method>-<seed>-<n>.
         report_to: none, trackio or wandb.
         resume: a run folder to resume, a checkpoint, or "last" for the newest intact checkpoint of the output.
-        overwrite: replace the run that the output holds.
+        overwrite: replace the run in the output folder.
         set_: any recipe field from the list above, as field=value; may be repeated.
     """
-    given = {
+    given_fields = {
         field: value
         for field, value in locals().items()
         if value is not None and field not in ("recipe", "columns", "resume", "overwrite", "set_")
@@ -84,8 +85,8 @@ def command(
         recipe = Path(resume) / "recipe.yaml"
     for role, column in column_roles(columns).items():
         check_known("role of --columns", role, ("question", "prompt", "answer"))
-        given[f"{role}_column"] = column
-    loaded = load(recipe, {**given, **recipe_fields(set_), **secret_fields()})
+        given_fields[f"{role}_column"] = column
+    full_recipe = load(recipe, {**given_fields, **recipe_fields(set_), **secret_fields()})
     from spanwise.commands.train.train import train
 
-    train(loaded, console=Console(), resume=resume, overwrite=overwrite)
+    train(full_recipe, console=Console(), resume=resume, overwrite=overwrite)

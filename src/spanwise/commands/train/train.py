@@ -1,4 +1,4 @@
-"""`train`: from a recipe to a trained model and its folder, into which a `Recorder` writes metrics and rollouts."""
+"""`train`: train a model by a recipe; a `Recorder` writes metrics and rollouts into the folder of the run."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from spanwise.rollouts.folder import ONE_PROMPT, RunFolder, metrics_until
 from spanwise.tasks import Task, task_shape
 from spanwise.types import Scores, join_rows
 
-#: TRL option -> the recipe field to give instead: steps are counted in generation batches, and the run writes its own files.
+#: TRL options that the run itself sets, each with the recipe field to give instead.
 _OWN_FIELD = {
     "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (a line for each generation batch)",
     "keep_rollouts": "keep_rollouts", "report": "report", "max_completion_length": "max_completion_length",
 }  # fmt: skip
-#: The figures of a generation batch that `summary.json` holds.
+#: The figures of each generation batch that `summary.json` holds.
 _BATCH = ("step", "malformed", "accuracy", "ece")
 
 
@@ -56,24 +56,24 @@ def train(
 ) -> dict[str, Any]:
     """Train as the recipe says, write the run's folder, and return the content of `summary.json`."""
     console = console or Console()
-    if names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
-        which = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {HIDDEN} in the recipe, so"
-        if [name for name in names if not name.startswith("trainer.")]:
+    if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
+        which = f"{', '.join(secret_names)} {'is' if len(secret_names) == 1 else 'are'} {HIDDEN} in the recipe, so"
+        if [name for name in secret_names if not name.startswith("trainer.")]:
             raise RecipeError(f"{which} a reward would run without its secret. Set objectives again, with the secret.")
         say(console, f"{which} it is left out. If you need it, set trainer again with the secret, or log in to the hub.")
-        recipe = recipe.model_copy(update={"trainer": _without_stand_ins(recipe.trainer)})
+        recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
-    started = time.perf_counter()
+    start_seconds = time.perf_counter()
     check_recipe(recipe)
     layout, longest = task_shape(recipe)
-    scheme = scheme_of(recipe, answer_layout(recipe, layout), longest)  # before the warm start, which takes minutes
+    scheme = scheme_of(recipe, answer_layout(recipe, layout), longest)  # refuses bad recipes before the slow warm start
     with run_folder(recipe, resume=resume, overwrite=overwrite, console=console) as (place, checkpoint):
         recipe, folder = recipe.model_copy(update={"output": str(place)}), RunFolder(place)
         task = make_task(recipe, console)
         args = trainer_config(recipe, task)
-        asked = resolved(recipe, scheme)
-        per_batch = int(args.logging_steps)  # a line of the log is a generation batch
-        step, history = (None, []) if checkpoint is None else history_of(checkpoint, asked, console, per_batch=per_batch)
+        settings = resolved(recipe, scheme)
+        per_batch = int(args.logging_steps)  # each generation batch has one line in the log
+        step, history = (None, []) if checkpoint is None else history_of(checkpoint, settings, console, per_batch=per_batch)
         recorder = Recorder(recipe, task, folder, console, title, history, per_batch=per_batch)
         trainer = recorder.trainer = SpanGRPOTrainer(
             model=task.model,
@@ -84,39 +84,39 @@ def train(
             critic=recipe.modes.get("critic"),
             callbacks=[recorder],
         )
-        trainer.settings = asked
-        for usual in (PrinterCallback, ProgressCallback) if args.log_metrics == "few" else ():
-            trainer.remove_callback(usual)  # the recorder replaces TRL's own progress
-        main, critic = trainer.accelerator.is_main_process, trainer.critic
-        if main:
-            folder.begin(asked, step=step, history=history)
+        trainer.settings = settings
+        for callback_class in (PrinterCallback, ProgressCallback) if args.log_metrics == "few" else ():
+            trainer.remove_callback(callback_class)  # the recorder shows the progress in place of TRL's callbacks
+        is_main, critic = trainer.accelerator.is_main_process, trainer.critic
+        if is_main:
+            folder.begin(settings, step=step, history=history)
             if critic is not None:
-                sizes = [megabytes(critic.model), megabytes(trainer.accelerator.unwrap_model(trainer.model))]
-                say(console, f"Weights, gradients and optimizer: critic {sizes[0]:.3g} MB, policy {sizes[1]:.3g} MB.")
+                mbytes = [megabytes(critic.model), megabytes(trainer.accelerator.unwrap_model(trainer.model))]
+                say(console, f"Weights, gradients and optimizer: critic {mbytes[0]:.3g} MB, policy {mbytes[1]:.3g} MB.")
             say(console, *filter(None, [pull_note(scheme, group_size=recipe.group_size)]))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         finally:
             recorder.live.close()
-        summary = recorder.summary(seconds=time.perf_counter() - started)
+        summary = recorder.summary(seconds=time.perf_counter() - start_seconds)
         with whole_folder(place / "model"):
             trainer.save_model(str(place / "model"))
-        if main:
+        if is_main:
             if critic is not None:
                 with whole_folder(place / CRITIC):
                     critic.save(place / CRITIC, trainer.processing_class, state=False)
             folder.write_summary(summary)  # the last file, which marks the folder as complete
             _show(summary, console, title=f"{title}: {place}", absent=recorder.absent)
             if recipe.report:
-                from spanwise.commands.report.report import report_folder  # imports take a second
+                from spanwise.commands.report.report import report_folder  # imported late, because importing takes a second
 
                 say(console, f"Report: {report_folder(place)}")
     return summary
 
 
-def _without_stand_ins(value: Any) -> Any:
+def _drop_hidden(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _without_stand_ins(field) for name, field in value.items() if field != HIDDEN}
+        return {name: _drop_hidden(field) for name, field in value.items() if field != HIDDEN}
     return value
 
 
@@ -136,7 +136,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse unknown loggers and options, and a run that would never begin, before anything is built."""
+    """Refuse, before anything is built, a recipe that cannot be trained: an unknown logger or option, or a missing critic."""
     for mode in recipe.modes.values():
         mode.check_steps(recipe.steps)
     loggers = ["none", "all", *INTEGRATION_TO_CALLBACK]
@@ -160,22 +160,23 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
-    """Build the TRL configuration of a recipe; `recipe.trainer` has the last word."""
-    if len(task.train) < recipe.prompts:  # TRL would end without a step
+    """Build the TRL configuration of a recipe; options in `recipe.trainer` win over all others."""
+    if len(task.train) < recipe.prompts:  # TRL would end without training a step
         raise DataError(
             f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
             f"evaluation (at least 1, at most 512), and a step takes {recipe.prompts}. Add rows, or set --prompts to "
             f"{len(task.train)} or fewer."
         )
     on_cpu = not torch.cuda.is_available()
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    mini = recipe.prompts * recipe.group_size // recipe.mini_batches
-    micro = recipe.micro_batch or (mini // world if recipe.task in EMBEDDED else gcd(mini // world, 4))
-    options = {
+    process_count = int(os.environ.get("WORLD_SIZE", "1"))
+    mini_batch = recipe.prompts * recipe.group_size // recipe.mini_batches
+    rank_batch = mini_batch // process_count
+    micro_batch = recipe.micro_batch or (rank_batch if recipe.task in EMBEDDED else gcd(rank_batch, 4))
+    recipe_options = {
         "output_dir": str(Path(recipe.output or "") / "checkpoints"),
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": max(1, mini // (micro * world)),
-        "steps_per_generation": max(1, mini // (micro * world)) * recipe.mini_batches,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": max(1, mini_batch // (micro_batch * process_count)),
+        "steps_per_generation": max(1, mini_batch // (micro_batch * process_count)) * recipe.mini_batches,
         "num_generations": recipe.group_size,
         "max_completion_length": recipe.max_completion_length or task.max_completion_length,
         "learning_rate": recipe.learning_rate,
@@ -194,19 +195,19 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
         "report_to": recipe.report_to,
         "disable_tqdm": True,
     }
-    asked = {**options, **recipe.trainer}
-    per_batch = steps_per_batch(SpanGRPOConfig(**asked))
-    counted = {
+    given_options = {**recipe_options, **recipe.trainer}
+    per_batch = steps_per_batch(SpanGRPOConfig(**given_options))
+    step_options = {
         "max_steps": recipe.steps * per_batch,
         "warmup_steps": recipe.warmup_steps * per_batch,
         "logging_steps": per_batch,
         "save_steps": recipe.save_every * per_batch or 1,
     }
-    return SpanGRPOConfig(**{**counted, **asked})
+    return SpanGRPOConfig(**{**step_options, **given_options})
 
 
 class Recorder(BatchCallback):
-    """Follows a run: writes the progress line, metrics, rollouts and evaluations."""
+    """Follows a run: shows its progress, and writes metrics, rollouts and evaluations."""
 
     def __init__(
         self,
@@ -228,39 +229,39 @@ class Recorder(BatchCallback):
         self.spanwise_seconds = 0.0
         self.tokens = 0
         self._scores: Scores | None = None
-        self._of_modes: set[str] = set()
+        self._written_files: set[str] = set()
         self._warned: set[str] = set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Evaluate the policy before training, unless the resumed run did."""
+        """Evaluate the policy before training, unless a resumed run already did."""
         if not self.evaluations:
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Write the files of modes once, remember the scores of the batch, and count its tokens."""
+        """Write each file of a mode once, keep the scores of the batch, and count its tokens."""
         if self.trainer.accelerator.is_main_process:
-            files = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
-            for name in files.keys() - self._of_modes:
-                write_text(self.folder.path / name, files[name])
-            self._of_modes |= files.keys()
+            mode_files = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
+            for name in mode_files.keys() - self._written_files:
+                write_text(self.folder.path / name, mode_files[name])
+            self._written_files |= mode_files.keys()
         if rollouts is not None:
-            everyone = gather_object([(rollouts.reading.scores, int((rollouts.batch.mask_nt != 0).sum()))])
-            self._scores = join_rows([scores for scores, _ in everyone])
-            self.tokens += sum(tokens for _, tokens in everyone)
+            all_ranks = gather_object([(rollouts.reading.scores, int((rollouts.batch.mask_nt != 0).sum()))])
+            self._scores = join_rows([scores for scores, _ in all_ranks])
+            self.tokens += sum(tokens for _, tokens in all_ranks)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the metrics of a step, show them, and evaluate when it is due."""
-        del state.log_history[:-1]  # metrics.jsonl has the log, and a long run would fill the memory
+        del state.log_history[:-1]  # the log of a long run would fill the memory, and metrics.jsonl has it
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
         step = state.global_step // self.per_batch
         self.spanwise_seconds += logs.get("spanwise/seconds") or 0.0
-        values = self._batch_figures(logs)
-        line = {"step": step, **values, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}}
-        self.folder.add_metrics(line)
-        speed = self.tokens / max(self.step_seconds, 1e-9)
-        rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
-        self.live.step(step, {**rewards, **values, "tokens/s": float(round(speed))})
+        batch_figures = self._batch_figures(logs)
+        metrics_line = {"step": step, **batch_figures, **{k: v for k, v in logs.items() if isinstance(v, (int, float))}}
+        self.folder.add_metrics(metrics_line)
+        tokens_per_second = self.tokens / max(self.step_seconds, 1e-9)
+        mean_rewards = {k.split("/")[1]: v for k, v in logs.items() if k.startswith("rewards/") and k.endswith("/mean")}
+        self.live.step(step, {**mean_rewards, **batch_figures, "tokens/s": float(round(tokens_per_second))})
         if step < self.recipe.steps and self.recipe.eval_every and step % self.recipe.eval_every == 0:
             self._evaluate(step)
 
@@ -268,21 +269,21 @@ class Recorder(BatchCallback):
         """Evaluate the final model, and sum up the run in one dictionary."""
         samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
         final, intervals = samples.figures(), _intervals(samples)
-        lines = metrics_until(self.folder.path, steps)  # only the main process has the metrics and writes the summary
+        metrics_lines = metrics_until(self.folder.path, steps)  # only the main process has metrics
         batches = [
             {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
-            for line in lines
+            for line in metrics_lines
             if "evaluation" not in line
         ]
         if self.trainer.accelerator.is_main_process:
             samples.write(self.folder.path)
             self.folder.add_metrics({"step": steps, "final": final, **intervals})
             self._keep_one_prompt(steps)
-        first, training = self.evaluations[0], max(self.step_seconds, 1e-9)
+        start_figures, training_seconds = self.evaluations[0], max(self.step_seconds, 1e-9)
         return {
             **{name: getattr(self.recipe, name) for name in ("method", "seed", "steps")},
             "task": task_name(self.recipe),
-            "start": {k: v if first["step"] == 0 else None for k, v in first.items() if k != "step"},
+            "start": {k: v if start_figures["step"] == 0 else None for k, v in start_figures.items() if k != "step"},
             "final": final,
             "intervals": intervals.get("intervals", {}),
             "curve": [*self.evaluations, {"step": steps, **final}],
@@ -290,19 +291,19 @@ class Recorder(BatchCallback):
             "seconds": seconds,
             "step_seconds": self.step_seconds,
             "spanwise_seconds": self.spanwise_seconds,
-            "spanwise_share": self.spanwise_seconds / training,
-            "tokens_per_second": self.tokens / training,
+            "spanwise_share": self.spanwise_seconds / training_seconds,
+            "tokens_per_second": self.tokens / training_seconds,
         }
 
     def _batch_figures(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Return accuracy, ECE and the share of malformed completions of the last generation batch."""
-        values: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
-        names = self._scores.names if self._scores else ()
-        if self._scores and "correct" in names:
+        figures: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
+        reward_names = self._scores.names if self._scores else ()
+        if self._scores and "correct" in reward_names:
             for name in ("brier", "log_score"):
-                if name in names:
-                    values["ece"] = _batch_ece(self._scores, names.index("correct"), names.index(name))
-        return values
+                if name in reward_names:
+                    figures["ece"] = _batch_ece(self._scores, reward_names.index("correct"), reward_names.index(name))
+        return figures
 
     def _evaluate(self, step: int) -> None:
         """Evaluate the policy and, after the start, warn of each problem once, with its usual cause."""
@@ -325,7 +326,7 @@ class Recorder(BatchCallback):
             self.folder.write_rollouts([rollouts.recorded(step=step)], step=step, kind=ONE_PROMPT)
 
     def _measure(self, samples: int) -> Samples:
-        """Evaluate the policy; read its scores only once the trainer knows their reference."""
+        """Evaluate the policy, with self-rewarding scores only once the trainer knows their reference."""
         trainer = self.trainer
         return evaluate(
             trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,

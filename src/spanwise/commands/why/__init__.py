@@ -1,1 +1,1 @@
-"""`spanwise why`."""
+"""The command `spanwise why`."""

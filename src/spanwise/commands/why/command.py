@@ -1,4 +1,4 @@
-"""`spanwise why` on the command line."""
+"""Define the options of `spanwise why`."""
 
 from __future__ import annotations
 

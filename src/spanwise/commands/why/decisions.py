@@ -1,4 +1,4 @@
-"""How a file's unlikely tokens and its critic suit SAE: how many decisions there are, how they lie, and how late they are seen."""
+"""Judge whether SAE suits a file: count its decisions (unlikely tokens), and measure how late the critic reacts to them."""
 
 from __future__ import annotations
 
@@ -12,61 +12,64 @@ from spanwise.commands.credit.arms import token_columns
 from spanwise.commands.credit.page import opening_tokens
 from spanwise.credit.methods._gae import SaeSegments
 
-#: Tokens after a decision at which a critic is asked how much it has seen.
+#: The numbers of tokens after a decision at which the critic's reaction is measured.
 LAGS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
-    """Yield a sentence for each method that cuts at unlikely tokens, and one on the critic's delay where the rewards tell."""
+    """Yield sentences on each method that cuts at unlikely tokens: how many there are, and how late the critic reacts."""
     for name, scheme in result.arms.schemes.items():
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:
             continue
-        columns = token_columns(scheme)
-        counts, values, rewards = _stretches(result, segments, columns["logp_nt"][0], columns["value_nt"][0])
+        column_by_field = token_columns(scheme)
+        logp_column, value_column = column_by_field["logp_nt"][0], column_by_field["value_nt"][0]
+        counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
         mean_count = sum(counts) / max(len(counts), 1)
-        start = f"{name}: {mean_count:.3g} decisions (tokens below {segments.threshold:g}) in a completion"
-        if not values:
-            yield f"{start}, so that it is GAE with lambda 1 nearly everywhere."
+        count_words = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) in a completion"
+        if not segment_values:
+            yield f"{count_words}, so at nearly every token it is GAE with lambda 1."
             continue
-        sizes = np.array([len(value_t) - 1 for value_t in values])
-        lam = scheme.options.get("lam", 0.95) ** (1 / sizes.mean())
+        lengths = np.array([len(value_t) - 1 for value_t in segment_values])
+        mean_length = lengths.mean()
+        equal_lambda = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
-            f"{start}, {sizes.mean():.3g} tokens from one to the next (deviation {sizes.std() / sizes.mean():.2g} of that). "
-            f"GAE with lambda {lam:.4g} at each token has the same horizon; docs/critic.md says where they differ."
+            f"{count_words}, {mean_length:.3g} tokens apart on average (relative deviation {lengths.std() / mean_length:.2g}). "
+            f"GAE with lambda {equal_lambda:.4g} at each token looks equally far ahead; docs/critic.md compares the two."
         )
-        yield _seen(name, values, np.array(rewards))
+        yield _describe_delay(name, segment_values, np.array(segment_rewards))
 
 
-def _stretches(
+def _cut_segments(
     result: CreditResult, segments: SaeSegments, logp: str, value: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
-    """Return the number of decisions of each completion; of each stretch between two the critic's values, and its reward."""
-    table, counts, values, rewards = result.table, list[int](), list[np.ndarray](), list[float]()
+    """Return the number of decisions of each completion, and the critic's values and the reward of each segment."""
+    table, counts, segment_values, segment_rewards = result.table, list[int](), list[np.ndarray](), list[float]()
     reward_n = result.scores.reward_nm.nansum(dim=1).tolist()
     for n in range(len(table)):
         tokens = slice(int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1]))
-        sampled = np.asarray(table.trainable[tokens])
-        logp_t, value_t = (table.token_values[column][tokens][sampled] for column in (logp, value))
-        opens = opening_tokens(segments, logp_t, np.ones(len(logp_t), dtype=bool))
-        counts.append(len(opens))
-        for first, last in pairwise([*opens, len(value_t) - 1]):
+        is_sampled = np.asarray(table.trainable[tokens])
+        logp_t, value_t = (table.token_values[column][tokens][is_sampled] for column in (logp, value))
+        decisions = opening_tokens(segments, logp_t, np.ones(len(logp_t), dtype=bool))
+        counts.append(len(decisions))
+        for first, last in pairwise([*decisions, len(value_t) - 1]):
             if last > first and np.isfinite(value_t[first : last + 1]).all():
-                values.append(value_t[first : last + 1].astype(np.float64))
-                rewards.append(reward_n[n])
-    return counts, values, rewards
+                segment_values.append(value_t[first : last + 1].astype(np.float64))
+                segment_rewards.append(reward_n[n])
+    return counts, segment_values, segment_rewards
 
 
-def _seen(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
-    """Say how soon the critic's value follows a decision, as far as its changes agree with the rewards."""
+def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
+    """Say after how many tokens the critic has learned half of what a decision changes, or that it learns nothing."""
 
     def agreement(lag: int | None) -> np.ndarray:
-        change = np.array([value_t[-1 if lag is None else min(lag, len(value_t) - 1)] - value_t[0] for value_t in values])
+        last_positions = [len(value_t) - 1 if lag is None else min(lag, len(value_t) - 1) for value_t in values]
+        change = np.array([value_t[last] - value_t[0] for value_t, last in zip(values, last_positions, strict=True)])
         return (change - change.mean()) * (rewards - rewards.mean())
 
-    whole = agreement(None)
-    if len(whole) < 2 or whole.mean() <= 2 * whole.std(ddof=1) / len(whole) ** 0.5:
-        return f"{name}: over a stretch the critic's value does not move with the reward, so that it has not seen what was decided."
-    lag = next((lag for lag in LAGS if agreement(lag).mean() >= whole.mean() / 2), None)
-    words = "more than 64 tokens" if lag is None else f"{lag} token{'s' if lag > 1 else ''}"
-    return f"{name}: the critic has half of what it learns of a decision after {words}."
+    full_agreement = agreement(None)
+    if len(full_agreement) < 2 or full_agreement.mean() <= 2 * full_agreement.std(ddof=1) / len(full_agreement) ** 0.5:
+        return f"{name}: between decisions the critic's value does not follow the reward, so it has not learned what was decided."
+    half_lag = next((lag for lag in LAGS if agreement(lag).mean() >= full_agreement.mean() / 2), None)
+    lag_words = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
+    return f"{name}: the critic has seen half of the effect of a decision after {lag_words}."

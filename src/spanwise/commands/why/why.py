@@ -1,4 +1,4 @@
-"""`why`: the reason for every token that trains with 0, under the methods of `spanwise credit`. Nothing is trained or written."""
+"""`why`: say for every token why it trains with 0, under the methods of `spanwise credit`. Nothing is trained or written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from spanwise.commands.credit.apply import AT_A_TIME, Applied, CreditResult
+from spanwise.commands.credit.apply import AT_A_TIME, CreditResult, MethodCredit
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.why.decisions import decision_notes
@@ -28,9 +28,9 @@ from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
-#: How many of the compared completions are shown with their rows and rewards.
+#: The largest number of completions of a group that are listed with their rewards.
 _MATES = 16
-#: The largest number of missing blocks that have a sentence each.
+#: The largest number of missing blocks for which each gets its own sentence.
 _NAMED = 4
 
 
@@ -50,136 +50,144 @@ def why(
     if not options.get("methods") and own_method is not None and result.table.folder is not None:
         result = replace(result, applied=tuple(arm for arm in result.applied if arm.name == own_method))
     if completion is not None and not 0 <= completion < len(result.table):
-        last = len(result.table) - 1
-        raise RecipeError(f"--completion is {completion}, but '{result.table.path}' holds the completions 0 to {last}.")
-    zeros = reasons(result)
-    lines = _all(result, zeros, examples) if completion is None else _one(result, zeros, completion)
-    notes = decision_notes(result) if completion is None else ()
-    say(console, *lines, *notes, *result.notes, keep=2)
-    return zeros
+        last_row = len(result.table) - 1
+        raise RecipeError(f"--completion is {completion}, but '{result.table.path}' holds the completions 0 to {last_row}.")
+    zeros_by_method = reasons(result)
+    if completion is None:
+        lines = [*_describe_file(result, zeros_by_method, examples), *decision_notes(result)]
+    else:
+        lines = _describe_completion(result, zeros_by_method, completion)
+    say(console, *lines, *result.notes, keep=2)
+    return zeros_by_method
 
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
-    """Return the reason of every token of a file under each of its methods."""
+    """Return for each method why the tokens of a file train with 0."""
     table, schemes = result.table, result.arms.schemes
     row_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
-    column = result.arms.taken.get("correct", "")  # the reward that tells right from wrong, if there is one
-    name, reward_n = column, table.rewards[column].value_n if column else None
+    # The recorded reward that tells right from wrong, if there is one.
+    verdict_column = result.arms.recorded_columns.get("correct", "")
+    verdict_name, reward_n = verdict_column, table.rewards[verdict_column].value_n if verdict_column else None
     if "correct" in result.scores.names:
-        name, reward_n = "correct", result.scores.outcome("correct")
+        verdict_name, reward_n = "correct", result.scores.outcome("correct")
 
-    def by_runs(numbers: Callable[[int, int], np.ndarray]) -> torch.Tensor:
-        """Compute the numbers of all tokens, for as many completions at a time as fit."""
-        return torch.from_numpy(np.concatenate([numbers(*run) for run in fitting_runs(table.tokens.lengths, AT_A_TIME)]))
+    def for_all_tokens(numbers: Callable[[int, int], np.ndarray]) -> torch.Tensor:
+        """Compute numbers for all tokens, for as many completions at a time as the memory holds."""
+        row_ranges = fitting_runs(table.tokens.lengths, AT_A_TIME)
+        return torch.from_numpy(np.concatenate([numbers(first, last) for first, last in row_ranges]))
 
-    zeros = {}
+    zeros_by_method = {}
     for arm in result.applied:
         if arm.credit.comparison is None:
-            keys_nk = recorded_reasons(arm.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
+            reason_nk = recorded_reasons(arm.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
         else:
-            keys_nk = zero_reasons(arm.credit, schemes[arm.name])
-        zeros[arm.name] = tally_zeros(
-            keys_nk,
-            by_runs(partial(arm.advantages, table)),
-            by_runs(arm.marked.blocks),
+            reason_nk = zero_reasons(arm.credit, schemes[arm.name])
+        zeros_by_method[arm.name] = tally_zeros(
+            reason_nk,
+            for_all_tokens(partial(arm.advantages, table)),
+            for_all_tokens(arm.file_spans.blocks),
             row_v,
-            names=(name,) if arm.credit.comparison is None else schemes[arm.name].names,
+            names=(verdict_name,) if arm.credit.comparison is None else schemes[arm.name].names,
             trainable_v=torch.tensor(table.trainable),
             learned_n=table.learned_n,
         )
-    return zeros
+    return zeros_by_method
 
 
-def _counts(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
-    """Build the table of reasons by method; tokens and completions add up to those of the file."""
-    table = plain_table(
+def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
+    """Build the table of reasons for each method; its counts add up to all tokens and completions of the file."""
+    counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Tokens: each counts under one reason. Completions: those without any credit, mostly for this reason. "
+        caption="Tokens: every token counts under one reason. Completions: they have no credit at all, mostly for this reason. "
         "Rows: the first such completions, or the first with such a token; show one with --completion ROW.",
     )  # fmt: skip
     for name, tally in zeros.items():
-        for place, count in enumerate(tally.counts(examples)):
-            words = _words(count.reason, count.objective)
-            share = f"{count.tokens / max(len(tally.key_v), 1):.1%}"
-            rows = _listed(count.rows, more=len(count.rows) < count.completions)
-            method = escape(name) if place == 0 else ""
-            table.add_row(method, words, str(count.completions), str(count.tokens), share, rows)
-        table.add_row("", "all", str(len(tally.key_n)), str(len(tally.key_v)), "100.0%", "", style="bold", end_section=True)
-    return table
+        for position, count in enumerate(tally.counts(examples)):
+            reason_words = _reason_words(count.reason, count.objective)
+            token_share = f"{count.tokens / max(len(tally.key_v), 1):.1%}"
+            row_list = _row_list(count.rows, more=len(count.rows) < count.completions)
+            method_cell = escape(name) if position == 0 else ""
+            counts_table.add_row(method_cell, reason_words, str(count.completions), str(count.tokens), token_share, row_list)
+        all_counts = (str(len(tally.key_n)), str(len(tally.key_v)), "100.0%")
+        counts_table.add_row("", "all", *all_counts, style="bold", end_section=True)
+    return counts_table
 
 
-def _all(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
-    """Return the counts, and sentences on wrong completions that are malformed and on missing blocks."""
-    lines: list[Table | str] = [_counts(result, zeros, examples)]
-    fault_n, present_nk = result.marked.fault_n, result.marked.length_nk > 0
-    wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
+def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
+    """Return the table of reasons, and sentences on malformed completions in all-wrong groups and on missing blocks."""
+    lines: list[Table | str] = [_reason_table(result, zeros, examples)]
+    fault_n, present_nk = result.file_spans.fault_n, result.file_spans.length_nk > 0
+    all_wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
     for tally in zeros.values():
-        wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
-    faulty_n = wrong_n & (fault_n != 0)
+        all_wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
+    faulty_n = all_wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
-        tokens, length_n = result.table.tokens, result.marked.length_nk.sum(dim=1)
-        count, where = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
-        inside = f"; {count} of them {where}" if count else ""
+        tokens, length_n = result.table.tokens, result.file_spans.length_nk.sum(dim=1)
+        count, cut_off_where = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
+        cut_off_words = f"; {count} of them {cut_off_where}" if count else ""
+        wrong_count, faulty_count = int(all_wrong_n.sum()), int(faulty_n.sum())
         lines.append(
-            f"Of the {int(wrong_n.sum())} completions whose group is all wrong {int(faulty_n.sum())} are malformed{inside}."
+            f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_words}."
         )
-    lacking_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
-    counts = {name: count for name, count in zip(result.marked.names, lacking_nk.sum(dim=0).tolist(), strict=True) if count}
-    listed = [
-        f"Block '{name}' is missing in {count} of {len(lacking_nk)} completions (row {_listed(rows)})"
-        for name, count in counts.items()
-        for rows in [lacking_nk[:, result.marked.names.index(name)].nonzero().flatten()[:3].tolist()]
+    missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
+    columns = zip(result.file_spans.names, missing_nk.T, strict=True)
+    missing_rows = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in columns if missing_n.any()}
+    sentences = [
+        f"Block '{name}' is missing in {len(rows)} of {len(missing_nk)} completions (row {_row_list(rows[:3])})"
+        for name, rows in missing_rows.items()
     ]
-    if len(counts) > _NAMED:
-        named = ", ".join(f"{name} in {count}" for name, count in counts.items())
-        listed = [f"Of {len(lacking_nk)} completions some lack a block ({named})"]
-    return [*lines, *(f"{lack}, so there is no token that its objectives could pay." for lack in listed)]
+    if len(missing_rows) > _NAMED:
+        missing_names = ", ".join(f"{name} in {len(rows)}" for name, rows in missing_rows.items())
+        sentences = [f"Of {len(missing_nk)} completions some lack a block ({missing_names})"]
+    return [*lines, *(f"{lack}, so its objectives have no token there to pay." for lack in sentences)]
 
 
-def _one(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
-    """Describe one completion: the rows it is compared with, and its tokens run by run."""
+def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
+    """Describe one completion: the rows that it is compared with, its rewards and its tokens."""
     table, scores = result.table, result.scores
-    mates = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
-    place = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
-    rows = _listed(mates[:_MATES], more=len(mates) > _MATES)
-    lines: list[Table | str] = [f"{place}, compared with rows {rows}; prompt {table.prompts[n]!r:.200}"]
-    faults = [fault.name.lower() for fault in Fault if fault.name and int(result.marked.fault_n[n]) & fault]
-    if faults:
-        lines.append(f"Its tags: {', '.join(faults)}.")
+    group_rows = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
+    completion_words = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
+    row_list = _row_list(group_rows[:_MATES], more=len(group_rows) > _MATES)
+    description: list[Table | str] = [f"{completion_words}, compared with rows {row_list}; prompt {table.prompts[n]!r:.200}"]
+    fault_names = [fault.name.lower() for fault in Fault if fault.name and int(result.file_spans.fault_n[n]) & fault]
+    if fault_names:
+        description.append(f"Its tags: {', '.join(fault_names)}.")
     for m, name in enumerate(scores.names):
-        own, *others = scores.reward_nm[[n, *mates[:_MATES]], m].tolist()
-        reward = f"{own:g}" if own == own else Status(int(scores.status_nm[n, m])).name.lower()
-        listed = " ".join(f"{value:g}" if value == value else "-" for value in others)
-        lines.append(f"Reward {name}: {reward}; of all rows compared: {listed}{' ...' if len(mates) > _MATES else ''}")
-    return [*lines, *(_runs(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
+        own_reward, *others = scores.reward_nm[[n, *group_rows[:_MATES]], m].tolist()
+        reward = f"{own_reward:g}" if own_reward == own_reward else Status(int(scores.status_nm[n, m])).name.lower()
+        other_rewards = " ".join(f"{value:g}" if value == value else "-" for value in others)
+        more = " ..." if len(group_rows) > _MATES else ""
+        description.append(f"Reward {name}: {reward}; of all rows compared: {other_rewards}{more}")
+    return [*description, *(_token_table(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
 
 
-def _runs(table: RolloutTable, arm: Applied, tally: Zeros, n: int) -> Table:
-    """Build the table of a completion's tokens under one method; neighbours of one block, advantage and reason share a row."""
-    first, last = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
+def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -> Table:
+    """Build the table of a completion's tokens under one method; neighbours with the same facts share a row."""
+    first_token, end_token = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     ids = table.tokens.slice(n, n + 1).astype(np.int64)
     advantages = arm.advantages(table, n, n + 1).tolist()
-    blocks, keys = arm.marked.blocks(n, n + 1).tolist(), tally.key_v[first:last].tolist()
-    credits = [f"{credit:.4g}" for credit in arm.credit.block_nk[n].tolist()]
-    rows = []
-    for (block, key, _), places in groupby(range(last - first), key=lambda t: (blocks[t], keys[t], f"{advantages[t]:.6g}")):
-        run = list(places)
-        text = table.vocabulary.join(ids[run])[0].decode(errors="replace")
-        cell = repr(text) if len(text) <= 60 else f"{text[:28]!r} ... {text[-28:]!r}"
-        rows.append([
-            f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}", escape(cell),
-            escape(arm.marked.names[block]) if block >= 0 else "-", credits[block] if block >= 0 else "-",
-            f"{advantages[run[0]]:.4g}",
-            _words(reason_of(key), tally.objective(key)),
+    blocks, reasons = arm.file_spans.blocks(n, n + 1).tolist(), tally.key_v[first_token:end_token].tolist()
+    credit_cells = [f"{credit:.4g}" for credit in arm.credit.block_nk[n].tolist()]
+    token_facts = [(blocks[t], reasons[t], f"{advantages[t]:.6g}") for t in range(end_token - first_token)]
+    table_rows = []
+    for (block, key, _), positions in groupby(range(end_token - first_token), key=token_facts.__getitem__):
+        token_run = list(positions)
+        text = table.vocabulary.join(ids[token_run])[0].decode(errors="replace")
+        text_cell = repr(text) if len(text) <= 60 else f"{text[:28]!r} ... {text[-28:]!r}"
+        table_rows.append([
+            f"{token_run[0]}-{token_run[-1]}" if len(token_run) > 1 else f"{token_run[0]}", escape(text_cell),
+            escape(arm.file_spans.names[block]) if block >= 0 else "-", credit_cells[block] if block >= 0 else "-",
+            f"{advantages[token_run[0]]:.4g}",
+            _reason_words(reason_of(key), tally.objective(key)),
         ])  # fmt: skip
     headings = ("tokens", "text", "block", "credit", "per token", "why")
-    return plain_table(*headings, rows=rows, right=[3, 4], title=Text(arm.name))
+    return plain_table(*headings, rows=table_rows, right=[3, 4], title=Text(arm.name))
 
 
-def _words(reason: Zero, objective: str) -> str:
+def _reason_words(reason: Zero, objective: str) -> str:
     return escape(reason.words + (f" ({objective})" if objective else ""))
 
 
-def _listed(rows: Sequence[int], *, more: bool = False) -> str:
+def _row_list(rows: Sequence[int], *, more: bool = False) -> str:
     return ", ".join(map(str, rows)) + (", ..." if more else "")
